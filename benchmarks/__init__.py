@@ -1,0 +1,1 @@
+"""Conveyor beside its peers and beside the floor: ``python -m benchmarks``."""

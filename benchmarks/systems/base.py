@@ -1,0 +1,66 @@
+"""What every system offers to the measurements: paths through workers, and little else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from benchmarks.model import Topology
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Path:
+    """A built topology. ``once`` is one execution; ``submit`` and ``receive`` are its halves.
+
+    workers: the process ids of the workers.
+    """
+
+    once: Callable[[Any], Any]
+    submit: Callable[[Any], Any]
+    receive: Callable[[Any], Any]
+    close: Callable[[], None] = _nothing
+    workers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class AsyncPath:
+    """The same for asyncio; opened inside the running loop."""
+
+    once: Callable[[Any], Awaitable[Any]]
+    close: Callable[[], None] = _nothing
+
+
+class System:
+    """One way to run workers. A method a system lacks is never asked of it by the registry."""
+
+    name: ClassVar[str]
+    package: ClassVar[str] = ""
+    main_threads_work: ClassVar[bool] = True  # else /proc does not tell on which core work runs
+    startup_s: ClassVar[float] = 15.0  # added to the time limit of the first case of a process
+
+    def open(self) -> None:
+        """Start what all cases of this process share."""
+
+    def close(self) -> None:
+        """End it."""
+
+    def path(self, topology: Topology) -> Path:
+        """Workers connected as ``topology`` says, ready for executions."""
+        raise NotImplementedError
+
+    def call_path(self, method: str) -> Path:
+        """Plain calls of one actor's method."""
+        raise NotImplementedError
+
+    async def async_path(self) -> AsyncPath:
+        """Echo on one actor, awaited."""
+        raise NotImplementedError
+
+    def empty(self, device: str, size: int) -> Any:
+        """``size`` bytes in the channel's memory, as a numpy array or a torch tensor."""
+        raise NotImplementedError

@@ -1,0 +1,92 @@
+// The memory a process writes its large payloads into: one sparse memfd, blocks of a few sizes for
+// each doubling, reused while their pages are warm.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "board.h"
+#include "lease.h"
+
+namespace conveyor {
+
+// The processes that may hold leases on a block, to know which of them are dead.
+struct ReaderSet {
+  std::shared_ptr<Board> board;
+  std::vector<uint32_t> slots;
+  std::vector<uint32_t> incarnations;
+
+  void add(uint32_t slot) {
+    slots.push_back(slot);
+    incarnations.push_back(board->slot(slot)->incarnation.load(std::memory_order_relaxed));
+  }
+  bool gone(uint32_t reader) const { return board->gone(slots[reader], incarnations[reader]); }
+};
+
+struct Block {
+  uint64_t offset;
+  uint64_t size;     // of the class, header included
+  char* base;        // mapped here
+  uint64_t touched;  // bytes from the start that may have pages behind them
+  uint64_t freed_ns;
+  uint32_t generation;
+  std::shared_ptr<ReaderSet> readers;
+
+  BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
+  char* data() const { return base + kBlockHeader; }
+  size_t capacity() const { return size - kBlockHeader; }
+};
+
+struct ArenaFull : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Not thread-safe: its callers hold the GIL (or are a single-threaded test).
+class Arena {
+ public:
+  // `cap` bounds the bytes that have memory behind them; the file is larger, because blocks keep
+  // their places and sizes for ever.
+  Arena(int fd, size_t size, size_t cap);
+  ~Arena();
+  static Fd create_file(size_t size) { return make_memfd("conveyor-arena", size); }
+
+  // A block with room for `payload` bytes, for the caller alone until it is published or released.
+  Block* allocate(size_t payload);
+  // Hand `block` to its readers: it comes back when each of them is done or dead.
+  void publish(Block* block, std::shared_ptr<ReaderSet> readers);
+  // Give back a block that was not published.
+  void release(Block* block);
+  // The block whose payload area holds `p`, or nullptr.
+  Block* find(const void* p) const;
+
+  size_t bytes_touched() const { return touched_; }
+  size_t blocks_out() const { return out_.size(); }
+  size_t bytes_out() const;
+  size_t cap() const { return cap_; }
+  // Free the pages of blocks that have been free for `idle_ns`.
+  void trim(uint64_t idle_ns);
+  void reclaim(size_t at_most);
+
+ private:
+  static size_t class_of(size_t size);
+  static size_t class_size(size_t index);
+  void punch(Block* block);
+  void make_room(size_t bytes);
+
+  Fd fd_;
+  size_t size_;
+  size_t cap_;
+  uint64_t top_ = 0;
+  size_t touched_ = 0;
+  uint64_t trimmed_ns_ = 0;
+  size_t scan_ = 0;
+  std::vector<char*> windows_;
+  std::vector<std::unique_ptr<Block>> all_;  // by offset
+  std::vector<Block*> out_;                  // published, not yet seen free
+  std::array<std::vector<Block*>, 256> free_;
+};
+
+}  // namespace conveyor

@@ -1,0 +1,136 @@
+#include "board.h"
+
+#include <signal.h>
+#include <string.h>
+
+namespace conveyor {
+
+namespace {
+
+// For the fatal-signal handler, which may use nothing but these and plain system calls.
+std::atomic<BoardSlot*> guarded_slot{nullptr};
+std::atomic<BoardHeader*> guarded_header{nullptr};
+constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+struct sigaction previous_action[NSIG];
+
+void on_fatal_signal(int number, siginfo_t*, void*) {
+  BoardSlot* slot = guarded_slot.load(std::memory_order_relaxed);
+  // In a forked child the pid differs: its end is not the actor's end.
+  if (slot != nullptr && slot->pid.load(std::memory_order_relaxed) == uint32_t(::getpid())) {
+    slot->status.signal.store(uint32_t(number), std::memory_order_relaxed);
+    slot->condition.store(Condition::kDying, std::memory_order_release);
+    BoardHeader* header = guarded_header.load(std::memory_order_relaxed);
+    header->alarm.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(&header->alarm);
+  }
+  // Put back what was there and return: the fault happens again, now with its own consequence (a
+  // core dump, or a handler that was there before us). abort() and kill() do not recur, so raise.
+  ::sigaction(number, &previous_action[number], nullptr);
+  ::raise(number);
+}
+
+}  // namespace
+
+Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)) {
+  size_ = sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot);
+  char* base = map_shared(fd_.get(), 0, size_);
+  header_ = reinterpret_cast<BoardHeader*>(base);
+  slots_ = reinterpret_cast<BoardSlot*>(base + sizeof(BoardHeader));
+  if (fresh) {
+    header_->version = kBoardVersion;
+    header_->slots = slots;
+    header_->magic = kBoardMagic;
+  }
+  eventfds_ = std::make_unique<std::atomic<int>[]>(slots);
+  for (uint32_t i = 0; i < slots; ++i) eventfds_[i].store(-1, std::memory_order_relaxed);
+}
+
+Board::~Board() {
+  for (uint32_t i = 0; i < slots(); ++i) forget_eventfd(i);
+  // The mapping stays: the kernel writes the life word when the thread that holds it ends.
+  if (guarded_header.load(std::memory_order_relaxed) != header_) ::munmap(header_, size_);
+}
+
+std::shared_ptr<Board> Board::create(uint32_t slots) {
+  Fd fd = make_memfd("conveyor-board", sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot));
+  return std::shared_ptr<Board>(new Board(std::move(fd), slots, true));
+}
+
+std::shared_ptr<Board> Board::attach(int fd) {
+  Fd own = dup_cloexec(fd);
+  BoardHeader head;
+  if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
+  if (head.magic != kBoardMagic || head.version != kBoardVersion)
+    throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
+  return std::shared_ptr<Board>(new Board(std::move(own), head.slots, false));
+}
+
+void Board::set_eventfd(uint32_t index, int fd) {
+  Fd copy = dup_cloexec(fd);
+  const int old = eventfds_[index].exchange(::fcntl(copy.get(), F_DUPFD_CLOEXEC, 3));
+  if (old >= 0) ::close(old);
+}
+
+void Board::forget_eventfd(uint32_t index) {
+  const int old = eventfds_[index].exchange(-1);
+  if (old >= 0) ::close(old);
+}
+
+void Board::prepare(uint32_t index, const std::string& name) {
+  BoardSlot* s = slot(index);
+  const uint32_t incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
+  ::memset(static_cast<void*>(s), 0, sizeof *s);
+  s->incarnation.store(incarnation, std::memory_order_relaxed);
+  if (header_->used.load(std::memory_order_relaxed) <= index) header_->used.store(index + 1, std::memory_order_release);
+  ::strncpy(s->name, name.c_str(), sizeof s->name - 1);
+  pthread_mutexattr_t attr;
+  pthread_mutexattr_init(&attr);
+  pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&s->life, &attr);
+  pthread_mutexattr_destroy(&attr);
+  s->condition.store(Condition::kStarting, std::memory_order_release);
+}
+
+void Board::live(uint32_t index) {
+  BoardSlot* s = slot(index);
+  s->pid.store(uint32_t(::getpid()), std::memory_order_relaxed);
+  const int rc = pthread_mutex_lock(&s->life);
+  if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
+  s->condition.store(Condition::kAlive, std::memory_order_release);
+  header_->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&header_->alarm);  // the service thread can watch the life word from now on
+}
+
+void Board::guard_signals(uint32_t index) {
+  guarded_header.store(header_, std::memory_order_relaxed);
+  guarded_slot.store(slot(index), std::memory_order_release);
+  // A stack overflow leaves no room for the handler on the stack it happened on.
+  stack_t current;
+  if (::sigaltstack(nullptr, &current) == 0 && (current.ss_flags & SS_DISABLE)) {
+    static char alternate[16 * 1024];
+    stack_t stack = {};
+    stack.ss_sp = alternate;
+    stack.ss_size = sizeof alternate;
+    ::sigaltstack(&stack, nullptr);
+  }
+  struct sigaction action = {};
+  action.sa_sigaction = on_fatal_signal;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  for (int number : kFatal) ::sigaction(number, &action, &previous_action[number]);
+}
+
+bool Board::announce_death(uint32_t index) {
+  BoardSlot* s = slot(index);
+  if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;
+  header_->deaths.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t used = header_->used.load(std::memory_order_acquire);  // looking at a page allocates it
+  for (uint32_t i = 0; i < used; ++i) {
+    const Condition c = slot(i)->condition.load(std::memory_order_acquire);
+    if (c == Condition::kAlive || c == Condition::kStarting) ring(i, kAttentionBit);
+  }
+  return true;
+}
+
+}  // namespace conveyor

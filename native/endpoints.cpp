@@ -1,0 +1,209 @@
+#include "endpoints.h"
+
+namespace conveyor {
+
+namespace {
+constexpr size_t kReleaseGilFrom = 32 * 1024;
+}
+
+void Writer::prepare(Encoded& e) {
+  if (e.made && e.size <= ring.capacity()) return;
+  if (e.made) {
+    // The table does not fit the slot (a very long meta): fall back to copying the value.
+    e.made.reset();
+    e.layout = lay_out_table(size_t(PyBytes_GET_SIZE(e.meta.ptr())), {size_t(e.views[0].len)});
+    e.size = e.layout.total;
+  }
+  if (e.size <= ring.capacity()) return;
+  e.block = arena->allocate(e.size);
+  e.arena = arena;
+  if (e.size >= kReleaseGilFrom) {
+    nb::gil_scoped_release unlocked;
+    e.write_body(e.block->data());
+  } else {
+    e.write_body(e.block->data());
+  }
+}
+
+uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
+  SlotHeader* slot = ring.next_slot();
+  slot->tag = tag;
+  slot->kind = kind;
+  slot->codec = e.codec;
+  slot->flags = e.flags;
+  slot->size = e.size;
+  Block* block = e.block;
+  if (e.made) {
+    block = e.made->block;
+    e.made->sent = true;
+    slot->flags |= kExternal;
+  }
+  if (block != nullptr) {
+    slot->block = block->offset + 1;
+    slot->block_size = block->size;
+    arena->publish(block, ring.readers());
+    e.block = nullptr;
+  } else {
+    slot->block = 0;
+  }
+  if (slot->block == 0 || e.made) e.write_body(reinterpret_cast<char*>(slot + 1));
+  bytes += e.size;
+  return ring.publish();
+}
+
+const SlotHeader* Reader::checked_front() const {
+  const SlotHeader* slot = ring.front();
+  const bool in_slot = slot->block == 0 || (slot->flags & kExternal);
+  if (in_slot ? slot->size > ring.capacity() : slot->size > slot->block_size)
+    throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
+  return slot;
+}
+
+Frame Reader::take() {
+  const SlotHeader* slot = checked_front();
+  Frame f;
+  f.tag = tag = slot->tag;
+  f.kind = kind = slot->kind;
+  f.codec = slot->codec;
+  f.flags = slot->flags;
+  f.size = slot->size;
+  bytes += f.size;
+  f.readonly = readonly;
+  if (slot->block != 0) {
+    f.lease = std::make_shared<Lease>(view, slot->block - 1, slot->block_size, ring.reader());
+    if (!(f.flags & kExternal)) {
+      if (f.size > f.lease->capacity()) throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
+      f.body = f.lease->data();
+    }
+  }
+  if (f.body == nullptr) {
+    f.memory = std::make_shared<OwnedMemory>(f.size);
+    std::memcpy(f.memory->data, slot + 1, f.size);
+    f.body = f.memory->data;
+  }
+  ring.advance();
+  return f;
+}
+
+nb::object Reader::receive() {
+  const SlotHeader* slot = checked_front();
+  if (slot->block == 0 && slot->codec < kFirstPython && slot->kind != Kind::kError) {
+    tag = slot->tag;
+    kind = slot->kind;
+    bytes += slot->size;
+    // Decoding runs no Python code, so nobody else can take this frame meanwhile.
+    nb::object value = decode_native(slot->codec, reinterpret_cast<const char*>(slot + 1), slot->size);
+    ring.advance();
+    return value;
+  }
+  return decode(take());
+}
+
+bool Gate::has_room() {
+  // The slots that this submission's results will need must be free: results that nobody has asked
+  // for yet move to the stash, so they cost memory, not depth.
+  if (next_ >= depth_) {
+    const uint64_t oldest = next_ - depth_ + 1;  // so many must have been completed
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      RingReader& ring = readers_[i]->ring;
+      if (ring.next() >= oldest) continue;
+      if (ring.head() < oldest) return false;
+      while (ring.next() < oldest) stash_front(i);
+    }
+  }
+  for (Writer* w : writers_)
+    if (!w->ring.has_room()) return false;
+  return true;
+}
+
+int64_t Gate::submit(nb::handle value) {
+  if (!has_room()) return -1;
+  Writer& w = *writers_[0];
+  Encoded e;
+  w.encode_value(e, value);
+  w.prepare(e);
+  const uint64_t number = next_++;
+  w.commit(e, number, kind_);
+  return int64_t(number);
+}
+
+int64_t Gate::submit_many(nb::tuple values) {
+  if (!has_room()) return -1;
+  const size_t n = writers_.size();
+  std::vector<Encoded> encoded(n);
+  for (size_t i = 0; i < n; ++i) {
+    writers_[i]->encode_value(encoded[i], values[i]);
+    writers_[i]->prepare(encoded[i]);
+  }
+  const uint64_t number = next_++;
+  for (size_t i = 0; i < n; ++i) writers_[i]->commit(encoded[i], number, kind_);
+  return int64_t(number);
+}
+
+uint64_t Gate::completed() const {
+  uint64_t least = next_;
+  for (Reader* r : readers_) least = std::min(least, r->ring.head());
+  return least;
+}
+
+void Gate::stash_front(size_t i) {
+  Frame f = readers_[i]->take();
+  if (!dropped_[i].empty() && dropped_[i].erase(f.tag) != 0) {
+    announce(f);
+    return;
+  }
+  const uint64_t tag = f.tag;
+  stashes_[i].emplace(tag, std::move(f));
+}
+
+void Gate::drain() {
+  for (size_t i = 0; i < readers_.size(); ++i)
+    while (!readers_[i]->ring.empty()) stash_front(i);
+}
+
+bool Gate::ready(uint64_t number, size_t i) {
+  if (stashes_[i].contains(number)) return true;
+  RingReader& ring = readers_[i]->ring;
+  while (!ring.empty()) {
+    if (ring.front()->tag == number) return true;
+    stash_front(i);
+  }
+  return stashes_[i].contains(number);
+}
+
+nb::object Gate::take(uint64_t number, size_t i) {
+  auto& stash = stashes_[i];
+  if (!stash.empty()) {
+    auto found = stash.find(number);
+    if (found != stash.end()) {
+      Frame f = std::move(found->second);
+      stash.erase(found);
+      return decode(f);
+    }
+  }
+  Reader& reader = *readers_[i];
+  while (!reader.ring.empty()) {
+    if (reader.ring.front()->tag == number) return reader.receive();
+    stash_front(i);
+  }
+  return nb::object();
+}
+
+void Gate::drop(uint64_t number, size_t i) {
+  auto found = stashes_[i].find(number);
+  if (found != stashes_[i].end()) {
+    Frame f = std::move(found->second);
+    stashes_[i].erase(found);
+    announce(f);
+  } else {
+    dropped_[i].insert(number);
+  }
+}
+
+size_t Gate::stashed() const {
+  size_t n = 0;
+  for (auto& stash : stashes_) n += stash.size();
+  return n;
+}
+
+}  // namespace conveyor

@@ -1,0 +1,88 @@
+// The two ends of a ring as Python uses them, and the gate: what a caller needs to submit work under
+// one number and to find the results again.
+#pragma once
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "inbox.h"
+#include "values.h"
+
+namespace conveyor {
+
+class Writer {
+ public:
+  Writer(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets,
+         std::shared_ptr<Arena> arena, nb::object sent)
+      : ring(std::move(segment), offset, std::move(board), std::move(targets)), arena(std::move(arena)), sent(std::move(sent)) {}
+
+  void encode_value(Encoded& e, nb::handle value) { encode(e, value, sent, moved_refs); }
+  // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
+  void prepare(Encoded& e);
+  // Publish; cannot fail.
+  uint64_t commit(Encoded& e, uint64_t tag, Kind kind);
+
+  RingWriter ring;
+  std::shared_ptr<Arena> arena;
+  nb::object sent;
+  Py_ssize_t moved_refs = 0;
+  uint64_t bytes = 0;
+};
+
+class Reader {
+ public:
+  Reader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer,
+         std::shared_ptr<ArenaView> view, bool readonly)
+      : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
+
+  // The next frame, out of the ring; only if it is not empty.
+  Frame take();
+  // The next frame's value; cheaper than decode(take()) for what is decoded natively.
+  nb::object receive();
+
+  RingReader ring;
+  std::shared_ptr<ArenaView> view;
+  bool readonly;
+  uint64_t tag = 0;  // of the frame received last
+  Kind kind = Kind::kValue;
+  uint64_t bytes = 0;
+
+ private:
+  const SlotHeader* checked_front() const;
+};
+
+// Submits under consecutive numbers and collects results by number. Every submission yields exactly
+// one frame on each of the readers, tagged with its number, in any order.
+class Gate {
+ public:
+  Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind)
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size()), depth_(depth), kind_(kind) {}
+
+  bool has_room();
+  // The number given to `value`, or -1 if there is no room.
+  int64_t submit(nb::handle value);
+  int64_t submit_many(nb::tuple values);
+  uint64_t submitted() const { return next_; }
+  uint64_t completed() const;
+  // True if the result is here.
+  bool ready(uint64_t number, size_t reader);
+  // The result, or an invalid object if it is not here.
+  nb::object take(uint64_t number, size_t reader);
+  // The result is not wanted. O(1).
+  void drop(uint64_t number, size_t reader);
+  // Take what has come out of the rings.
+  void drain();
+  size_t stashed() const;
+
+ private:
+  void stash_front(size_t reader);
+  std::vector<Writer*> writers_;
+  std::vector<Reader*> readers_;
+  std::vector<std::unordered_map<uint64_t, Frame>> stashes_;
+  std::vector<std::unordered_set<uint64_t>> dropped_;
+  uint32_t depth_;
+  Kind kind_;
+  uint64_t next_ = 0;
+};
+
+}  // namespace conveyor

@@ -1,0 +1,129 @@
+#include "inbox.h"
+
+#include <nanobind/nanobind.h>
+
+#include <bit>
+
+#include "lease.h"
+
+namespace nb = nanobind;
+
+namespace conveyor {
+
+bool Inbox::wait(uint32_t seen, uint64_t deadline) {
+  const uint64_t start = now_ns();
+  {
+    nb::gil_scoped_release unlocked;
+    if (waiter_.spin(seen, start)) return true;
+    release_unpinned();
+    if (PyThread_get_thread_ident() != main_thread_) {
+      const bool moved = waiter_.park(seen, deadline);
+      waiter_.learn_parked(start);
+      return moved;
+    }
+  }
+  const bool moved = park_main(seen, deadline);
+  waiter_.learn_parked(start);
+  return moved;
+}
+
+// Python runs signal handlers in its main thread, between bytecodes. A thread that checks for a signal
+// and then sleeps in a futex can sleep through one that comes in between; so signals are blocked,
+// checked for, and let in again by ppoll itself.
+bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&blocked, fault);
+  for (;;) {
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    if (PyErr_CheckSignals() != 0) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw nb::python_error();
+    }
+    bool timed_out = false;
+    {
+      nb::gil_scoped_release unlocked;
+      // Before the flag is raised: an event that is written after it must find us here (clear_event).
+      main_parked_.store(true, std::memory_order_seq_cst);
+      if (waiter_.arm_event(seen)) {
+        timespec left;
+        if (deadline != 0) {
+          const uint64_t now = now_ns();
+          left = to_timespec(deadline > now ? deadline - now : 0);
+        }
+        pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
+        const int n = ::ppoll(p, 2, deadline != 0 ? &left : nullptr, &before);
+        if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
+        if (n > 0 && p[0].revents != 0) clear_event(main_relay_.get());
+        timed_out = n == 0;
+      }
+      main_parked_.store(false, std::memory_order_seq_cst);
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (count() != seen) return true;
+    if (timed_out) return false;
+  }
+}
+
+void Inbox::drain_event(int fd) {
+  uint64_t n;
+  while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {
+  }
+}
+
+void Inbox::clear_event(int own) {
+  drain_event(eventfd_.get());
+  const uint64_t one = 1;
+  auto wake = [&](int fd) {
+    while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  };
+  if (own != main_relay_.get() && main_parked_.load(std::memory_order_seq_cst)) wake(main_relay_.get());
+  std::lock_guard lock(relays_mutex_);
+  for (int fd : relays_)
+    if (fd != own) wake(fd);
+}
+
+void Inbox::add_relay(int fd) {
+  std::lock_guard lock(relays_mutex_);
+  relays_.push_back(fd);
+}
+
+void Inbox::remove_relay(int fd) {
+  std::lock_guard lock(relays_mutex_);
+  std::erase(relays_, fd);
+}
+
+int Inbox::poll() {
+  // A whole sweep is served before the next one is taken, so that a busy channel starves no other.
+  for (int sweep = 0; sweep < 2; ++sweep) {
+    for (size_t i = 0; i < kBellWords && pending_words_ != 0; ++i) {
+      if (pending_[i] == 0) continue;
+      const int bit = std::countr_zero(pending_[i]);
+      pending_[i] &= pending_[i] - 1;
+      if (pending_[i] == 0) --pending_words_;
+      return int(i * 64) + bit;
+    }
+    for (size_t i = 0; i < kBellWords; ++i) {
+      if (self_->bell.ready[i].load(std::memory_order_relaxed) == 0) continue;
+      // Acquire pairs with the ringer's release: what it published is visible.
+      pending_[i] = self_->bell.ready[i].exchange(0, std::memory_order_acquire);
+      if (pending_[i] != 0) ++pending_words_;
+    }
+    if (pending_words_ == 0) return -1;
+  }
+  return -1;
+}
+
+int Inbox::next(uint64_t deadline) {
+  for (;;) {
+    const uint32_t seen = count();
+    const int bit = poll();
+    if (bit >= 0) return bit;
+    self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
+    if (!wait(seen, deadline)) return -1;
+  }
+}
+
+}  // namespace conveyor

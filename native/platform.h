@@ -1,0 +1,115 @@
+// The system calls everything else stands on: futex, clock, memfd, checks, the fork generation.
+#pragma once
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <system_error>
+
+#if defined(CONVEYOR_DEBUG) && CONVEYOR_DEBUG
+#define CONVEYOR_ASSERT(condition)                                                             \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
+      std::fprintf(stderr, "conveyor: invariant broken: %s (%s:%d)\n", #condition, __FILE__, __LINE__); \
+      std::abort();                                                                            \
+    }                                                                                          \
+  } while (0)
+#else
+#define CONVEYOR_ASSERT(condition) ((void)0)
+#endif
+
+namespace conveyor {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kCacheLine = 64;
+
+[[noreturn]] inline void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+inline uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return uint64_t(t.tv_sec) * 1'000'000'000u + uint64_t(t.tv_nsec);
+}
+
+inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// The words are shared between processes, so the futexes are not FUTEX_PRIVATE.
+inline long futex_wait(std::atomic<uint32_t>* word, uint32_t expected, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, timeout, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+inline timespec to_timespec(uint64_t ns) {
+  return {time_t(ns / 1'000'000'000u), long(ns % 1'000'000'000u)};
+}
+
+// A descriptor that closes itself.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = other.fd_;
+      other.fd_ = -1;
+    }
+    return *this;
+  }
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  void reset() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+inline Fd dup_cloexec(int fd) {
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (copy < 0) throw_errno("dup");
+  return Fd(copy);
+}
+
+// A sealed, sparse memory file: its size is fixed for ever, so no peer can make a mapping fault by
+// truncating it.
+inline Fd make_memfd(const char* name, size_t size) {
+  Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd.get() < 0) throw_errno("memfd_create");
+  if (::ftruncate(fd.get(), off_t(size)) != 0) throw_errno("ftruncate");
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("F_ADD_SEALS");
+  return fd;
+}
+
+inline char* map_shared(int fd, size_t offset, size_t length) {
+  void* p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(offset));
+  if (p == MAP_FAILED) throw_errno("mmap");
+  // Without this one core dump allocates every page of a sparse mapping.
+  ::madvise(p, length, MADV_DONTDUMP);
+  return static_cast<char*>(p);
+}
+
+// Counts forks on the way down to this process: an object made under another generation was
+// inherited and must not act on shared memory. Bumped by an atfork handler (lease.cpp).
+extern std::atomic<uint64_t> fork_generation;
+
+}  // namespace conveyor

@@ -1,0 +1,228 @@
+// A ring in shared memory: one writer, a fixed set of readers, numbered slots. No locks: the writer
+// alone moves `head`, each reader alone moves its own cursor.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "arena.h"
+#include "board.h"
+
+namespace conveyor {
+
+constexpr uint32_t kRingMagic = 0x474e4952;
+
+enum class Kind : uint16_t { kValue = 1, kError = 2, kCall = 3, kControl = 4, kClose = 5 };
+
+enum SlotFlags : uint32_t {
+  kDefinitions = 1,  // the body defines classes or functions that later frames refer to
+  kExternal = 2,     // the buffer lies at the start of the block, the body in the slot
+};
+
+struct SlotHeader {
+  uint64_t tag;         // execution or call number
+  Kind kind;
+  uint16_t codec;
+  uint32_t flags;
+  uint64_t size;        // of the body
+  uint64_t block;       // arena offset + 1, 0: the body is in the slot
+  uint64_t block_size;
+};
+static_assert(sizeof(SlotHeader) == 40);
+
+struct alignas(kCacheLine) ReaderCursor {
+  std::atomic<uint64_t> next;   // number of the next frame this reader takes
+  std::atomic<uint32_t> closed; // this reader takes no more
+};
+
+enum RingFlags : uint32_t { kWriterMayWait = 1 };
+
+struct alignas(kCacheLine) RingHeader {
+  uint32_t magic;
+  uint32_t slots;   // a power of two
+  uint32_t stride;  // bytes from slot to slot
+  uint32_t readers;
+  uint32_t flags;
+  alignas(kCacheLine) std::atomic<uint64_t> head;  // number of frames published
+  alignas(kCacheLine) std::atomic<uint32_t> writer_waits;
+  // then ReaderCursor[readers], then the slots
+
+  ReaderCursor* cursors() { return reinterpret_cast<ReaderCursor*>(this + 1); }
+  char* slot(uint64_t number) {
+    return reinterpret_cast<char*>(cursors() + readers) + (number & (slots - 1)) * stride;
+  }
+  static size_t bytes(uint32_t slots, uint32_t stride, uint32_t readers) {
+    return sizeof(RingHeader) + readers * sizeof(ReaderCursor) + size_t(slots) * stride;
+  }
+};
+static_assert(sizeof(RingHeader) == 3 * kCacheLine);
+
+// A shared mapping that holds rings; lives as long as anything in it is used.
+class Segment {
+ public:
+  Segment(Fd fd, size_t size) : fd_(std::move(fd)), size_(size), base_(map_shared(fd_.get(), 0, size)) {}
+  ~Segment() { ::munmap(base_, size_); }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  static std::shared_ptr<Segment> create(size_t size) {
+    return std::make_shared<Segment>(make_memfd("conveyor-segment", align_up(size, kPage)), align_up(size, kPage));
+  }
+  static std::shared_ptr<Segment> attach(int fd) {
+    const off_t size = ::lseek(fd, 0, SEEK_END);
+    if (size <= 0) throw_errno("segment size");
+    return std::make_shared<Segment>(dup_cloexec(fd), size_t(size));
+  }
+  int fd() const { return fd_.get(); }
+  // Once everybody has it, the mapping is enough.
+  void close_fd() { fd_.reset(); }
+  size_t size() const { return size_; }
+
+  RingHeader* make_ring(size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) {
+    if (slots == 0 || (slots & (slots - 1)) != 0 || stride % kCacheLine != 0 || stride <= sizeof(SlotHeader) ||
+        readers == 0 || readers > kMaxReaders || offset % kCacheLine != 0 ||
+        offset + RingHeader::bytes(slots, stride, readers) > size_)
+      throw std::system_error(EINVAL, std::generic_category(), "ring");
+    auto* ring = reinterpret_cast<RingHeader*>(base_ + offset);
+    ring->slots = slots;
+    ring->stride = stride;
+    ring->readers = readers;
+    ring->flags = flags;
+    ring->magic = kRingMagic;
+    return ring;
+  }
+  RingHeader* ring(size_t offset) {
+    auto* ring = reinterpret_cast<RingHeader*>(base_ + offset);
+    if (offset % kCacheLine != 0 || offset + sizeof(RingHeader) > size_ || ring->magic != kRingMagic ||
+        offset + RingHeader::bytes(ring->slots, ring->stride, ring->readers) > size_)
+      throw std::system_error(EPROTO, std::generic_category(), "no ring here");
+    return ring;
+  }
+
+ private:
+  Fd fd_;
+  size_t size_;
+  char* base_;
+};
+
+// Whom to wake for a frame.
+struct Target {
+  uint32_t slot;
+  uint32_t bit;
+};
+
+class RingWriter {
+ public:
+  RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets)
+      : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)), targets_(std::move(targets)) {
+    if (targets_.size() != ring_->readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+    readers_ = std::make_shared<ReaderSet>();
+    readers_->board = board_;
+    for (const Target& t : targets_) {
+      readers_->add(t.slot);
+      bells_.push_back(&board_->slot(t.slot)->bell);
+    }
+    head_ = ring_->head.load(std::memory_order_relaxed);
+  }
+
+  uint32_t capacity() const { return uint32_t(ring_->stride - sizeof(SlotHeader)); }
+  uint32_t slots() const { return ring_->slots; }
+  uint64_t head() const { return head_; }
+  const std::shared_ptr<ReaderSet>& readers() const { return readers_; }
+  RingHeader* ring() const { return ring_; }
+  const std::shared_ptr<Board>& board() const { return board_; }
+
+  bool has_room() {
+    if (head_ - slowest_ < ring_->slots) return true;
+    uint64_t slowest = head_;
+    for (uint32_t i = 0; i < ring_->readers; ++i) {
+      ReaderCursor& c = ring_->cursors()[i];
+      if (c.closed.load(std::memory_order_relaxed) != 0 || readers_->gone(i)) continue;
+      // Acquire: the reader's last look at the slot comes before we write it again. Sequentially
+      // consistent, because a writer that is about to sleep relies on it (see wants_room).
+      const uint64_t next = c.next.load(std::memory_order_seq_cst);
+      if (next < slowest) slowest = next;
+    }
+    slowest_ = slowest;
+    return head_ - slowest_ < ring_->slots;
+  }
+
+  // For rings whose writer may wait: ask the readers to ring our bell when they take a frame.
+  void wants_room() { ring_->writer_waits.store(1, std::memory_order_seq_cst); }
+
+  bool all_readers_closed() const {
+    for (uint32_t i = 0; i < ring_->readers; ++i)
+      if (ring_->cursors()[i].closed.load(std::memory_order_acquire) == 0 && !readers_->gone(i)) return false;
+    return true;
+  }
+
+  // The slot of the next frame, for the writer to fill; only if has_room().
+  SlotHeader* next_slot() {
+    CONVEYOR_ASSERT(head_ - slowest_ < ring_->slots);
+    return reinterpret_cast<SlotHeader*>(ring_->slot(head_));
+  }
+
+  uint64_t publish() {
+    const uint64_t number = head_++;
+    ring_->head.store(head_, std::memory_order_release);  // the slot's contents come before it
+    for (size_t i = 0; i < targets_.size(); ++i) board_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
+    return number;
+  }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  RingHeader* ring_;
+  std::shared_ptr<Board> board_;
+  std::vector<Target> targets_;
+  std::vector<Bell*> bells_;
+  std::shared_ptr<ReaderSet> readers_;
+  uint64_t head_ = 0;
+  uint64_t slowest_ = 0;
+};
+
+class RingReader {
+ public:
+  RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer)
+      : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), board_(std::move(board)), writer_(writer) {
+    if (reader >= ring_->readers) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
+    next_ = cursor().next.load(std::memory_order_relaxed);
+  }
+
+  uint64_t next() const { return next_; }
+  // Acquire pairs with the writer's release: the slots below `head` are whole.
+  uint64_t head() const { return ring_->head.load(std::memory_order_acquire); }
+  bool empty() const { return head() == next_; }
+  uint32_t reader() const { return reader_; }
+  uint32_t readers() const { return ring_->readers; }
+  uint32_t capacity() const { return uint32_t(ring_->stride - sizeof(SlotHeader)); }
+  uint32_t writer_slot() const { return writer_.slot; }
+
+  const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_->slot(next_)); }
+
+  void advance() {
+    ++next_;
+    if (ring_->flags & kWriterMayWait) {
+      cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
+      if (ring_->writer_waits.load(std::memory_order_seq_cst) != 0 &&
+          ring_->writer_waits.exchange(0, std::memory_order_seq_cst) != 0)
+        board_->ring(writer_.slot, writer_.bit);
+    } else {
+      cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
+    }
+  }
+
+  void close() {
+    cursor().closed.store(1, std::memory_order_release);
+    board_->ring(writer_.slot, writer_.bit);
+  }
+
+ private:
+  ReaderCursor& cursor() const { return ring_->cursors()[reader_]; }
+  std::shared_ptr<Segment> segment_;
+  RingHeader* ring_;
+  uint32_t reader_;
+  std::shared_ptr<Board> board_;
+  Target writer_;
+  uint64_t next_ = 0;
+};
+
+}  // namespace conveyor

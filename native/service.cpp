@@ -1,0 +1,111 @@
+#include "service.h"
+
+#include <signal.h>
+
+#include <algorithm>
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+
+namespace conveyor {
+
+namespace {
+
+struct WaitEntry {  // struct futex_waitv, which older headers lack
+  uint64_t value;
+  uint64_t address;
+  uint32_t flags;
+  uint32_t reserved;
+};
+constexpr uint32_t kSize32 = 2;
+constexpr size_t kMaxWait = 128;
+
+long futex_waitv(WaitEntry* entries, unsigned n) {
+  return syscall(SYS_futex_waitv, entries, n, 0, nullptr, CLOCK_MONOTONIC);
+}
+
+}  // namespace
+
+bool DeathWatch::supported() {
+  return !(futex_waitv(nullptr, 0) < 0 && errno == ENOSYS);
+}
+
+DeathWatch::DeathWatch(std::shared_ptr<Board> board) : board_(std::move(board)) {
+  // Signals are for the threads of the program.
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+DeathWatch::~DeathWatch() { stop(); }
+
+void DeathWatch::stop() {
+  if (!thread_.joinable()) return;
+  stop_.store(true, std::memory_order_release);
+  board_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&board_->header()->alarm);
+  thread_.join();
+}
+
+void DeathWatch::add(uint32_t slot) {
+  {
+    std::lock_guard lock(mutex_);
+    watched_.push_back(slot);
+  }
+  board_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&board_->header()->alarm);
+}
+
+void DeathWatch::remove(uint32_t slot) {
+  std::lock_guard lock(mutex_);
+  std::erase(watched_, slot);
+}
+
+void DeathWatch::run() {
+  const bool many = supported();
+  std::vector<WaitEntry> entries;
+  std::vector<uint32_t> slots;
+  while (!stop_.load(std::memory_order_acquire)) {
+    // Read before looking at anything: whoever changes something bumps it afterwards.
+    const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
+    {
+      std::lock_guard lock(mutex_);
+      slots = watched_;
+    }
+    entries.clear();
+    auto add = [&](std::atomic<uint32_t>* word, uint32_t value) {
+      entries.push_back({value, reinterpret_cast<uint64_t>(word), kSize32, 0});
+    };
+    add(&board_->header()->alarm, alarm);
+    for (uint32_t index : slots) {
+      BoardSlot* slot = board_->slot(index);
+      const Condition condition = slot->condition.load(std::memory_order_acquire);
+      bool dead = condition == Condition::kDying;
+      if (condition == Condition::kAlive) {
+        std::atomic<uint32_t>* word = life_word(slot);
+        uint32_t value = word->load(std::memory_order_acquire);
+        // Owned: raise the waiters flag, as a contending locker would, so that the kernel wakes us.
+        while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)
+          if (word->compare_exchange_weak(value, value | FUTEX_WAITERS, std::memory_order_acq_rel)) value |= FUTEX_WAITERS;
+        if ((value & FUTEX_OWNER_DIED) || (value & FUTEX_TID_MASK) == 0) {
+          dead = true;
+        } else if (many && entries.size() < kMaxWait) {
+          add(word, value);
+        }
+      }
+      if (dead) {
+        board_->announce_death(index);
+        remove(index);
+      }
+    }
+    if (many)
+      futex_waitv(entries.data(), unsigned(entries.size()));
+    else
+      futex_wait(&board_->header()->alarm, alarm, nullptr);
+  }
+}
+
+}  // namespace conveyor

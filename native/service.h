@@ -1,0 +1,34 @@
+// The native service thread of the driver: sees actors die, and tells everyone. Never takes the GIL.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "board.h"
+
+namespace conveyor {
+
+class DeathWatch {
+ public:
+  explicit DeathWatch(std::shared_ptr<Board> board);
+  ~DeathWatch();
+  // Watch the life word of process `slot` from now on (as soon as it has taken it).
+  void add(uint32_t slot);
+  void remove(uint32_t slot);
+  void stop();
+  // False where the kernel cannot wait for several futexes (before Linux 5.16): deaths are then known
+  // only when the fork server reports them.
+  static bool supported();
+
+ private:
+  void run();
+  std::shared_ptr<Board> board_;
+  std::mutex mutex_;
+  std::vector<uint32_t> watched_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace conveyor

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the native tests with AddressSanitizer + UBSan and with ThreadSanitizer, and runs them all.
+# Usage: native/tests/run.sh [BUILD_DIR]; FLAVOURS="thread" selects, FILTER=name selects tests,
+# TEST_TIMEOUT=seconds limits one program.
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+build=${1:-$here/../../build/native-tests}
+limit=${TEST_TIMEOUT:-120}
+generator=()
+command -v ninja >/dev/null && generator=(-G Ninja)
+
+# Sanitizers want their shadow memory where randomized addresses may already lie.
+fixed=()
+setarch "$(uname -m)" -R true 2>/dev/null && fixed=(setarch "$(uname -m)" -R)
+
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_init_order=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0}
+
+mkdir -p "$build"
+passed=0 failed=0
+for flavour in ${FLAVOURS:-address,undefined thread}; do
+    dir=$build/${flavour//,/-}
+    cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
+        cmake --build "$dir" --parallel "$(nproc)" >>"$dir.log" 2>&1 ||
+        { cat "$dir.log"; exit 1; }
+    grep -E 'warning:' "$dir.log"
+    for source in "$here"/test_*.cpp; do
+        [ -e "$source" ] || continue
+        name=$(basename "$source" .cpp)
+        echo "== $name ($flavour)"
+        output=$(timeout -k 10 "$limit" "${fixed[@]}" "$dir/bin/$name" ${FILTER:+"$FILTER"} 2>&1)
+        code=$?
+        printf '%s\n' "$output"
+        # A sanitizer reports after the closing line, so the exit code has the last word.
+        [[ $output =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]] || BASH_REMATCH=("" 0 0)
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+        if [ "$code" -ne 0 ] && [ "${BASH_REMATCH[2]}" -eq 0 ]; then
+            if [ "$code" -eq 124 ]; then echo "FAILED: over $limit s"; else echo "FAILED: exit code $code"; fi
+            failed=$((failed + 1))
+        fi
+    done
+done
+
+echo "native: $passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

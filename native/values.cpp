@@ -1,0 +1,326 @@
+#include "values.h"
+
+#include <cstring>
+
+namespace conveyor {
+
+namespace {
+
+constexpr int kMaxDepth = 8;
+constexpr size_t kMaxTuple = 64 * 1024;
+
+PyObject* encode_hook = nullptr;
+PyObject* decode_hook = nullptr;
+PyObject* announce_hook = nullptr;
+
+template <typename T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+// One element of a tuple: codec, length, body. False if it needs the Python codec.
+bool encode_element(std::string& out, PyObject* value, int depth) {
+  auto head = [&](Codec codec, uint32_t length) {
+    put<uint32_t>(out, uint32_t(codec) << 28 | length);
+  };
+  if (value == Py_None) return head(kNone, 0), true;
+  if (value == Py_True) return head(kTrue, 0), true;
+  if (value == Py_False) return head(kFalse, 0), true;
+  PyTypeObject* type = Py_TYPE(value);
+  if (type == &PyLong_Type) {
+    int overflow;
+    const int64_t n = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0) return false;
+    head(kInt, 8);
+    put(out, n);
+    return true;
+  }
+  if (type == &PyFloat_Type) {
+    head(kFloat, 8);
+    put(out, PyFloat_AS_DOUBLE(value));
+    return true;
+  }
+  const char* data;
+  Py_ssize_t length;
+  Codec codec;
+  if (type == &PyUnicode_Type) {
+    data = PyUnicode_AsUTF8AndSize(value, &length);
+    if (data == nullptr) return PyErr_Clear(), false;  // lone surrogates: pickle can
+    codec = kStr;
+  } else if (type == &PyBytes_Type) {
+    data = PyBytes_AS_STRING(value);
+    length = PyBytes_GET_SIZE(value);
+    codec = kBytes;
+  } else if (type == &PyTuple_Type && depth < kMaxDepth) {
+    const size_t at = out.size();
+    head(kTuple, 0);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+      if (!encode_element(out, PyTuple_GET_ITEM(value, i), depth + 1)) return false;
+    const size_t body = out.size() - at - sizeof(uint32_t);
+    if (body > kMaxTuple) return false;
+    const uint32_t word = uint32_t(kTuple) << 28 | uint32_t(body);
+    std::memcpy(out.data() + at, &word, sizeof word);
+    return true;
+  } else {
+    return false;
+  }
+  if (size_t(length) + out.size() > kMaxTuple) return false;
+  head(codec, uint32_t(length));
+  out.append(data, size_t(length));
+  return true;
+}
+
+[[noreturn]] void bad_frame() {
+  throw nb::value_error("conveyor: a frame's layout is not valid (shared memory was overwritten?)");
+}
+
+PyObject* decode_tuple(const char* body, size_t size, int depth);
+
+PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth) {
+  switch (codec) {
+    case kNone:
+      return Py_NewRef(Py_None);
+    case kTrue:
+      return Py_NewRef(Py_True);
+    case kFalse:
+      return Py_NewRef(Py_False);
+    case kInt: {
+      if (size != 8) bad_frame();
+      int64_t n;
+      std::memcpy(&n, body, sizeof n);
+      return PyLong_FromLongLong(n);
+    }
+    case kFloat: {
+      if (size != 8) bad_frame();
+      double d;
+      std::memcpy(&d, body, sizeof d);
+      return PyFloat_FromDouble(d);
+    }
+    case kStr:
+      return PyUnicode_DecodeUTF8(body, Py_ssize_t(size), nullptr);
+    case kBytes:
+      return PyBytes_FromStringAndSize(body, Py_ssize_t(size));
+    case kTuple:
+      if (depth > kMaxDepth) bad_frame();
+      return decode_tuple(body, size, depth);
+    default:
+      bad_frame();
+  }
+}
+
+PyObject* decode_tuple(const char* body, size_t size, int depth) {
+  size_t count = 0;
+  for (size_t at = 0; at < size; ++count) {
+    if (size - at < sizeof(uint32_t)) bad_frame();
+    uint32_t word;
+    std::memcpy(&word, body + at, sizeof word);
+    at += sizeof word;
+    if ((word & 0xfffffff) > size - at) bad_frame();
+    at += word & 0xfffffff;
+  }
+  nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
+  if (!tuple.is_valid()) throw nb::python_error();
+  size_t at = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t word;
+    std::memcpy(&word, body + at, sizeof word);
+    at += sizeof word;
+    PyObject* item = decode_one(uint16_t(word >> 28), body + at, word & 0xfffffff, depth + 1);
+    if (item == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), item);
+    at += word & 0xfffffff;
+  }
+  return tuple.release().ptr();
+}
+
+// The value was made in our own arena, nobody but the caller's frames holds it, and the whole of it
+// is sent: then the block itself travels. `moved_refs` is what a value has that its maker let go.
+std::shared_ptr<MadeInPlace> take_made(PyObject* value, const Py_buffer& view) {
+  nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
+  if (!base.is_valid()) return PyErr_Clear(), nullptr;
+  if (!nb::isinstance<Buffer>(base)) return nullptr;
+  // One reference is the array's, one is ours.
+  if (Py_REFCNT(base.ptr()) > 2) return nullptr;
+  Buffer* buffer = nb::inst_ptr<Buffer>(base);
+  if (!buffer->made || buffer->made->sent) return nullptr;
+  const char* start = static_cast<char*>(view.buf);
+  if (start < buffer->data || start + view.len > buffer->data + buffer->length) return nullptr;
+  return buffer->made;
+}
+
+}  // namespace
+
+Encoded::~Encoded() {
+  for (Py_buffer& view : views) PyBuffer_Release(&view);
+  if (block != nullptr) arena->release(block);  // prepared and never published
+}
+
+void Encoded::write_body(char* to) const {
+  if (codec < kFirstPython) {
+    std::memcpy(to, data, size);
+    return;
+  }
+  const TableHeader head{uint32_t(PyBytes_GET_SIZE(meta.ptr())), uint32_t(views.size())};
+  std::memcpy(to, &head, sizeof head);
+  if (!views.empty()) std::memcpy(to + sizeof head, layout.entries.data(), layout.entries.size() * sizeof(BufferEntry));
+  std::memcpy(to + layout.meta_at, PyBytes_AS_STRING(meta.ptr()), head.meta_length);
+  if (made) return;  // the only buffer lies in the block already
+  for (size_t i = 0; i < views.size(); ++i)
+    if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
+}
+
+void set_codec(nb::object encode, nb::object decode, nb::object announce) {
+  clear_codec();
+  encode_hook = encode.release().ptr();
+  decode_hook = decode.release().ptr();
+  announce_hook = announce.release().ptr();
+}
+
+void clear_codec() {
+  Py_CLEAR(encode_hook);
+  Py_CLEAR(decode_hook);
+  Py_CLEAR(announce_hook);
+}
+
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {
+  PyObject* v = value.ptr();
+  PyTypeObject* type = Py_TYPE(v);
+  if (type == &PyUnicode_Type) {
+    Py_ssize_t length;
+    out.data = PyUnicode_AsUTF8AndSize(v, &length);
+    if (out.data != nullptr) {
+      out.codec = kStr;
+      out.size = size_t(length);
+      out.source = nb::borrow(value);
+      return;
+    }
+    PyErr_Clear();
+  } else if (type == &PyBytes_Type) {
+    out.codec = kBytes;
+    out.data = PyBytes_AS_STRING(v);
+    out.size = size_t(PyBytes_GET_SIZE(v));
+    out.source = nb::borrow(value);
+    return;
+  } else if (v == Py_None) {
+    out.codec = kNone;
+    return;
+  } else if (v == Py_True || v == Py_False) {
+    out.codec = v == Py_True ? kTrue : kFalse;
+    return;
+  } else if (type == &PyLong_Type) {
+    int overflow;
+    const int64_t n = PyLong_AsLongLongAndOverflow(v, &overflow);
+    if (overflow == 0) {
+      std::memcpy(out.small, &n, sizeof n);
+      out.codec = kInt;
+      out.data = out.small;
+      out.size = sizeof n;
+      return;
+    }
+  } else if (type == &PyFloat_Type) {
+    const double d = PyFloat_AS_DOUBLE(v);
+    std::memcpy(out.small, &d, sizeof d);
+    out.codec = kFloat;
+    out.data = out.small;
+    out.size = sizeof d;
+    return;
+  } else if (type == &PyTuple_Type) {
+    out.scratch.clear();
+    if (encode_element(out.scratch, v, 0)) {
+      out.codec = kTuple;
+      out.data = out.scratch.data() + sizeof(uint32_t);  // the outermost length is the body's size
+      out.size = out.scratch.size() - sizeof(uint32_t);
+      return;
+    }
+  }
+  // Before the codec adds references of its own.
+  const bool let_go = Py_REFCNT(v) <= moved_refs;
+  if (encode_hook == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(encode_hook, v, sent.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  PyObject *codec, *flags, *meta, *buffers;
+  if (!PyTuple_CheckExact(result.ptr()) || PyTuple_GET_SIZE(result.ptr()) != 4) throw nb::type_error("conveyor: codec result");
+  codec = PyTuple_GET_ITEM(result.ptr(), 0);
+  flags = PyTuple_GET_ITEM(result.ptr(), 1);
+  meta = PyTuple_GET_ITEM(result.ptr(), 2);
+  buffers = PyTuple_GET_ITEM(result.ptr(), 3);
+  if (!PyBytes_CheckExact(meta)) throw nb::type_error("conveyor: codec meta");
+  out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
+  out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
+  if (PyErr_Occurred()) throw nb::python_error();
+  out.meta = nb::borrow(meta);
+  std::vector<size_t> lengths;
+  if (buffers != Py_None) {
+    nb::object fast = nb::steal(PySequence_Fast(buffers, "conveyor: codec buffers"));
+    if (!fast.is_valid()) throw nb::python_error();
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
+    if (size_t(n) > kMaxBuffers) throw nb::value_error("conveyor: a value has more than 65536 buffers");
+    out.views.reserve(size_t(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      Py_buffer view;
+      // Fortran order too: the meta bytes say which; what matters is one run of memory.
+      if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(fast.ptr(), i), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      out.views.push_back(view);
+      lengths.push_back(size_t(view.len));
+    }
+    if (let_go && n == 1 && lengths[0] != 0) out.made = take_made(v, out.views[0]);
+  }
+  const size_t meta_length = size_t(PyBytes_GET_SIZE(meta));
+  if (out.made) {
+    out.layout = lay_out_table(meta_length, {0});
+    const Block* block = out.made->block;
+    out.layout.entries[0] = {kInBlock | uint64_t(static_cast<char*>(out.views[0].buf) - block->data()), lengths[0]};
+  } else {
+    out.layout = lay_out_table(meta_length, lengths);
+  }
+  out.size = out.layout.total;
+}
+
+nb::object decode_native(uint16_t codec, const char* body, size_t size) {
+  PyObject* value = decode_one(codec, body, size, 0);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+nb::object decode(const Frame& frame) {
+  if (frame.kind == Kind::kError)
+    return nb::cast(ErrorFrame{nb::bytes(frame.body, frame.size)}, nb::rv_policy::move);
+  if (frame.codec < kFirstPython) return decode_native(frame.codec, frame.body, frame.size);
+  const bool external = frame.flags & kExternal;
+  auto table = read_table(frame.body, frame.size, external && frame.lease ? frame.lease->capacity() : 0);
+  if (!table) bad_frame();
+  nb::bytes meta(table->meta, table->meta_length);
+  nb::object buffers = nb::none();
+  if (!table->entries.empty()) {
+    nb::list list;
+    for (const BufferEntry& e : table->entries) {
+      const bool in_block = e.offset & kInBlock;
+      char* base = in_block ? frame.lease->data() : const_cast<char*>(frame.body);
+      Buffer buffer{base + (e.offset & ~kInBlock), size_t(e.length), false, nullptr, nullptr, nullptr};
+      if (frame.lease && (in_block || !frame.memory)) {
+        buffer.owner = frame.lease;
+        buffer.lease = frame.lease;
+        buffer.readonly = frame.readonly;
+      } else {
+        buffer.owner = frame.memory;  // a copy of its own
+      }
+      list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
+    }
+    buffers = list;
+  }
+  nb::object codec = nb::int_(frame.codec);
+  nb::object value = nb::steal(PyObject_CallFunctionObjArgs(decode_hook, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));
+  if (!value.is_valid()) throw nb::python_error();
+  return value;
+}
+
+void announce(const Frame& frame) {
+  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  auto table = read_table(frame.body, frame.size, frame.lease ? frame.lease->capacity() : 0);
+  if (!table) bad_frame();
+  nb::bytes meta(table->meta, table->meta_length);
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(announce_hook, meta.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+}
+
+}  // namespace conveyor

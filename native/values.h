@@ -1,0 +1,111 @@
+// Python values to and from frames. The types that cost less here than a call into Python are done
+// here; for all others the codec in Python is asked (channel/codec.py).
+#pragma once
+
+#include <Python.h>
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "frame.h"
+#include "ring.h"
+
+namespace nb = nanobind;
+
+namespace conveyor {
+
+// A copy of a small body, aligned like a block.
+struct OwnedMemory {
+  explicit OwnedMemory(size_t size) : data(static_cast<char*>(std::aligned_alloc(kBufferAlign, align_up(size + 1, kBufferAlign)))) {
+    if (data == nullptr) throw std::bad_alloc();
+  }
+  ~OwnedMemory() { std::free(data); }
+  OwnedMemory(const OwnedMemory&) = delete;
+  OwnedMemory& operator=(const OwnedMemory&) = delete;
+  char* data;
+};
+
+// A block of this process's own arena that a value is being made in (conveyor.empty).
+struct MadeInPlace {
+  std::shared_ptr<Arena> arena;
+  Block* block;
+  bool sent = false;
+  uint64_t fork = fork_generation.load();
+  ~MadeInPlace() {
+    if (!sent && fork == fork_generation.load()) arena->release(block);
+  }
+};
+
+// Private copy-on-write pages over a part of a leased block.
+struct PrivatePages {
+  std::shared_ptr<Lease> lease;
+  char* base;
+  size_t length;
+  ~PrivatePages() { ::munmap(base, length); }
+};
+
+// What Python sees of received or own memory; exports the buffer protocol.
+struct Buffer {
+  char* data;
+  size_t length;
+  bool readonly;
+  std::shared_ptr<void> owner;  // Lease, OwnedMemory, MadeInPlace or PrivatePages
+  std::shared_ptr<Lease> lease;
+  std::shared_ptr<MadeInPlace> made;
+};
+
+// A value on its way out: what its body will be, and what keeps the source alive until it is copied.
+struct Encoded {
+  uint16_t codec = kNone;
+  uint32_t flags = 0;
+  size_t size = 0;
+  const char* data = nullptr;  // a body that is copied as it is
+  char small[8];
+  std::string scratch;
+  nb::object source;
+  nb::object meta;
+  std::vector<Py_buffer> views;
+  TableLayout layout;
+  Block* block = nullptr;
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<MadeInPlace> made;
+
+  Encoded() = default;
+  Encoded(const Encoded&) = delete;
+  Encoded& operator=(const Encoded&) = delete;
+  ~Encoded();
+  void write_body(char* to) const;
+};
+
+// A frame taken out of its ring, decoded when somebody asks for it.
+struct Frame {
+  uint64_t tag = 0;
+  Kind kind = Kind::kValue;
+  uint16_t codec = kNone;
+  uint32_t flags = 0;
+  size_t size = 0;
+  const char* body = nullptr;
+  bool readonly = false;
+  std::shared_ptr<OwnedMemory> memory;
+  std::shared_ptr<Lease> lease;
+};
+
+struct ErrorFrame {
+  nb::bytes meta;
+};
+
+void set_codec(nb::object encode, nb::object decode, nb::object announce);
+void clear_codec();
+
+// Throws what Python raised for a value that cannot be encoded; then nothing has happened.
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs);
+// Native codecs only; `body` of `size` bytes may be anything.
+nb::object decode_native(uint16_t codec, const char* body, size_t size);
+nb::object decode(const Frame& frame);
+// A frame with definitions that nobody will decode.
+void announce(const Frame& frame);
+
+}  // namespace conveyor

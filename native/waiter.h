@@ -1,0 +1,77 @@
+// Waiting on one's own bell: spin within a learned budget, giving the core away in every turn, then
+// park. The spin-then-park bound is the classic competitive one (Karlin et al., 1991): spinning for
+// about as long as a park and wake-up cost never does worse than twice the best choice.
+#pragma once
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "board.h"
+
+namespace conveyor {
+
+// Waking a parked process on an idle core takes about this long; so spin for no longer.
+constexpr uint64_t kMaxSpinNs = 60'000;
+constexpr uint64_t kMinSpinNs = 2'000;
+
+class Waiter {
+ public:
+  explicit Waiter(Bell* bell) : bell_(bell) {}
+
+  uint32_t count() const { return bell_->count.load(std::memory_order_seq_cst); }
+
+  // True once `count` differs from `seen`; false when the budget is used up.
+  bool spin(uint32_t seen, uint64_t start) {
+    const uint64_t budget = budget_.load(std::memory_order_relaxed);
+    for (;;) {
+      if (bell_->count.load(std::memory_order_acquire) != seen) {
+        if (budget != kMaxSpinNs) budget_.store(kMaxSpinNs, std::memory_order_relaxed);
+        return true;
+      }
+      if (now_ns() - start >= budget) return false;
+      // With more processes than cores a spin that keeps the core delays the very process it waits
+      // for; on a core of one's own the call costs a few hundred nanoseconds.
+      ::sched_yield();
+    }
+  }
+
+  // Learn from a wait that had to park. One that lasted little longer than the largest budget may
+  // well be caught by spinning next time; longer ones halve the budget, so that a process whose
+  // messages come every few milliseconds soon parks at once.
+  void learn_parked(uint64_t start) {
+    const uint64_t waited = now_ns() - start;
+    const uint64_t budget = budget_.load(std::memory_order_relaxed);
+    budget_.store(waited < 3 * kMaxSpinNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
+  }
+
+  // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
+  bool park(uint32_t seen, uint64_t deadline) {
+    for (;;) {
+      bell_->asleep.fetch_or(kFutex, std::memory_order_seq_cst);  // before the look at `count`: see Board::ring
+      if (bell_->count.load(std::memory_order_seq_cst) != seen) return true;
+      timespec left;
+      if (deadline != 0) {
+        const uint64_t now = now_ns();
+        if (now >= deadline) return false;
+        left = to_timespec(deadline - now);
+      }
+      futex_wait(&bell_->count, seen, deadline != 0 ? &left : nullptr);
+      if (bell_->count.load(std::memory_order_seq_cst) != seen) return true;
+    }
+  }
+
+  // Raise the flag for a sleeper in poll; it may sleep only if this returns true.
+  bool arm_event(uint32_t seen) {
+    bell_->asleep.fetch_or(kEvent, std::memory_order_seq_cst);
+    return bell_->count.load(std::memory_order_seq_cst) == seen;
+  }
+
+ private:
+  Bell* bell_;
+  std::atomic<uint64_t> budget_{kMaxSpinNs};
+};
+
+}  // namespace conveyor

@@ -1,0 +1,51 @@
+"""Compiled actor graphs over shared memory, and direct tensor transport.
+
+``import conveyor as ray`` runs what Ray's Compiled Graph programs say with ``ray``.
+"""
+
+from __future__ import annotations
+
+from conveyor import dag, exceptions
+from conveyor.api import (
+    ActorClass,
+    ActorHandle,
+    get,
+    get_actor,
+    init,
+    is_initialized,
+    kill,
+    method,
+    put,
+    remote,
+    shutdown,
+    wait,
+)
+from conveyor.config import Config
+from conveyor.runtime.graph import CompiledGraph, GraphRef
+from conveyor.runtime.memory import empty, empty_tensor
+from conveyor.runtime.refs import Ref as ObjectRef
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActorClass",
+    "ActorHandle",
+    "CompiledGraph",
+    "Config",
+    "GraphRef",
+    "ObjectRef",
+    "dag",
+    "empty",
+    "empty_tensor",
+    "exceptions",
+    "get",
+    "get_actor",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "put",
+    "remote",
+    "shutdown",
+    "wait",
+]

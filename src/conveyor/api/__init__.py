@@ -1,0 +1,34 @@
+"""What a user types: actors, references, and the start and end of a session.
+
+Everything here is thin: it checks what it is given, and hands it to this process's runtime.
+"""
+
+from __future__ import annotations
+
+from conveyor.api import graphs as _graphs
+from conveyor.api.actor_class import ActorClass, remote
+from conveyor.api.actor_handle import ActorHandle, ActorMethod
+from conveyor.api.functions import get, get_actor, kill, put, wait
+from conveyor.api.methods import method
+from conveyor.api.session import init, is_initialized, shutdown, start_default
+from conveyor.runtime import context as _context
+
+# `conveyor.init()` is optional: whatever first needs a runtime starts the default one.
+_context.set_default_start(start_default)
+_graphs.install()
+
+__all__ = [
+    "ActorClass",
+    "ActorHandle",
+    "ActorMethod",
+    "get",
+    "get_actor",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "put",
+    "remote",
+    "shutdown",
+    "wait",
+]

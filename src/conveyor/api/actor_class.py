@@ -1,0 +1,174 @@
+"""Classes whose instances are actors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+from conveyor.api.actor_handle import ActorHandle
+from conveyor.api.methods import Table, make_table, methods_of
+from conveyor.api.options import ActorOptions
+from conveyor.dag.methods import check_arguments
+from conveyor.runtime import context
+from conveyor.runtime.protocol import ActorSpec, MethodInfo
+
+T = TypeVar("T")
+
+
+@overload
+def remote(cls: type[T], /) -> ActorClass[T]: ...
+
+
+@overload
+def remote(**options: Any) -> Callable[[type[T]], ActorClass[T]]: ...
+
+
+def remote(*args: Any, **options: Any) -> Any:
+    """Make a class one of actors. ::
+
+        @conveyor.remote
+        class Echo:
+            def echo(self, message):
+                return message
+
+        @conveyor.remote(num_gpus=1)
+        class Stage: ...
+
+        Echo = conveyor.remote(PlainEcho)
+
+    ``Echo.remote(...)`` then starts an actor, a process of its own with one instance of the class,
+    and returns a handle of it.
+
+    Args:
+        name: a name to find the actor by; see ``get_actor``.
+        num_cpus: the number of threads that its libraries (torch, OpenMP) use.
+        num_gpus: the number of GPUs it sees.
+        max_concurrency: how many of its methods may run at the same time.
+        env_vars: environment variables it gets in addition to the driver's.
+
+    Raises:
+        TypeError: what is decorated is no class, or an option does not exist.
+    """
+    if not args:
+        checked = ActorOptions().updated(**options)
+        return lambda cls: ActorClass(_checked_class(cls), checked)
+    if len(args) > 1 or options:
+        raise TypeError(
+            "remote is used as @remote, as @remote(num_gpus=1), or as remote(Class); options for a "
+            "class at hand are given with remote(Class).options(...)"
+        )
+    return ActorClass(_checked_class(args[0]), ActorOptions())
+
+
+class ActorClass(Generic[T]):
+    """What ``remote`` makes of a class; the class itself is ``__wrapped__``.
+
+    A subclass of it is a plain class again, to be decorated on its own.
+    """
+
+    __wrapped__: type[T]
+
+    def __init__(self, cls: type[T], options: ActorOptions) -> None:
+        names = ("__module__", "__name__", "__qualname__", "__doc__")
+        functools.update_wrapper(self, cls, assigned=names, updated=())
+        self._options = options
+        signature = self._signature
+        if signature is not None:
+            # On the instance: as an attribute of the class it would be taken for the signature of
+            # ActorClass.
+            self.__signature__ = signature
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Start an actor with these arguments for its ``__init__``. Returns at once.
+
+        Raises:
+            TypeError: the arguments do not fit; nothing has been started then.
+        """
+        cls = self.__wrapped__
+        check_arguments(cls.__name__, self._signature, args, kwargs)
+        runtime = context.current()
+        options = self._options
+        spec = ActorSpec(
+            cls=cls,
+            args=args,
+            kwargs=kwargs,
+            methods=self._methods,
+            name=options.name,
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus,
+            max_concurrency=options.max_concurrency,
+            env_vars=dict(options.env_vars),
+        )
+        actor = runtime.create_actor(spec)
+        return ActorHandle(runtime, actor, cls.__name__, self._table)
+
+    def options(self, **options: Any) -> ActorClass[T]:
+        """The same class with other options; see ``remote`` for them.
+
+        ``Stage.options(name="first").remote()`` starts an actor of that name.
+        """
+        return ActorClass(self.__wrapped__, self._options.updated(**options))
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self.__wrapped__)
+        except (TypeError, ValueError):  # a class written in C
+            return None
+
+    @functools.cached_property
+    def _methods(self) -> Mapping[str, MethodInfo]:
+        return methods_of(self.__wrapped__)
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        return make_table(self._methods)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self.__wrapped__.__name__
+        raise TypeError(
+            f"{name} is an actor class: start an actor with {name}.remote(...); for an ordinary "
+            f"instance in this process, use {name}.__wrapped__(...)"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        cls = self.__dict__.get("__wrapped__")
+        message = f"actor class {getattr(cls, '__name__', '')} has no attribute {name!r}"
+        if name == "bind":
+            message += "; a graph binds methods of running actors: start one with remote() first"
+        elif cls is not None and not name.startswith("_") and hasattr(cls, name):
+            message += f"; the plain class has: {cls.__name__}.__wrapped__.{name}"
+        raise AttributeError(message)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self.__wrapped__,)
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self.__wrapped__.__name__})"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # By name where that finds this very object, as Python does for classes.
+        found: Any = sys.modules.get(self.__module__)
+        name: str = self.__wrapped__.__qualname__
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self and self.__module__ != "__main__":
+            return name
+        return ActorClass, (self.__wrapped__, self._options)
+
+
+def _checked_class(cls: Any) -> type:
+    if isinstance(cls, ActorClass):
+        raise TypeError(f"{cls.__wrapped__.__name__} is an actor class already")
+    if not isinstance(cls, type):
+        what = getattr(cls, "__qualname__", None) or repr(cls)
+        raise TypeError(
+            f"only classes can be made remote for now, and {what} is none; put the function into "
+            f"a class as a method"
+            if callable(cls)
+            else f"only classes can be made remote, not {what}"
+        )
+    return cls

@@ -1,0 +1,181 @@
+"""A running actor, as its users hold it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from conveyor.api.methods import Entry, Table, check_num_returns, make_table
+from conveyor.dag.methods import bind
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import context
+from conveyor.runtime.protocol import ActorId, MethodInfo, Runtime
+
+
+class ActorHandle:
+    """An actor: its methods are the handle's attributes.
+
+    Handles can be kept, compared, used as dict keys, and sent to other actors. The actor ends
+    after its last handle is gone. A handle has no public attributes but the actor's methods.
+    """
+
+    # Nothing public, so that every method name is free; methods are made when they are asked for,
+    # because a cached one would refer back to the handle and keep the actor alive.
+    __slots__ = ("__weakref__", "_class_name", "_id", "_runtime", "_table")
+
+    def __init__(self, runtime: Runtime, actor: ActorId, class_name: str, table: Table) -> None:
+        self._runtime = runtime
+        self._id = actor
+        self._class_name = class_name
+        self._table = table
+        runtime.retain(actor)
+        # Without `atexit`: at exit the whole session ends.
+        weakref.finalize(self, _release, runtime, actor).atexit = False
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
+        # table yet. None of them is a method but `__call__`, if the class has it.
+        if name.startswith("_") and name != "__call__":
+            raise AttributeError(
+                f"an actor's handle has no attribute {name!r}: what starts with an underscore is "
+                f"private to the actor"
+            )
+        entry = self._table.get(name)
+        if entry is None:
+            raise AttributeError(_no_method(self, name))
+        return ActorMethod(self, entry, entry.info.num_returns)
+
+    def __dir__(self) -> list[str]:
+        return sorted([*super().__dir__(), *self._table])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorHandle):
+            return NotImplemented
+        return self._id == other._id and self._runtime is other._runtime
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"Actor({self._id.name}, {self._id.index})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Somebody else will hold one now, so the last one here is not the last.
+        self._runtime.share(self._id)
+        methods = {name: entry.info for name, entry in self._table.items()}
+        return _unpickle, (self._id, self._class_name, methods)
+
+
+class ActorMethod:
+    """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph."""
+
+    __slots__ = ("_entry", "_handle", "_num_returns")
+
+    def __init__(self, handle: ActorHandle, entry: Entry, num_returns: int) -> None:
+        self._handle = handle
+        self._entry = entry
+        self._num_returns = num_returns
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method. References among the arguments are replaced by their values.
+
+        Returns:
+            A reference to the result at once, or a list of references for ``num_returns > 1``.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
+        """
+        handle = self._handle
+        runtime = handle._runtime
+        if context.running() is not runtime:
+            check_usable(handle)
+        self._entry.check(handle._id.name, args, kwargs)
+        return runtime.call(handle._id, self._entry.info.name, args, kwargs, self._num_returns)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a call of the method a task of a graph; see ``InputNode``.
+
+        Returns:
+            The node of the result (a ``MethodNode``), or for ``num_returns > 1`` a tuple of as
+            many nodes.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
+        """
+        check_usable(self._handle)
+        return bind(
+            self._handle._id,
+            self._entry.info.name,
+            args,
+            kwargs,
+            signature=self._entry.info.signature,
+            num_returns=self._num_returns,
+            owner=self._handle,
+        )
+
+    def options(self, *, num_returns: int | None = None) -> ActorMethod:
+        """The same method with other options.
+
+        Args:
+            num_returns: how many values it returns separately.
+        """
+        if num_returns is None:
+            num_returns = self._num_returns
+        check_num_returns(num_returns)
+        return ActorMethod(self._handle, self._entry, num_returns)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self._entry.info.name
+        raise TypeError(
+            f"methods of actors are not called directly: use handle.{name}.remote(...) for a call, "
+            f"or handle.{name}.bind(...) in a graph"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Here rather than on the class: `inspect` would take them for attributes of the class.
+        if name == "__signature__" and self._entry.info.signature is not None:
+            return self._entry.info.signature
+        if name == "__name__":
+            return self._entry.info.name
+        raise AttributeError(f"{self!r} has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<method {self._entry.info.name} of {self._handle!r}>"
+
+
+def check_usable(handle: ActorHandle) -> None:
+    """Raise unless ``handle`` belongs to the session that this process has now."""
+    if context.running() is not handle._runtime:
+        raise RuntimeStateError(
+            f"{handle!r} cannot be used here: it belongs to a session that was shut down, or to "
+            f"the process that this one was forked from"
+        )
+
+
+def _release(runtime: Runtime, actor: ActorId) -> None:
+    # An index means another actor in another session, and nothing at all in a forked child.
+    if context.running() is runtime:
+        runtime.release(actor)
+
+
+def _unpickle(actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]) -> ActorHandle:
+    runtime = context.running()
+    if runtime is None:
+        raise RuntimeStateError(
+            f"the handle of actor {actor.name} can only be unpickled in a process of its session, "
+            f"and this process has none"
+        )
+    return ActorHandle(runtime, actor, class_name, make_table(methods))
+
+
+def _no_method(handle: ActorHandle, name: str) -> str:
+    # Imported here: needed for nothing but this message.
+    from difflib import get_close_matches
+
+    message = f"actor {handle._id.name} (class {handle._class_name}) has no method {name!r}"
+    close = get_close_matches(name, handle._table)
+    if close:
+        return f"{message}; did you mean {' or '.join(repr(match) for match in close)}?"
+    known = ", ".join(list(handle._table)[:10]) or "none"
+    return f"{message}; it has {known}{', ...' if len(handle._table) > 10 else ''}"

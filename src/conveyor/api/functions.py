@@ -1,0 +1,81 @@
+"""The verbs on references and actors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.methods import make_table
+from conveyor.runtime import context
+
+
+def get(refs: Any, *, timeout: float | None = None) -> Any:
+    """Wait for the value of a reference, or of each in a list of them.
+
+    Args:
+        refs: a reference, as returned by ``remote``, ``put`` and a graph's ``execute``, or a list
+            of references. It can be got again.
+        timeout: seconds to wait for all of them; without it, as long as it takes.
+
+    Raises:
+        TaskError: the method raised; also an instance of the exception's own class.
+        ActorDiedError: the actor has died.
+        WaitTimeoutError: the timeout is over; the same call can be tried again.
+    """
+    return context.current().get(refs, timeout)
+
+
+def put(value: Any) -> Any:
+    """Keep ``value`` for others, and return a reference to it."""
+    return context.current().put(value)
+
+
+def wait(
+    refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Wait until some references have their values (or their errors).
+
+    Args:
+        refs: a list of different references.
+        num_returns: how many of them to wait for.
+        timeout: seconds after which to return with fewer.
+
+    Returns:
+        Those that are ready, at most ``num_returns`` of them, and the rest, in the order given.
+    """
+    if isinstance(refs, (str, bytes)) or not isinstance(refs, Sequence):
+        raise TypeError(f"wait() takes a list of references, not {type(refs).__name__}")
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise TypeError(f"num_returns must be an integer, not {type(num_returns).__name__}")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(
+            f"num_returns must be from 1 to the number of references, which is {len(refs)}, "
+            f"not {num_returns}"
+        )
+    return context.current().wait(list(refs), num_returns, timeout)
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """End an actor at once, whatever it does. Everyone who waits for it gets ``ActorDiedError``.
+
+    Args:
+        no_restart: accepted for Ray code; a killed actor is not started again.
+    """
+    if not isinstance(actor, ActorHandle):
+        raise TypeError(f"kill() takes an actor's handle, not {type(actor).__name__}")
+    check_usable(actor)
+    actor._runtime.kill(actor._id)
+
+
+def get_actor(name: str) -> ActorHandle:
+    """A handle of the actor that was started with ``options(name=name)``.
+
+    Raises:
+        ValueError: there is no such actor.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"an actor's name is a str, not {type(name).__name__}")
+    runtime = context.current()
+    actor, class_name, methods = runtime.find_actor(name)
+    return ActorHandle(runtime, actor, class_name, make_table(methods))

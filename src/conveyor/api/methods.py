@@ -1,0 +1,195 @@
+"""What is known of an actor's methods without its class at hand."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from conveyor.dag.methods import check_arguments
+from conveyor.runtime.protocol import MethodInfo
+
+# Where `method` leaves what it was told; copied along by `functools.wraps`.
+_MARK = "__conveyor_num_returns__"
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def method(*wrong: Any, num_returns: int = 1) -> Callable[[FunctionT], FunctionT]:
+    """Declare how an actor's method is called. ::
+
+        @conveyor.remote
+        class Splitter:
+            @conveyor.method(num_returns=2)
+            def split(self, batch):
+                return batch[::2], batch[1::2]
+
+        even, odd = splitter.split.remote(batch)
+
+    Args:
+        num_returns: how many values the method returns separately, each with a reference (or a
+            graph node) of its own.
+    """
+    if wrong:
+        raise TypeError("method is used with parentheses and by name: @method(num_returns=2)")
+    check_num_returns(num_returns)
+
+    def mark(function: FunctionT) -> FunctionT:
+        # A static or class method passes the mark on to nobody: it belongs on the function inside.
+        setattr(getattr(function, "__func__", function), _MARK, num_returns)
+        return function
+
+    return mark
+
+
+def check_num_returns(num_returns: Any) -> None:
+    """Raise unless ``num_returns`` is an integer from 1 up."""
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise TypeError(f"num_returns must be an integer, not {num_returns!r}")
+    if num_returns < 1:
+        raise ValueError(f"num_returns must be at least 1, not {num_returns}")
+
+
+class Entry:
+    """One method in a handle's table: its ``MethodInfo``, and how many arguments always fit.
+
+    Checking a call against a signature costs as much as sending it. A call with positional
+    arguments only, which nearly all are, fits if there are ``least`` to ``most`` of them.
+    """
+
+    __slots__ = ("info", "least", "most")
+
+    def __init__(self, info: MethodInfo) -> None:
+        self.info = info
+        self.least, self.most = 0.0, float("inf")
+        if info.signature is None:
+            return
+        self.most = 0
+        for parameter in info.signature.parameters.values():
+            required = parameter.default is parameter.empty
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                self.least += required
+                self.most += 1
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                self.most = float("inf")
+            elif parameter.kind is parameter.KEYWORD_ONLY and required:
+                self.least = float("inf")
+
+    def check(self, actor: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise a ``TypeError`` unless the method can be called with these arguments."""
+        if not kwargs and self.least <= len(args) <= self.most:
+            return
+        check_arguments(f"{actor}.{self.info.name}", self.info.signature, args, kwargs)
+
+
+Table = Mapping[str, Entry]
+
+
+def make_table(methods: Mapping[str, MethodInfo]) -> Table:
+    """The table of a handle that has ``methods``."""
+    return {name: Entry(info) for name, info in methods.items()}
+
+
+def methods_of(cls: type) -> dict[str, MethodInfo]:
+    """The methods that a handle of an actor of class ``cls`` has.
+
+    These are ``__call__`` and all whose name has no leading underscore, inherited ones included.
+    Properties and nested classes are none.
+    """
+    return {name: _describe(cls, name, raw) for name, raw in _candidates(cls)}
+
+
+def _candidates(cls: type) -> Iterator[tuple[str, Any]]:
+    seen: set[str] = set()
+    for owner in cls.__mro__:
+        for name, raw in vars(owner).items():
+            if name in seen or (name.startswith("_") and name != "__call__"):
+                continue
+            # The first in the order of resolution counts, even where it hides a method.
+            seen.add(name)
+            if _is_method(raw):
+                yield name, raw
+
+
+def _is_method(raw: Any) -> bool:
+    if isinstance(raw, (staticmethod, classmethod, functools.partialmethod)):
+        return True
+    return callable(raw) and not isinstance(raw, type)
+
+
+def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
+    # Not unwrapped: a decorator may have made a plain function of a coroutine.
+    function = getattr(cls, name)
+    return MethodInfo(
+        name=name,
+        num_returns=getattr(function, _MARK, 1),
+        is_async=inspect.iscoroutinefunction(function),
+        is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
+        signature=_signature(cls, name, raw),
+    )
+
+
+def _signature(cls: type, name: str, raw: Any) -> inspect.Signature | None:
+    """The signature as a caller sees it, without ``self``."""
+    try:
+        signature = inspect.signature(getattr(cls, name))
+    except (TypeError, ValueError):  # a method written in C
+        return None
+    parameters = list(signature.parameters.values())
+    # What is bound by the class already (or not at all) shows no `self`; an object without
+    # `__get__` is called without one.
+    takes_self = not isinstance(raw, (staticmethod, classmethod)) and hasattr(raw, "__get__")
+    if takes_self and parameters and parameters[0].kind in _POSITIONAL:
+        del parameters[0]
+    return signature.replace(
+        parameters=[_portable(parameter) for parameter in parameters],
+        return_annotation=_annotation(signature.return_annotation),
+    )
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _Text:
+    """Stands for a default value or an annotation where the class is not: it only has to print."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _portable(parameter: inspect.Parameter) -> inspect.Parameter:
+    # Handles travel: they must not drag along whatever defaults and annotations refer to.
+    default = parameter.default
+    plain = default is parameter.empty or type(default) in (
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type(...),
+    )
+    return parameter.replace(
+        annotation=_annotation(parameter.annotation),
+        default=default if plain else _Text(_repr(default)),
+    )
+
+
+def _annotation(annotation: Any) -> Any:
+    if annotation is inspect.Signature.empty or isinstance(annotation, str):
+        return annotation
+    return _Text(inspect.formatannotation(annotation))
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # a user's __repr__ may do anything
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,99 @@
+"""The options an actor can be started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ActorOptions:
+    """Checked options of an actor; ``ActorSpec`` says what they mean."""
+
+    name: str | None = None
+    num_cpus: float | None = None
+    num_gpus: float = 0
+    max_concurrency: int | None = None
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+
+    def updated(self, **options: Any) -> ActorOptions:
+        """A copy with ``options`` changed.
+
+        ``runtime_env={"env_vars": ...}`` is Ray's spelling of ``env_vars``.
+
+        Raises:
+            TypeError: an option that does not exist, or a value of the wrong type.
+            ValueError: a value out of range.
+        """
+        rays = _runtime_env(options.pop("runtime_env", None))
+        for name, value in options.items():
+            if name not in _CHECKS:
+                raise TypeError(f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}")
+            _CHECKS[name](name, value)
+        if rays or "env_vars" in options:
+            options["env_vars"] = {**rays, **(options.get("env_vars") or {})}
+        if "num_gpus" in options:
+            options["num_gpus"] = options["num_gpus"] or 0
+        return replace(self, **options)
+
+
+def _runtime_env(value: Any) -> Mapping[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"runtime_env must be a dict, not {type(value).__name__}")
+    for key in value:
+        if key != "env_vars":
+            raise TypeError(
+                f"runtime_env[{key!r}] is not supported, only 'env_vars' is: actors run in the "
+                f"driver's environment"
+            )
+    env_vars = value.get("env_vars") or {}
+    _check_env_vars("runtime_env['env_vars']", env_vars)
+    checked: Mapping[str, str] = env_vars
+    return checked
+
+
+def _check_name(option: str, value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{option} must be a str, not {type(value).__name__}")
+    if value == "":
+        raise ValueError(f"{option} must not be empty")
+
+
+def _check_amount(option: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{option} must be a number, not {type(value).__name__}")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{option} must be a number from 0 up, not {value!r}")
+
+
+def _check_count(option: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{option} must be an integer, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{option} must be at least 1, not {value}")
+
+
+def _check_env_vars(option: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{option} must be a dict, not {type(value).__name__}")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"{option} must be a dict of str to str, but has {key!r}: {text!r}")
+
+
+_CHECKS = {
+    "name": _check_name,
+    "num_cpus": _check_amount,
+    "num_gpus": _check_amount,
+    "max_concurrency": _check_count,
+    "env_vars": _check_env_vars,
+}

@@ -1,0 +1,102 @@
+"""What a frame holds: values to bytes and back.
+
+The native core encodes None, bool, int, float, str, bytes and small tuples of them. Everything
+else comes here, and goes by its exact type to an encoder, or to the general pickler:
+
+===== ======== =================================================================================
+codec name     meta
+===== ======== =================================================================================
+16    PICKLE   a pickle of protocol 5
+17    DEFINING definitions by value, then a pickle (the frame has FLAG_DEFINITIONS)
+18    ARRAY    header of an ``numpy.ndarray``; one buffer, or none if it has no elements
+19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
+===== ======== =================================================================================
+
+NumPy and torch are never imported for a process that has not imported them, unless it receives
+an array or a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conveyor.channel import arrays, pickling, tensors
+from conveyor.channel.arrays import ARRAY
+from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
+from conveyor.channel.pickling import DEFINING, FLAG_DEFINITIONS, PICKLE, Encoded
+from conveyor.channel.tensors import TENSOR
+from conveyor.exceptions import SerializationError
+
+__all__ = [
+    "ARRAY",
+    "DEFINING",
+    "FLAG_DEFINITIONS",
+    "PICKLE",
+    "TENSOR",
+    "Encoded",
+    "KnownDefinitions",
+    "SentDefinitions",
+    "announce",
+    "decode",
+    "encode",
+]
+
+_encoders: dict[type, Callable[[Any], Encoded | None]] = {}
+
+
+def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
+    """``(codec, flags, meta, buffers)`` for a channel that has carried the definitions in ``sent``.
+
+    The buffers are C-contiguous and the value's own memory: copy them before it can change.
+    Raises ``SerializationError``, and leaves ``sent`` as it was, for a value that cannot be sent.
+    """
+    encoder = _encoders.get(type(value))
+    if encoder is not None:
+        encoded = encoder(value)
+        if encoded is not None:
+            return encoded
+    return pickling.dump(value, sent)
+
+
+def decode(
+    codec: int,
+    meta: bytes,
+    buffers: list[Any] | None = None,
+    known: KnownDefinitions | None = None,
+) -> Any:
+    """The value. It refers to the buffers as long as it needs their memory.
+
+    ``known`` belongs to the channel and keeps what its frames have defined; without it they are
+    kept for the life of the process.
+    """
+    if codec in (PICKLE, DEFINING):
+        return pickling.load(codec, meta, buffers, known)
+    if codec == ARRAY:
+        return arrays.decode(meta, buffers)
+    if codec == TENSOR:
+        return tensors.decode(meta, buffers)
+    raise SerializationError(f"a frame has codec {codec}, which this process does not know")
+
+
+def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
+    """Take note of the definitions in a frame with ``FLAG_DEFINITIONS`` that nobody will decode."""
+    pickling.learn(meta, known)
+
+
+def _numpy_is_here() -> None:
+    import numpy as np
+
+    _encoders[np.ndarray] = arrays.make_encoder()
+    pickling.add_reducers(arrays.make_reducers)
+
+
+def _torch_is_here() -> None:
+    import torch
+
+    _encoders[torch.Tensor] = tensors.make_encoder()
+    pickling.add_reducers(tensors.make_reducers)
+
+
+pickling.when_imported("numpy", _numpy_is_here)
+pickling.when_imported("torch", _torch_is_here)

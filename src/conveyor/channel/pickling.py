@@ -1,0 +1,330 @@
+"""General pickling: any value, with its large memory out of band.
+
+The fast pickler is C with a table of reducers. It names classes and functions; where it named
+something of ``__main__``, or could not name something at all, the full pickler does it again.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from conveyor.channel import byvalue
+from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
+from conveyor.exceptions import SerializationError
+
+if TYPE_CHECKING:
+    from conveyor.channel.fullpickle import FullPickler
+
+__all__ = [
+    "DEFINING",
+    "FLAG_DEFINITIONS",
+    "PICKLE",
+    "Encoded",
+    "LeasedBuffer",
+    "add_reducers",
+    "dump",
+    "dumps_by_value",
+    "learn",
+    "load",
+    "loads",
+    "when_imported",
+]
+
+PICKLE = 16
+"""Codec: a pickle, with buffers out of band."""
+DEFINING = 17
+"""Codec: the same, behind the definitions that it needs."""
+
+FLAG_DEFINITIONS = 1
+"""The frame carries definitions: every reader must decode it, or at least announce it."""
+
+Encoded: TypeAlias = "tuple[int, int, bytes, list[Any] | None]"
+"""codec, flags, meta, buffers"""
+
+
+class LeasedBuffer(Protocol):
+    """Received memory, alive as long as something refers to it. Exports the buffer protocol."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def readonly(self) -> bool: ...
+
+    def private(self) -> LeasedBuffer:
+        """The same memory mapped copy-on-write: writable, and unseen by anyone else."""
+        ...
+
+
+Reducer: TypeAlias = Callable[[Any], Any]
+ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
+"""Makes reducers that may keep notes in a dict, which is emptied after every value."""
+
+_header_size = struct.Struct("<I")
+
+# A pickler is kept for the next value, since making one costs more than pickling a small dict;
+# not one that has pickled a large value, since clearing its memo costs by the memo's size.
+_KEEP_BELOW = 1 << 16
+
+_factories: list[ReducerFactory] = []
+_waiting: dict[str, Callable[[], None]] = {}
+_fast_pool: list[_FastPickler] = []
+_full_pool: list[FullPickler] = []
+_by_value_patterns: tuple[bytes, ...] = ()
+
+# What the above was made for. A new module may be numpy, or one made in memory.
+_seen_modules = -1
+_seen_reducers = -1
+_seen_registered = 0
+_registered: Any = ()
+
+
+class _Sink:
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+
+
+class _FastPickler(pickle.Pickler):
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.notes: dict[Any, Any] = {}
+        super().__init__(
+            _Sink(self.parts.append),
+            5,
+            buffer_callback=self.buffers.append,
+        )
+        self.dispatch_table = {**copyreg.dispatch_table, **_reducers(self.notes)}
+
+
+def _reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
+    made: dict[type, Reducer] = {}
+    for factory in _factories:
+        made.update(factory(notes))
+    return made
+
+
+def add_reducers(factory: ReducerFactory) -> None:
+    """Have both picklers use these reducers, for values to come."""
+    _factories.append(factory)
+    _drop_picklers()
+
+
+def when_imported(module: str, install: Callable[[], None]) -> None:
+    """Call ``install`` once ``module`` has been imported by whomever."""
+    global _seen_modules
+    _waiting[module] = install
+    _seen_modules = -1
+
+
+def _drop_picklers() -> None:
+    # New lists: a pickler in use goes back to the list that it came from.
+    global _fast_pool, _full_pool
+    _fast_pool = []
+    _full_pool = []
+
+
+def _catch_up() -> None:
+    """Look at what has changed in the process: modules, reducers, modules by value."""
+    global _seen_modules, _seen_reducers, _seen_registered, _registered, _by_value_patterns
+    modules = len(sys.modules)
+    for name in list(_waiting):
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            modules = -1
+        else:
+            _waiting.pop(name, _nothing)()
+    if "cloudpickle" in sys.modules:
+        from conveyor.channel import fullpickle
+
+        fullpickle.register_modules_in_memory()
+        _registered = fullpickle.registered_modules()
+    # As protocol 5 writes the name; a text that mentions __main__ is no match.
+    _by_value_patterns = (
+        b"\x8c\x08__main__",
+        *(name.encode() for name in (*_registered, *byvalue.modules_in_memory())),
+    )
+    if len(copyreg.dispatch_table) != _seen_reducers:
+        _drop_picklers()
+    _seen_modules = modules
+    _seen_reducers = len(copyreg.dispatch_table)
+    _seen_registered = len(_registered)
+
+
+def _nothing() -> None:
+    pass
+
+
+# Writing.
+
+
+def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
+    """Pickle ``value`` for a channel that has carried ``sent`` (``None``: nothing yet)."""
+    if (
+        len(sys.modules) != _seen_modules
+        or len(copyreg.dispatch_table) != _seen_reducers
+        or len(_registered) != _seen_registered
+    ):
+        _catch_up()
+    if sent is None:
+        sent = SentDefinitions()
+    if not sent.by_value:
+        pool = _fast_pool
+        try:
+            pickler = pool.pop()
+        except IndexError:
+            pickler = _FastPickler()
+        try:
+            pickler.dump(value)
+        except SerializationError:
+            raise
+        except Exception:
+            return _dump_fully(value, sent)
+        parts = pickler.parts
+        meta = parts[0] if len(parts) == 1 else b"".join(parts)
+        buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
+        if len(meta) < _KEEP_BELOW:
+            parts.clear()
+            pickler.buffers.clear()
+            pickler.notes.clear()
+            pickler.clear_memo()
+            pool.append(pickler)
+        for pattern in _by_value_patterns:
+            if pattern in meta:
+                break
+        else:
+            return PICKLE, 0, meta, buffers
+    return _dump_fully(value, sent)
+
+
+def _dump_fully(value: Any, sent: SentDefinitions) -> Encoded:
+    pool = _full_pool
+    try:
+        pickler = pool.pop()
+    except IndexError:
+        pickler = _full_pickler()
+    pickler = _run(pickler, value, out_of_band=True)
+    meta = pickler.payload()
+    buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
+    definitions = byvalue.definitions_of(pickler.groups.values(), sent) if pickler.groups else None
+    by_value = pickler.by_value
+    if len(meta) < _KEEP_BELOW:
+        pickler.reset()
+        pool.append(pickler)
+    if not definitions:
+        sent.by_value = by_value
+        return PICKLE, 0, meta, buffers
+    meta = _with_definitions(definitions, meta)
+    sent.by_value = by_value
+    sent.groups.update((tokens[0], None) for tokens, _, _ in definitions)
+    return DEFINING, FLAG_DEFINITIONS, meta, buffers
+
+
+def _full_pickler(out_of_band: bool = True) -> FullPickler:
+    from conveyor.channel.fullpickle import FullPickler
+
+    return FullPickler(_reducers, out_of_band)
+
+
+def _run(pickler: FullPickler, value: Any, out_of_band: bool) -> FullPickler:
+    """Pickle ``value``; the pickler that did it, which is another after a second try."""
+    from conveyor.channel import blame, fullpickle
+
+    try:
+        pickler.dump(value)
+        return pickler
+    except SerializationError:
+        raise
+    except Exception:
+        # A name that was remembered may not be good any more.
+        fullpickle.forget_names()
+    pickler = _full_pickler(out_of_band)
+    try:
+        pickler.dump(value)
+        return pickler
+    except SerializationError:
+        raise
+    except Exception as error:
+        text = blame.cannot_send(value, error, _can_pickle)
+        raise SerializationError(text) from error
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        _full_pickler().dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _with_definitions(definitions: Sequence[byvalue.Definition], pickled: bytes) -> bytes:
+    header = pickle.dumps(definitions, 5)
+    return b"".join((_header_size.pack(len(header)), header, pickled))
+
+
+def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
+    """Pickle ``value`` with all that it needs into one string: buffers in band, definitions too.
+
+    For what travels beside a channel, such as an actor's class and arguments.
+    """
+    if sent is None:
+        sent = SentDefinitions()
+    _catch_up()
+    pickler = _run(_full_pickler(out_of_band=False), value, out_of_band=False)
+    definitions = byvalue.definitions_of(pickler.groups.values(), sent)
+    data = _with_definitions(definitions, pickler.payload())
+    sent.groups.update((tokens[0], None) for tokens, _, _ in definitions)
+    return data
+
+
+# Reading.
+
+_known_to_all = KnownDefinitions()
+
+
+def load(
+    codec: int, meta: bytes, buffers: Sequence[Any] | None, known: KnownDefinitions | None
+) -> Any:
+    pickled: bytes | memoryview = meta
+    if codec == DEFINING:
+        pickled = learn(meta, known)
+    try:
+        return pickle.loads(pickled, buffers=buffers)
+    except SerializationError:
+        raise
+    except Exception as error:
+        raise SerializationError(_cannot_rebuild(error)) from error
+
+
+def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
+    """The value of ``dumps_by_value``."""
+    return load(DEFINING, data, None, known)
+
+
+def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
+    """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
+    view = memoryview(meta)
+    (size,) = _header_size.unpack_from(view)
+    body = _header_size.size + size
+    definitions = pickle.loads(view[_header_size.size : body])
+    (_known_to_all if known is None else known).learn(definitions)
+    return view[body:]
+
+
+def _cannot_rebuild(error: Exception) -> str:
+    text = f"a received value cannot be rebuilt here: {type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError):
+        text += (
+            f"; the sender could import {error.name!r} and this process cannot: put it on the "
+            "actor's PYTHONPATH, or call cloudpickle.register_pickle_by_value on it in the sender"
+        )
+    return text

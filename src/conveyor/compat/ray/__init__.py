@@ -1,0 +1,1 @@
+"""Ray's module names, defaults and texts over ours."""

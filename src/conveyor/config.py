@@ -1,0 +1,39 @@
+"""Settings of a graph, as one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from conveyor.exceptions import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How a graph is compiled.
+
+    depth: executions that may be on their way at once, at least 1. ``execute`` waits for room
+        beyond that.
+    slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
+    name: the graph's name in messages.
+    """
+
+    depth: int = 16
+    slot_bytes: int = 2048
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.depth) is not int or not 1 <= self.depth <= 4096:
+            raise GraphError(f"depth must be an integer from 1 to 4096, not {self.depth!r}")
+        if type(self.slot_bytes) is not int or not 256 <= self.slot_bytes <= 1 << 20:
+            raise GraphError(
+                f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"
+            )
+
+    def with_options(self, **options: Any) -> Config:
+        """A copy with ``options`` changed; ``TypeError`` for a name that is no setting."""
+        known = {f.name for f in fields(self)}
+        for name in options:
+            if name not in known:
+                raise TypeError(f"unknown setting {name!r}; known are {', '.join(sorted(known))}")
+        return replace(self, **options)

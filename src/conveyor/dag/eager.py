@@ -1,0 +1,87 @@
+"""Running a graph once through ordinary actor calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.dag.containers import find_nodes, replace_nodes
+from conveyor.dag.hooks import Host
+from conveyor.dag.inputs import InputAttributeNode, InputNode
+from conveyor.dag.methods import MethodNode, OutputElementNode
+from conveyor.dag.node import DAGNode, origin
+from conveyor.dag.survey import Survey, survey
+
+
+def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Execute the graph that ends in ``root`` on ``host``; a reference, or a list of them.
+
+    More is allowed here than in a compiled graph (tasks without a node among their arguments, a
+    graph without input), because an ordinary call needs none.
+    """
+    shape = survey(root)
+    given = _match(shape, args, kwargs)
+    for owner in {id(task.owner): task.owner for task in shape.tasks}.values():
+        host.check(owner)
+
+    made: dict[MethodNode, Any] = {}
+
+    def reference(node: DAGNode) -> Any:
+        if isinstance(node, OutputElementNode):
+            return made[node.task][node.index]
+        base = origin(node)
+        assert isinstance(base, MethodNode)
+        return made[base]
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, InputNode):
+            return given[None]
+        if isinstance(value, InputAttributeNode):
+            return given[value.key]
+        if isinstance(value, DAGNode):
+            return reference(value)
+        nested = find_nodes(value)
+        if not nested:
+            return value
+        tasks = [n for n in nested if not isinstance(n, (InputNode, InputAttributeNode))]
+        values: dict[DAGNode, Any] = {}
+        if tasks:
+            values.update(zip(tasks, host.get([reference(n) for n in tasks]), strict=True))
+        return replace_nodes(value, lambda node: values[node] if node in values else resolve(node))
+
+    for task in shape.tasks:
+        made[task] = host.call(
+            task.actor,
+            task.method,
+            tuple(resolve(value) for value in task.args),
+            {name: resolve(value) for name, value in task.kwargs.items()},
+            task.num_returns or 1,
+        )
+    if shape.multi_output:
+        return [reference(node) for node in shape.outputs]
+    return reference(shape.outputs[0])
+
+
+def _match(
+    shape: Survey, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int | str | None, Any]:
+    """The value of each used part of the input; the whole input's key is ``None``."""
+    positional, names = shape.parameters
+    if len(args) != positional:
+        raise TypeError(
+            f"execute() takes {_count(positional, 'positional argument')} for this graph, but "
+            f"{len(args)} {'was' if len(args) == 1 else 'were'} given"
+        )
+    for name in names:
+        if name not in kwargs:
+            raise TypeError(f"execute() lacks the argument {name!r}, which this graph uses")
+    for name in kwargs:
+        if name not in names:
+            raise TypeError(f"execute() got the argument {name!r}, which this graph does not use")
+    given: dict[int | str | None, Any] = {None: args[0]} if shape.whole else dict(enumerate(args))
+    given.update(kwargs)
+    return given
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

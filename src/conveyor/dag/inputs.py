@@ -1,0 +1,155 @@
+"""What ``execute`` will be given: the whole input, or parts of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+from weakref import WeakValueDictionary
+
+from conveyor.dag.hints import TransportHint
+from conveyor.dag.node import DAGNode, Record, assign, hint_of, origin
+from conveyor.exceptions import GraphError
+
+# Iterating over an input has no natural end; far beyond any real graph, stop with an error.
+_MOST_PARTS = 4096
+
+
+class InputNode(DAGNode):
+    """The input of a graph, known only at ``execute``.
+
+    Bind it whole, and ``execute(x)`` takes exactly one argument; or bind parts of it: ``inp[0]``
+    is the first positional argument of ``execute``, ``inp.name`` and ``inp["name"]`` are its
+    keyword argument ``name``::
+
+        with InputNode() as inp:
+            dag = actor.scale.bind(inp[0], factor=inp.factor)
+
+        dag.compile().execute(x, factor=2)
+
+    A name that starts with an underscore, or that is a method of nodes (``compile``, ``execute``),
+    can only be written ``inp["name"]``. The ``with`` block is for the eye; it may be left out.
+    """
+
+    __slots__ = ("_parts",)
+
+    # Weak, because parts refer to this node. Two threads may still make the same part twice; that
+    # harms nothing, since a part is known by its key.
+    _parts: WeakValueDictionary[int | str, InputAttributeNode]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs:
+            raise GraphError(
+                "InputNode() takes no arguments: what the graph is given is said at execute(...)"
+            )
+        assign(self, _base=None, _hint=None, _record=Record("input"), _parts=WeakValueDictionary())
+
+    def __enter__(self) -> InputNode:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def __getitem__(self, key: int | str) -> InputAttributeNode:
+        key = _checked(key)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = InputAttributeNode(self, key)
+        return part
+
+    def __getattr__(self, name: str) -> Any:
+        # Underscored names are asked for by copy, pickle and notebooks: they are no keys.
+        if name.startswith("_") or name in ("remote", "bind"):
+            return super().__getattr__(name)
+        return self[name]
+
+    def __iter__(self) -> Iterator[InputAttributeNode]:
+        """``inp[0]``, ``inp[1]``, ... without end, for ``zip(workers, inp)``."""
+        for index in range(_MOST_PARTS):
+            yield self[index]
+        raise GraphError(
+            "iterating over an InputNode does not end by itself: it has as many parts as one takes "
+            "from it; write zip(actors, inp), or inp[0], inp[1], ..."
+        )
+
+    def __repr__(self) -> str:
+        return "InputNode()"
+
+    def _view(self) -> InputNode:
+        view = object.__new__(InputNode)
+        # Its own parts: they carry its hint.
+        assign(view, _parts=WeakValueDictionary())
+        return view
+
+    def _upstream(self) -> tuple[DAGNode, ...]:
+        return ()
+
+
+class InputAttributeNode(DAGNode):
+    """One positional or keyword argument of ``execute``: ``inp[0]``, ``inp.name``."""
+
+    __slots__ = ("_input", "_key")
+
+    _input: InputNode
+    _key: int | str
+
+    def __init__(self, whole: InputNode, key: int | str) -> None:
+        assign(
+            self,
+            _base=None,
+            _hint=hint_of(whole),
+            _record=whole._record,
+            _input=whole,
+            _key=key,
+        )
+
+    @property
+    def key(self) -> int | str:
+        """The position (``int``) or name (``str``) of the argument."""
+        return self._key
+
+    def __getitem__(self, key: object) -> Any:
+        raise TypeError(
+            f"{self!r}[{key!r}]: only the arguments of execute() can be taken apart in a graph; "
+            f"take {self!r} apart in the method that gets it"
+        )
+
+    def __repr__(self) -> str:
+        return f"InputNode()[{self._key!r}]"
+
+    def _hinted(self, hint: TransportHint) -> InputAttributeNode:
+        view = super()._hinted(hint)
+        assign(view, _input=self._input, _key=self._key)
+        return view
+
+    def _view(self) -> InputAttributeNode:
+        return object.__new__(InputAttributeNode)
+
+    def _upstream(self) -> tuple[DAGNode, ...]:
+        return (origin(self._input),)
+
+
+def _checked(key: Any) -> int | str:
+    if isinstance(key, str):
+        return key
+    try:
+        if isinstance(key, bool):
+            raise TypeError
+        index = operator.index(key)
+    except TypeError:
+        raise TypeError(
+            f"an input is taken apart by position (int) or by name (str), not by "
+            f"{type(key).__name__}: inp[{key!r}]"
+        ) from None
+    if index < 0:
+        raise GraphError(
+            f"inp[{index}]: positions count from 0; how many arguments execute() will get is not "
+            f"known from the end"
+        )
+    return index

@@ -1,0 +1,224 @@
+"""Bound actor methods: the tasks of a graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from conveyor.dag.containers import find_nodes, replace_nodes
+from conveyor.dag.hints import TransportHint
+from conveyor.dag.node import ActorRef, DAGNode, Record, assign
+from conveyor.dag.outputs import MultiOutputNode
+from conveyor.exceptions import GraphError
+
+
+class MethodNode(DAGNode):
+    """What ``actor.method.bind(...)`` gives: a method call at each execution, and its result.
+
+    The tasks of one actor run in the order in which they were bound.
+    """
+
+    __slots__ = ("_actor", "_args", "_kwargs", "_method", "_needs", "_num_returns", "_owner")
+
+    _actor: ActorRef
+    _method: str
+    _args: tuple[Any, ...]
+    _kwargs: Mapping[str, Any]
+    _num_returns: int | None
+    _needs: tuple[DAGNode, ...]
+    # The handle this was bound through: the actor must live as long as the graph may be compiled.
+    _owner: object
+
+    def __init__(
+        self,
+        actor: ActorRef,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        num_returns: int | None = None,
+        owner: object = None,
+    ) -> None:
+        label = f"{actor.name}.{method}"
+        needs: dict[DAGNode, None] = {}
+        arguments = [(f"argument {i}", value) for i, value in enumerate(args, 1)]
+        arguments += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+        for which, value in arguments:
+            for node in find_nodes(value, f"{which} of {label}"):
+                if isinstance(node, MultiOutputNode):
+                    raise GraphError(
+                        f"{which} of {label} is a MultiOutputNode, which only ends a graph: pass a "
+                        f"list of its nodes instead"
+                    )
+                needs[node] = None
+        assign(
+            self,
+            _base=None,
+            _hint=None,
+            _record=Record(label),
+            _actor=actor,
+            _method=method,
+            # Containers with nodes are copied: changing the list afterwards changes no graph.
+            _args=tuple(_snapshot(a) for a in args),
+            _kwargs=MappingProxyType({k: _snapshot(v) for k, v in kwargs.items()}),
+            _num_returns=num_returns,
+            _needs=tuple(needs),
+            _owner=owner,
+        )
+        for record in dict.fromkeys(node._record for node in needs):
+            record.consumers.append(self._record)
+
+    @property
+    def actor(self) -> ActorRef:
+        """The actor that runs the method."""
+        return self._actor
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self._method
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments as bound: values, nodes, and containers of both."""
+        return self._args
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The keyword arguments as bound."""
+        return self._kwargs
+
+    @property
+    def num_returns(self) -> int | None:
+        """How many values the method returns separately; ``None`` for one value."""
+        return self._num_returns
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of all ``bind`` calls of this process."""
+        return self._record.number
+
+    @property
+    def label(self) -> str:
+        """``"actor.method"``, for messages."""
+        return self._record.label
+
+    @property
+    def owner(self) -> object:
+        """The handle this was bound through."""
+        return self._owner
+
+    def __getitem__(self, index: object) -> NoReturn:
+        # Reached by `x[0]` as well as by `a, b = x`.
+        raise TypeError(
+            f"{self.label} is bound with one return value, which cannot be taken apart in a graph; "
+            f"bind it with actor.{self._method}.options(num_returns=n).bind(...), or decorate the "
+            f"method with @conveyor.method(num_returns=n)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<MethodNode {self.label}>"
+
+    def _hinted(self, hint: TransportHint) -> MethodNode:
+        view = super()._hinted(hint)
+        for name in MethodNode.__slots__:
+            object.__setattr__(view, name, getattr(self, name))
+        return view
+
+    def _view(self) -> MethodNode:
+        return object.__new__(MethodNode)
+
+    def _upstream(self) -> tuple[DAGNode, ...]:
+        return self._needs
+
+
+class OutputElementNode(DAGNode):
+    """One of the values of a method bound with ``num_returns=n``."""
+
+    __slots__ = ("_index", "_task")
+
+    _task: MethodNode
+    _index: int
+
+    def __init__(self, task: MethodNode, index: int) -> None:
+        assign(self, _base=None, _hint=None, _record=task._record, _task=task, _index=index)
+
+    @property
+    def task(self) -> MethodNode:
+        """The method call that returns this among others."""
+        return self._task
+
+    @property
+    def index(self) -> int:
+        """Which of the returned values this is."""
+        return self._index
+
+    def __repr__(self) -> str:
+        return f"<OutputElementNode {self._task.label}[{self._index}]>"
+
+    def _hinted(self, hint: TransportHint) -> OutputElementNode:
+        view = super()._hinted(hint)
+        assign(view, _task=self._task, _index=self._index)
+        return view
+
+    def _view(self) -> OutputElementNode:
+        return object.__new__(OutputElementNode)
+
+    def _upstream(self) -> tuple[DAGNode, ...]:
+        return (self._task,)
+
+
+def bind(
+    actor: ActorRef,
+    method: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    signature: inspect.Signature | None = None,
+    num_returns: int = 1,
+    owner: object = None,
+) -> MethodNode | tuple[OutputElementNode, ...]:
+    """Make ``actor.method(*args, **kwargs)`` a task of a graph.
+
+    Args:
+        signature: the method's, without ``self``; the arguments are checked against it.
+        num_returns: more than one gives that many nodes, one for each value returned.
+        owner: kept alive by the node, so that the actor is.
+
+    Raises:
+        TypeError: the arguments do not fit the signature.
+        GraphError: a node where none can be.
+    """
+    check_arguments(f"{actor.name}.{method}", signature, args, kwargs)
+    task = MethodNode(
+        actor,
+        method,
+        args,
+        kwargs,
+        num_returns=num_returns if num_returns > 1 else None,
+        owner=owner,
+    )
+    if num_returns == 1:
+        return task
+    return tuple(OutputElementNode(task, index) for index in range(num_returns))
+
+
+def check_arguments(
+    label: str,
+    signature: inspect.Signature | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Raise a ``TypeError`` that names ``label`` unless the arguments fit ``signature``."""
+    if signature is None:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{label}{signature}: {error}") from None
+
+
+def _snapshot(value: Any) -> Any:
+    return replace_nodes(value, lambda node: node)

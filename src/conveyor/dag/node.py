@@ -1,0 +1,215 @@
+"""The base of all nodes, and the record by which a graph finds what hangs off it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from conveyor.config import Config
+from conveyor.dag import hooks
+from conveyor.dag.hints import TransportHint
+
+# Bind order. One counter for the whole process, because the order of an actor's tasks must not
+# depend on which of its handles a task was bound through. ``next`` on it is atomic.
+_numbers = itertools.count(1)
+
+
+class ActorRef(Protocol):
+    """An actor as a graph sees it: something hashable with an index, and a name for people."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+class Record:
+    """That a node exists, and which tasks were bound to it.
+
+    Nodes refer to what they need, never to who needs them; but a task that reaches no output has
+    to be found at compile time. Weak references downward would make that depend on which variables
+    are still alive (a bare ``log.write.bind(x)`` would vanish silently), strong ones would keep
+    actors alive in cycles. So what points downward is only this: a number and a label.
+    """
+
+    __slots__ = ("consumers", "label", "number")
+
+    def __init__(self, label: str) -> None:
+        self.number = next(_numbers)
+        self.label = label
+        # Only ever appended to, which is atomic; readers take a copy.
+        self.consumers: list[Record] = []
+
+
+NodeT = TypeVar("NodeT", bound="DAGNode")
+
+
+class DAGNode:
+    """A value that a graph will have at each execution. Made by ``bind``, never changed afterwards.
+
+    A node is an argument for further ``bind`` calls, alone or inside lists, tuples and dicts. The
+    node that stands for the result (or a ``MultiOutputNode`` of several) is what is compiled.
+    """
+
+    __slots__ = ("__weakref__", "_base", "_hint", "_record")
+
+    # What this node is a hinted view of; None if it is no view (itself would be a cycle).
+    _base: DAGNode | None
+    _hint: TransportHint | None
+    _record: Record
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"cannot set {name!r}: graph nodes never change")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"cannot delete {name!r}: graph nodes never change")
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for names that do not exist.
+        if name in ("remote", "bind"):
+            raise AttributeError(
+                f"{self!r} is a graph node and has no .{name}(). It stands for a value: pass it to "
+                f"the bind() of an actor's method, or call .compile() or .execute() on it"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is a graph node, which cannot be pickled or sent to an actor; did you mean "
+            f"bind() instead of remote()? (A node may also be inside a list, tuple or dict that is "
+            f"given to bind(), but not inside other objects.)"
+        )
+
+    # Nodes never change, so a copy is as good as the original.
+    def __copy__(self: NodeT) -> NodeT:
+        return self
+
+    def __deepcopy__(self: NodeT, memo: dict[int, Any]) -> NodeT:
+        return self
+
+    def compile(self, config: Config | None = None, **options: Any) -> Any:
+        """Compile the graph that ends in this node.
+
+        Args:
+            config: the settings; the defaults if left out.
+            **options: settings by name (``depth=4``), which override those of ``config``.
+
+        Returns:
+            The compiled graph, ready to ``execute``. Compiling the same node again gives another,
+            independent graph.
+
+        Raises:
+            GraphError: the graph is not valid; the message says where.
+            TypeError: an unknown setting.
+        """
+        if config is None:
+            config = Config()
+        elif not isinstance(config, Config):
+            raise TypeError(
+                f"config must be a conveyor.Config, not {type(config).__name__}; "
+                f"single settings are given by name, as in compile(depth=4)"
+            )
+        if options:
+            config = config.with_options(**options)
+        return hooks.host().compile(self, config)
+
+    def experimental_compile(
+        self,
+        _submit_timeout: float | None = None,
+        _buffer_size_bytes: int | None = None,
+        enable_asyncio: bool = False,
+        _max_inflight_executions: int | None = None,
+        _max_buffered_results: int | None = None,
+        _overlap_gpu_communication: bool | None = None,
+        _default_communicator: Any = "create",
+    ) -> Any:
+        """``compile`` under Ray's name and with Ray's parameters.
+
+        ``_max_inflight_executions`` is our ``depth``. The other parameters are accepted and have
+        nothing to do here: submission waits for room (or takes a timeout of its own), values of
+        any size pass without a buffer size, every graph serves ``get`` and ``await`` alike,
+        results are not counted, and transfers are planned per edge.
+        """
+        if _max_inflight_executions is None:
+            return self.compile()
+        return self.compile(depth=_max_inflight_executions)
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph once without compiling it, through ordinary actor calls.
+
+        Takes what the compiled graph's ``execute`` takes, and gives the same values; slower, and
+        with nothing to set up or tear down. A node nested in a container argument is waited for
+        here, because an ordinary call only accepts references as arguments of their own.
+
+        Returns:
+            A reference to the result, or a list of references for a ``MultiOutputNode``.
+        """
+        # Here, not at the top: eager execution knows all kinds of nodes, which all know this one.
+        from conveyor.dag.eager import execute
+
+        return execute(self, hooks.host(), args, kwargs)
+
+    def with_tensor_transport(
+        self: NodeT,
+        transport: str = "auto",
+        device: str = "default",
+        _static_shape: bool = False,
+        _direct_return: bool = False,
+    ) -> NodeT:
+        """This node with a hint how its tensors should travel to their readers.
+
+        The node itself stays as it is: use what is returned, for the same value. ::
+
+            x = sender.send.bind(inp).with_tensor_transport(transport="shm")
+
+        Args:
+            transport: ``"auto"``, ``"shm"`` (host memory), or ``"nccl"``, also spelled
+                ``"accelerator"``.
+            device: where the readers want the tensors: ``"default"`` (the kind of device they come
+                from), ``"cpu"``, or ``"cuda"``, also spelled ``"gpu"``.
+
+        Raises:
+            ValueError: an unknown transport or device.
+        """
+        return self._hinted(TransportHint(transport, device, _static_shape, _direct_return))
+
+    def _hinted(self: NodeT, hint: TransportHint) -> NodeT:
+        view = self._view()
+        assign(view, _base=origin(self), _hint=hint, _record=self._record)
+        return view
+
+    def _view(self: NodeT) -> NodeT:
+        """A second object for the same value, without this class's own attributes."""
+        raise NotImplementedError
+
+    def _upstream(self) -> tuple[DAGNode, ...]:
+        """The nodes this one directly needs, in order, each once."""
+        raise NotImplementedError
+
+
+def assign(node: DAGNode, **attributes: Any) -> None:
+    """Give a node under construction its attributes."""
+    for name, value in attributes.items():
+        object.__setattr__(node, name, value)
+
+
+def origin(node: NodeT) -> NodeT:
+    """The node that ``node`` is a hinted view of; itself, if it is none."""
+    base = node._base
+    return node if base is None else base  # type: ignore[return-value]  # a view has its base's type
+
+
+def hint_of(node: DAGNode) -> TransportHint | None:
+    """The transport hint given to ``node``."""
+    return node._hint
+
+
+def upstream_of(node: DAGNode) -> tuple[DAGNode, ...]:
+    """The nodes that ``node`` directly needs, in order, each once."""
+    return node._upstream()
+
+
+def record_of(node: DAGNode) -> Record:
+    """The record of the input or task that ``node`` belongs to."""
+    return node._record

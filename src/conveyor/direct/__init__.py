@@ -1,0 +1,1 @@
+"""Objects that stay on the actor that made them."""

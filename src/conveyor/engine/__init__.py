@@ -1,0 +1,1 @@
+"""Who hosts actors; implements the protocol that `conveyor.runtime` defines."""

@@ -1,0 +1,1 @@
+"""Actors in the driver's own process, for the debugger."""

@@ -1,0 +1,104 @@
+"""The local engine: actors as processes of this machine, forked by a warm fork server."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from conveyor.engine.local.events import EventLoop
+from conveyor.engine.local.launcher import Launcher
+from conveyor.engine.local.logs import LogPrinter
+from conveyor.engine.local.resources import GpuPool
+from conveyor.engine.local.spec import ChildSpec
+from conveyor.runtime import context
+from conveyor.runtime.driver import Driver, SpawnOptions
+from conveyor.runtime.process import ArenaSize
+
+
+class LocalEngine:
+    """Starts and ends processes for the driver."""
+
+    def __init__(self, log_to_driver: bool) -> None:
+        self._events = EventLoop()
+        self._printer = LogPrinter(show=log_to_driver)
+        self._gpus = GpuPool()
+        self._gpus_of: dict[int, tuple[tuple[str, ...], float]] = {}
+        self._on_exit: Callable[[int, int], None] = lambda pid, status: None
+        self._launcher = Launcher(self._events, self._exited, self._output)
+
+    def start(self, on_exit: Callable[[int, int], None]) -> None:
+        self._on_exit = on_exit
+        self._launcher.start()
+
+    def spawn(
+        self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions
+    ) -> tuple[int, Callable[[], str]]:
+        gpus = self._gpus.acquire(spec.num_gpus)
+        child = ChildSpec(
+            name=name,
+            payload=payload,
+            cwd=os.getcwd(),
+            sys_path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            environ=dict(os.environ),
+            env_vars=dict(spec.env_vars),
+            num_cpus=spec.num_cpus,
+            gpu_ids=gpus,
+        )
+
+        def spawned(pid: int) -> None:
+            self._printer.add(pid, name)
+            self._gpus_of[pid] = (gpus, spec.num_gpus)
+
+        try:
+            pid = self._launcher.spawn(child, fds, spawned)
+        except BaseException:
+            self._gpus.release(gpus, spec.num_gpus)
+            raise
+        return pid, lambda: self._printer.stderr_tail(pid)
+
+    def kill(self, pid: int) -> None:
+        self._launcher.kill(pid)
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        self._events.add(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        self._events.remove(fd)
+
+    def close(self) -> None:
+        self._launcher.close()
+        self._events.close()
+
+    def _exited(self, pid: int, status: int) -> None:
+        gpus, amount = self._gpus_of.pop(pid, ((), 0.0))
+        self._gpus.release(gpus, amount)
+        self._on_exit(pid, status)
+
+    def _output(self, pid: int, stream: str, data: bytes) -> None:
+        self._printer.feed(pid, stream, data)
+
+
+def start(
+    *, log_to_driver: bool = True, arena_bytes: int | None = None, **unknown: Any
+) -> Driver:
+    """Start a session of local processes.
+
+    log_to_driver: print what actors write, each line with the actor's name and pid.
+    arena_bytes: the memory cap of each process's arena.
+    """
+    if unknown:
+        raise TypeError(f"the local engine has no option {next(iter(unknown))!r}")
+    size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
+    driver = Driver(LocalEngine(log_to_driver), size)
+
+    def at_exit() -> None:
+        driver.shutdown()
+        if context.running() is driver:
+            context.install(None)
+
+    atexit.register(at_exit)
+    return driver

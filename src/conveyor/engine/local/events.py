@@ -1,0 +1,179 @@
+"""One background thread that waits for descriptors and calls back.
+
+The local engine has few things to hear of (the fork server's answers, output of actors), none of
+them urgent enough for a hop's latency: the native service thread sees to those. One thread with
+one epoll set is enough, and it sleeps whenever nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+__all__ = ["EventLoop", "guarded"]
+
+# A fault of a thread must reach that thread, or the process dies without a report.
+_FAULTS = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
+
+
+class EventLoop:
+    """Calls back from one daemon thread when a descriptor is readable (or has hung up).
+
+    All methods may be called from any thread. Callbacks must not block, since they share the
+    thread. What one raises is printed to stderr and harms nothing else.
+
+    The thread and its descriptors come into being with the first ``add`` or ``call``. In a forked
+    child there is no thread, and every method does nothing. Close the loop before the interpreter
+    ends (from ``atexit``): a daemon thread caught while printing can abort the process.
+    """
+
+    def __init__(self, name: str = "conveyor-events") -> None:
+        self._name = name
+        self._owner = os.getpid()
+        # Reentrant: a finalizer may run (and call us) while this thread holds it.
+        self._lock = threading.RLock()
+        self._callbacks: dict[int, tuple[int, Callable[[], object]]] = {}
+        self._added = 0
+        self._calls: deque[Callable[[], object]] = deque()
+        self._thread: threading.Thread | None = None
+        self._epoll: select.epoll | None = None
+        self._wakeup = -1
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def on_thread(self) -> bool:
+        """Whether the caller is a callback of this loop."""
+        return threading.current_thread() is self._thread
+
+    def add(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call ``callback()`` whenever ``fd`` is readable, until it is removed."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._start()
+            assert self._epoll is not None
+            self._added += 1
+            self._callbacks[fd] = (self._added, callback)
+            try:
+                self._epoll.register(fd, select.EPOLLIN)
+            except BaseException:
+                del self._callbacks[fd]
+                raise
+
+    def remove(self, fd: int) -> None:
+        """Stop watching ``fd``; does nothing if it is not watched.
+
+        No new callback begins after this, but one may be running just now: to close ``fd`` as
+        well, do both in one callback (or in one ``call``). Remove before closing, always: epoll
+        watches the open file, which a forked child may keep open.
+        """
+        if os.getpid() != self._owner:
+            # The epoll set is shared with the parent: removing here would remove there.
+            return
+        with self._lock:
+            if self._callbacks.pop(fd, None) is not None and self._epoll is not None:
+                with suppress(OSError):
+                    self._epoll.unregister(fd)
+
+    def call(self, fn: Callable[[], object]) -> None:
+        """Run ``fn()`` on the loop's thread soon; calls run in the order they were made."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._start()
+            self._calls.append(fn)
+            os.eventfd_write(self._wakeup, 1)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Run the calls made so far, end the thread and free its descriptors. Idempotent.
+
+        Waits at most ``timeout`` seconds for a callback that blocks. Called from a callback, it
+        does not wait.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
+        if thread is not None and not self.on_thread():
+            thread.join(timeout)
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        self._epoll = select.epoll()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # The main thread waits with signals let in only while it sleeps. Were they open here, the
+        # kernel could hand Ctrl-C to this thread meanwhile, and the sleeper would not wake.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        epoll = self._epoll
+        assert epoll is not None
+        try:
+            while not self._closed:
+                # A descriptor added from here on may bear the number of one removed and closed
+                # since, whose event is still to be dispatched. It waits for the next round.
+                known = self._added
+                for fd, _ in epoll.poll():
+                    if fd == self._wakeup:
+                        os.eventfd_read(fd)
+                        continue
+                    entry = self._callbacks.get(fd)
+                    if entry is not None and entry[0] <= known:
+                        guarded(entry[1])
+                self._run_calls()
+            self._run_calls()
+        finally:
+            with self._lock:
+                self._closed = True
+                epoll.close()
+                os.close(self._wakeup)
+                self._wakeup = -1
+                self._callbacks.clear()
+                self._calls.clear()
+
+    def _run_calls(self) -> None:
+        # Only those there now: a call that calls again must not starve the descriptors.
+        for _ in range(len(self._calls)):
+            guarded(self._calls.popleft())
+
+
+def guarded(fn: Callable[[], object]) -> None:
+    """Run ``fn()``; print what it raises instead of passing it on."""
+    try:
+        fn()
+    except BaseException:
+        # Even SystemExit: it would end this thread, silently.
+        if sys.stderr is not None:
+            with suppress(Exception):
+                traceback.print_exc(file=sys.stderr)

@@ -1,0 +1,486 @@
+"""The driver's side of the fork server: starts it, asks it for actors, hears how they end."""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from conveyor.engine.local import server
+from conveyor.engine.local.events import EventLoop, guarded
+from conveyor.engine.local.spec import ChildSpec, anonymous_file, write_spec
+from conveyor.exceptions import ActorStartError, RuntimeStateError
+
+__all__ = ["ChildSpec", "Launcher"]
+
+SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what it preloads
+CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memory
+KILL_TIMEOUT = 5.0
+PRINT_TIMEOUT = 2.0
+READ_BYTES = 64 << 10
+PIPE_BYTES = 1 << 20  # the most a pipe holds by default
+LAST_WORDS_BYTES = 4 << 10
+
+# On one line, and short: until the server sets its title this is what `ps` shows.
+_BOOTSTRAP = (
+    "import sys, marshal; f = open(0, 'rb', closefd=False); f.seek(0); setup = marshal.load(f); "
+    "sys.path[:] = setup['path']; from conveyor.engine.local.server import main; main(setup)"
+)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A spawn that is not answered yet. Owns the pipes until there is a child to own them."""
+
+    name: str
+    on_spawned: Callable[[int], None] | None
+    outputs: dict[int, str] = field(default_factory=dict)  # pipe -> "stdout" or "stderr"
+    done: threading.Event = field(default_factory=threading.Event)
+    pid: int = 0
+    error: str = ""
+    cause: OSError | None = None
+
+
+@dataclass(eq=False)
+class _Child:
+    pid: int
+    pidfd: int
+    outputs: dict[int, str]
+
+
+class Launcher:
+    """Starts actor processes and tells when they end.
+
+    ``on_exit(pid, status)`` gets a wait status (see ``os.waitstatus_to_exitcode``) and runs on the
+    thread of ``events``. ``on_output(pid, stream, data)`` gets bytes as they come and ``b""`` at
+    the end of each stream (``"stdout"``, ``"stderr"``). It runs on a thread of its own and may
+    block: that holds up the output of all actors, and the ``on_exit`` of those that end, since an
+    actor's ``on_exit`` comes after all its output. It also gets what the fork server itself prints.
+
+    In a child of ``os.fork`` a launcher still belongs to the parent: ``spawn`` raises, ``kill`` and
+    ``close`` do nothing. Close it before ``events``, and before the interpreter ends (``atexit``).
+    """
+
+    def __init__(
+        self,
+        events: EventLoop,
+        on_exit: Callable[[int, int], None],
+        on_output: Callable[[int, str, bytes], None],
+        preload: Sequence[str] = ("conveyor.runtime.worker",),
+    ) -> None:
+        """``preload``: modules that the fork server imports once, for all actors."""
+        self.server_pid = 0
+        self._owner = os.getpid()
+        self._events = events
+        self._output = EventLoop("conveyor-output")
+        self._on_exit = on_exit
+        self._on_output = on_output
+        self._preload = list(preload)
+        self._numbers = itertools.count(1)
+        # Guards all that follows, and that no descriptor is closed while another thread uses it.
+        # Never held across anything that blocks. Reentrant: a signal handler may call kill().
+        self._lock = threading.RLock()
+        self._closing = False
+        self._server: subprocess.Popen[bytes] | None = None
+        self._server_fd = -1
+        self._server_log = -1
+        self._last_words = b""
+        self._server_end = ""  # how it ended; empty while it lives
+        self._control: socket.socket | None = None
+        self._requests: dict[int, _Request] = {}
+        self._children: dict[int, _Child] = {}
+        self._unreported = 0  # children whose on_exit is still to be called
+        self._all_gone = threading.Event()
+        self._all_reported = threading.Event()
+        self._closers = threading.Lock()
+
+    def start(self) -> None:
+        """Start the fork server without waiting until it is ready. ``spawn`` does it if need be."""
+        self._check_owner()
+        with self._lock:
+            if self._closing:
+                raise RuntimeStateError("this launcher is closed: it starts no more actors")
+            if self._server is None:
+                try:
+                    self._start()
+                except OSError as error:
+                    raise ActorStartError(f"cannot start the fork server: {error}") from error
+
+    def spawn(
+        self,
+        spec: ChildSpec,
+        fds: Sequence[int],
+        on_spawned: Callable[[int], None] | None = None,
+    ) -> int:
+        """Start a process and return its pid as soon as it is forked.
+
+        It receives duplicates of ``fds``, in order (at most 250). ``on_spawned(pid)`` is called
+        on the thread of ``events`` before any ``on_exit`` and ``on_output`` of this process, both
+        of which can come before ``spawn`` returns. Raises ``ActorStartError``.
+        """
+        self._check_owner()
+        if self._events.on_thread():
+            raise RuntimeError("spawn() waits for the event loop: call it from another thread")
+        if len(fds) > server.MAX_FDS - 3:
+            raise ActorStartError(
+                f"cannot start actor {spec.name!r}: {len(fds)} descriptors to hand over, "
+                f"but at most {server.MAX_FDS - 3} fit"
+            )
+        self.start()
+        number = next(self._numbers)
+        request = _Request(spec.name, on_spawned)
+        try:
+            self._ask(number, request, spec, fds)
+            if not request.done.wait(SPAWN_TIMEOUT):
+                request.error = (
+                    f"the fork server (pid {self.server_pid}) has not answered "
+                    f"for {SPAWN_TIMEOUT:g} s"
+                )
+            if request.error:
+                raise ActorStartError(
+                    f"cannot start actor {spec.name!r}: {request.error}"
+                ) from request.cause
+            return request.pid
+        except BaseException:
+            self._abandon(number, request)
+            raise
+
+    def kill(self, pid: int, sig: int = signal.SIGKILL) -> None:
+        """Send ``sig`` to an actor's process; nothing happens if it has ended.
+
+        By its pidfd, so it never hits another process that has got the number since, and it works
+        while the fork server is busy.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            actor = self._children.get(pid)
+            if actor is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(actor.pidfd, sig)
+
+    def close(self) -> None:
+        """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
+        if os.getpid() != self._owner:
+            return
+        if self._events.on_thread() or self._output.on_thread():
+            raise RuntimeError("close() waits for the event loop: call it from another thread")
+        with self._closers:
+            with self._lock:
+                self._closing = True
+                fork_server = self._server
+            if fork_server is None:
+                return
+            if self._events.closed:
+                # Nobody is left to hear of the end. The kernel kills the actors.
+                fork_server.kill()
+                fork_server.wait()
+                return
+            with suppress(OSError):
+                self._send(server.CLOSE)
+            if not self._all_gone.wait(CLOSE_TIMEOUT):
+                fork_server.kill()
+                self._all_gone.wait(KILL_TIMEOUT)
+            self._all_reported.wait(PRINT_TIMEOUT)
+            self._output.close(PRINT_TIMEOUT)
+
+    # Starting and asking: on the callers' threads.
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeStateError(
+                "this launcher belongs to the parent process: a forked child cannot use it"
+            )
+
+    def _start(self) -> None:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept = [control.fileno()]
+        passed = [theirs.detach()]
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            # A pidfd of ourselves, opened by ourselves: there is no moment at which it could mean
+            # another process, and it stands for the process, not for the thread that runs this.
+            passed.append(os.pidfd_open(os.getpid()))
+            passed.append(anonymous_file("conveyor-setup"))
+            log, log_writer = os.pipe()
+            kept.append(log)
+            passed.append(log_writer)
+            os.set_blocking(log, False)
+            import_path: list[object] = list(sys.path)
+            setup = {
+                "path": [str(entry) for entry in import_path if isinstance(entry, str)],
+                "control": passed[0],
+                "driver": passed[1],
+                "preload": self._preload,
+            }
+            with open(passed[2], "wb", closefd=False) as file:
+                marshal.dump(setup, file)
+            flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _BOOTSTRAP],
+                stdin=passed[2],
+                stdout=log_writer,
+                stderr=log_writer,
+                pass_fds=passed[:2],
+                # A session of its own: Ctrl-C in the terminal is the driver's affair.
+                start_new_session=True,
+            )
+            kept.append(os.pidfd_open(process.pid))
+            self._server = process
+            self.server_pid = process.pid
+            self._control = control
+            _, self._server_log, self._server_fd = kept
+            # In this order: whichever calls back first finds everything set.
+            self._events.add(control.fileno(), self._on_control)
+            self._events.add(self._server_log, self._on_server_log)
+            self._events.add(self._server_fd, self._on_server_end)
+        except BaseException:
+            self._server = self._control = None
+            if process is not None:
+                process.kill()
+                process.wait()
+            control.detach()
+            for fd in kept:
+                self._events.remove(fd)
+                os.close(fd)
+            raise
+        finally:
+            for fd in passed:
+                os.close(fd)
+
+    def _ask(self, number: int, request: _Request, spec: ChildSpec, fds: Sequence[int]) -> None:
+        theirs: list[int] = []
+        try:
+            theirs.append(write_spec(spec))
+            for stream in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                theirs.append(writer)
+                request.outputs[reader] = stream
+                os.set_blocking(reader, False)
+            with self._lock:
+                if self._server_end:
+                    request.error = self._server_end
+                    request.done.set()
+                    return
+                self._requests[number] = request
+            self._send(server.SPAWN, number, fds=[*theirs, *fds], patience=SPAWN_TIMEOUT)
+        except (BrokenPipeError, ConnectionResetError):
+            # The server has just died. How will be known in a moment, and is told by the request.
+            pass
+        except (OSError, ValueError) as error:
+            request.error = str(error)
+            request.cause = error if isinstance(error, OSError) else None
+            request.done.set()
+        finally:
+            for fd in theirs:
+                os.close(fd)
+
+    def _send(
+        self,
+        kind: int,
+        number: int = 0,
+        pid: int = 0,
+        sig: int = 0,
+        fds: Sequence[int] = (),
+        patience: float = 0.0,
+    ) -> None:
+        message = server.MESSAGE.pack(kind, number, pid, sig)
+        deadline = time.monotonic() + patience
+        while True:
+            with self._lock:
+                if self._control is None:
+                    raise BrokenPipeError("the fork server is gone")
+                with suppress(BlockingIOError):
+                    server.send(self._control, message, fds)
+                    return
+                # Full: hundreds of spawns before this one, or a server that is stopped.
+                writable = select.poll()
+                writable.register(self._control, select.POLLOUT)
+            if time.monotonic() >= deadline:
+                raise TimeoutError("the fork server takes no requests")
+            writable.poll(100)
+
+    def _abandon(self, number: int, request: _Request) -> None:
+        """The caller of ``spawn`` will not learn the pid: there shall be no such process."""
+        with self._lock:
+            # If the answer is still to come it will find no request, and end the process.
+            self._requests.pop(number, None)
+            pid = request.pid
+        if pid:
+            self.kill(pid)
+            return
+        for fd in request.outputs:
+            os.close(fd)
+        request.outputs.clear()
+
+    # Hearing: on the event loop's thread.
+
+    def _on_control(self) -> None:
+        while self._control is not None:
+            try:
+                data, fds, _ = server.receive(self._control, max_fds=1)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                # It died with requests unread. What it sent before is still there.
+                continue
+            if not data:
+                # How it ended comes with its pidfd.
+                self._events.remove(self._control.fileno())
+                return
+            kind, number, pid, status = server.MESSAGE.unpack(data)
+            if kind == server.BORN:
+                self._born(number, pid, fds[0] if fds else -1)
+            elif kind == server.FAILED:
+                self._failed(number, pid)
+            elif kind == server.DEAD:
+                with self._lock:
+                    actor = self._children.pop(pid, None)
+                    if actor is not None:
+                        os.close(actor.pidfd)
+                if actor is not None:
+                    self._output.call(partial(self._finish, actor, status))
+
+    def _born(self, number: int, pid: int, pidfd: int) -> None:
+        with self._lock:
+            request = self._requests.pop(number, None)
+            if request is not None and pidfd >= 0:
+                actor = self._children[pid] = _Child(pid, pidfd, request.outputs)
+                self._unreported += 1
+                request.pid = pid
+        if request is None or pidfd < 0:
+            with suppress(OSError):
+                self._send(server.KILL, pid=pid, sig=signal.SIGKILL)
+            if pidfd >= 0:
+                os.close(pidfd)
+            if request is not None:
+                request.error = "the driver has too many open files to watch the process"
+                request.done.set()
+            return
+        try:
+            if request.on_spawned is not None:
+                guarded(partial(request.on_spawned, pid))
+            for fd, stream in list(actor.outputs.items()):
+                self._output.add(fd, partial(self._read, actor, fd, stream))
+        finally:
+            request.done.set()
+
+    def _failed(self, number: int, code: int) -> None:
+        with self._lock:
+            request = self._requests.pop(number, None)
+        if request is not None:
+            request.cause = OSError(code, os.strerror(code))
+            request.error = f"the fork server could not fork: {request.cause}"
+            request.done.set()
+
+    def _on_server_log(self) -> None:
+        try:
+            data = os.read(self._server_log, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._events.remove(self._server_log)
+            return
+        self._last_words = (self._last_words + data)[-LAST_WORDS_BYTES:]
+        self._output.call(partial(self._on_output, self.server_pid, "stderr", data))
+
+    def _on_server_end(self) -> None:
+        assert self._server is not None
+        self._on_control()
+        self._on_server_log()
+        # It is a zombie by now, so this does not wait.
+        code = self._server.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+        words = self._last_words.decode("utf-8", "replace").strip()
+        if words:
+            self._output.call(partial(self._on_output, self.server_pid, "stderr", b""))
+        with self._lock:
+            self._server_end = f"the fork server (pid {self.server_pid}) {how}" + (
+                f"; it said:\n{words}" if words else ""
+            )
+            if self._control is not None:
+                self._events.remove(self._control.fileno())
+                self._control.close()
+                self._control = None
+            for fd in (self._server_log, self._server_fd):
+                self._events.remove(fd)
+                os.close(fd)
+            requests = list(self._requests.values())
+            self._requests.clear()
+            orphans = list(self._children.values())
+        for request in requests:
+            request.error = self._server_end
+            request.done.set()
+        for actor in orphans:
+            # The kernel has told them to die with the server. It is not over before they have.
+            self.kill(actor.pid)
+            self._events.add(actor.pidfd, partial(self._orphan_ended, actor))
+        self._note_end()
+
+    def _orphan_ended(self, actor: _Child) -> None:
+        with self._lock:
+            self._children.pop(actor.pid, None)
+            self._events.remove(actor.pidfd)
+            os.close(actor.pidfd)
+        # Its own status is lost with its parent; this is what the kernel did to it.
+        self._output.call(partial(self._finish, actor, int(signal.SIGKILL)))
+
+    def _report(self, actor: _Child, status: int) -> None:
+        guarded(partial(self._on_exit, actor.pid, status))
+        with self._lock:
+            self._unreported -= 1
+        self._note_end()
+
+    def _note_end(self) -> None:
+        with self._lock:
+            if self._server_end and not self._children:
+                self._all_gone.set()
+                if not self._unreported:
+                    self._all_reported.set()
+
+    # Output: on its own thread.
+
+    def _read(self, actor: _Child, fd: int, stream: str) -> None:
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end_output(actor, fd)
+            return
+        self._on_output(actor.pid, stream, data)
+
+    def _end_output(self, actor: _Child, fd: int) -> None:
+        stream = actor.outputs.pop(fd)
+        self._output.remove(fd)
+        os.close(fd)
+        guarded(partial(self._on_output, actor.pid, stream, b""))
+
+    def _finish(self, actor: _Child, status: int) -> None:
+        """Pass on what the dead actor's pipes still hold, close them, report its end.
+
+        Not until their end: a process that left the actor's group may hold them open and write
+        on. What it writes from here on is lost.
+        """
+        for fd, stream in list(actor.outputs.items()):
+            for _ in range(PIPE_BYTES // READ_BYTES):
+                try:
+                    data = os.read(fd, READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                guarded(partial(self._on_output, actor.pid, stream, data))
+            self._end_output(actor, fd)
+        self._events.call(partial(self._report, actor, status))

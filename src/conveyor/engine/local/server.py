@@ -1,0 +1,269 @@
+"""The fork server: a small process without user code that forks actors and buries them.
+
+It is a fresh Python (exec'd, not forked), so actors inherit nothing of the driver: no threads, no
+CUDA context, no locks held. It has imported what an actor needs, so a new actor costs a fork.
+
+It outlives nobody: the driver's pidfd tells it when the driver's last thread is gone, whoever else
+holds the driver's sockets, and then it kills the actors and leaves. Should the server itself be
+killed, the kernel kills its children (``PR_SET_PDEATHSIG``, see ``child``).
+
+The driver and the server exchange messages of one datagram each:
+
+====== =========================== ======================== ============================
+kind   direction                   fields                   descriptors
+====== =========================== ======================== ============================
+SPAWN  to the server               request                  spec, stdout, stderr, fds...
+KILL   to the server               pid, signal
+CLOSE  to the server
+BORN   to the driver               request, pid             pidfd of the actor
+FAILED to the driver               request, errno
+DEAD   to the driver               pid, wait status
+====== =========================== ======================== ============================
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn, TypedDict
+
+from conveyor.engine.local import child
+
+__all__ = ["MAX_FDS", "MESSAGE", "Setup", "main", "receive", "send"]
+
+SPAWN, KILL, CLOSE, BORN, FAILED, DEAD = range(6)
+MESSAGE = struct.Struct("=BQiI")  # kind, request, pid or errno, wait status or signal
+MAX_FDS = 253  # the kernel's limit for one message (SCM_MAX_FD)
+
+
+class Setup(TypedDict):
+    """What the launcher leaves on the server's stdin."""
+
+    path: list[str]  # sys.path
+    control: int  # socket to the driver
+    driver: int  # pidfd of the driver
+    preload: list[str]  # modules to import before the first fork
+
+
+def send(control: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one message with descriptors, or raise ``BlockingIOError`` at once."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+    control.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def receive(control: socket.socket, max_fds: int) -> tuple[bytes, list[int], bool]:
+    """One message, its descriptors, and whether none was lost; or ``BlockingIOError`` at once.
+
+    Not ``socket.recv_fds``: up to Python 3.13 that ignores the flags it is given.
+    """
+    item = array("i").itemsize
+    data, ancillary, flags, _ = control.recvmsg(
+        MESSAGE.size,
+        socket.CMSG_SPACE(max_fds * item),
+        socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,
+    )
+    fds = array("i")
+    for level, kind, rights in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(rights[: len(rights) - len(rights) % item])
+    return data, fds.tolist(), not flags & socket.MSG_CTRUNC
+
+
+def main(setup: Setup) -> NoReturn:
+    """Serve until the driver is gone or says so."""
+    status = 1
+    try:
+        _isolate()
+        _preload(setup["preload"])
+        child.prepare_for_forks()
+        child.set_process_title("cv-fork-server")
+        server = _Server(setup["control"], setup["driver"])
+        # What is there now stays for good. The collector must not write to these pages, which all
+        # actors share.
+        gc.collect()
+        gc.freeze()
+        server.serve()
+        status = 0
+    except BaseException:
+        with suppress(BaseException):
+            sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(BaseException):
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _isolate() -> None:
+    gc.disable()
+    # Inherited from whichever thread started us.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # With SIGCHLD ignored the kernel would reap our children itself.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Ending is the driver's decision. Batch systems send SIGTERM to every process of a job, and a
+    # driver that saves its actors' state then needs them alive.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    for module in modules:
+        # Only for speed. An actor that cannot import it either says so itself, with a traceback.
+        with suppress(Exception):
+            importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        print(
+            f"Conveyor's fork server has {threads} threads after importing {', '.join(modules)}: "
+            "actors forked from it may deadlock. Something starts a thread when imported.",
+            file=sys.stderr,
+        )
+    # A server in the driver's directory would keep a file system from being unmounted.
+    os.chdir("/")
+
+
+class _Server:
+    def __init__(self, control: int, driver: int) -> None:
+        self._pid = os.getpid()
+        self._control = socket.socket(fileno=control)
+        self._control.setblocking(False)
+        self._driver = driver
+        self._actors: dict[int, int] = {}  # pidfd -> pid
+        self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass or -1
+        self._closing = False
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(driver, select.POLLIN)
+
+    def serve(self) -> None:
+        while not (self._closing and not self._actors and not self._outbox):
+            for fd, _ in self._poll.poll():
+                if fd == self._driver:
+                    self._lose_driver()
+                elif fd in self._actors:
+                    self._bury(fd)
+                elif fd == self._control.fileno():
+                    self._receive()
+            self._send()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data, fds, whole = receive(self._control, MAX_FDS)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose_driver()
+                return
+            kind, request, pid, number = MESSAGE.unpack(data)
+            if kind == SPAWN:
+                self._spawn(request, fds, whole)
+            elif kind == KILL:
+                if pid in self._actors.values():
+                    os.kill(pid, number)
+            elif kind == CLOSE:
+                self._close()
+
+    def _spawn(self, request: int, fds: list[int], whole: bool) -> None:
+        try:
+            if not whole:
+                raise OSError(errno.EMFILE, "descriptors were lost on the way")
+            if self._closing:
+                raise OSError(errno.ESHUTDOWN, "the fork server is closing")
+            spec, stdout, stderr, *handed = fds
+            # Whatever lies in a buffer would be written by both.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                # The number is closed with all others; the object must not close it once more.
+                self._control.detach()
+                child.become_actor(self._pid, spec, stdout, stderr, handed)
+            pidfds: list[int] = []
+            try:
+                pidfds.append(os.pidfd_open(pid))
+                pidfds.append(os.dup(pidfds[0]))
+            except OSError:
+                # An actor that cannot be watched must not be.
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                for fd in pidfds:
+                    os.close(fd)
+                raise
+        except OSError as error:
+            self._outbox.append((MESSAGE.pack(FAILED, request, error.errno or 0, 0), -1))
+        else:
+            watched, answer = pidfds
+            self._actors[watched] = pid
+            self._poll.register(watched, select.POLLIN)
+            self._outbox.append((MESSAGE.pack(BORN, request, pid, 0), answer))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._send()
+
+    def _bury(self, pidfd: int) -> None:
+        pid = self._actors.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        # Before it is reaped: so long its number, which is its group's as well, is not given away.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        self._outbox.append((MESSAGE.pack(DEAD, 0, pid, status), -1))
+
+    def _send(self) -> None:
+        # Never blocks: a driver that does not read may be dead, and that is for us to notice.
+        if self._control.fileno() < 0:
+            self._outbox.clear()
+            return
+        while self._outbox:
+            data, fd = self._outbox[0]
+            try:
+                send(self._control, data, [fd] if fd >= 0 else [])
+            except BlockingIOError:
+                self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
+                return
+            except OSError:
+                self._lose_driver()
+                return
+            self._outbox.popleft()
+            if fd >= 0:
+                os.close(fd)
+        self._poll.modify(self._control, select.POLLIN)
+
+    def _lose_driver(self) -> None:
+        """Nobody listens any more: the driver is dead, or has closed its socket."""
+        self._outbox.clear()
+        if self._control.fileno() >= 0:
+            self._poll.unregister(self._control)
+            self._control.close()
+        if self._driver >= 0:
+            self._poll.unregister(self._driver)
+            os.close(self._driver)
+            self._driver = -1
+        self._close()
+
+    def _close(self) -> None:
+        self._closing = True
+        for pidfd, pid in self._actors.items():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            # Newborn, it may not have its group yet.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)

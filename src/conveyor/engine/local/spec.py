@@ -1,0 +1,95 @@
+"""What a new actor process is told, and how it travels: in a file, so that size does not matter."""
+
+from __future__ import annotations
+
+import marshal
+import os
+from dataclasses import dataclass
+
+__all__ = ["ChildSpec", "anonymous_file", "read_spec", "write_spec"]
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """Everything that makes an actor's process, apart from the descriptors it is handed.
+
+    name: for people: in ``ps``, before its output, in errors.
+    payload: handed to ``entry`` as it is.
+    cwd, sys_path, argv, environ: the driver's, as the actor shall see them.
+    env_vars: variables on top of ``environ``; they win over everything set here.
+    num_cpus: how many threads numeric libraries use (``None``: one), unless the user has set
+        ``OMP_NUM_THREADS`` and its kin. Nothing is reserved.
+    gpu_ids: the actor's ``CUDA_VISIBLE_DEVICES``. Without any it is empty, so that no GPU is seen,
+        unless ``CONVEYOR_KEEP_CUDA_VISIBLE_DEVICES=1``.
+    entry: ``"module:function"``, called as ``function(payload, fds)``.
+    """
+
+    name: str
+    payload: bytes
+    cwd: str
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    env_vars: dict[str, str]
+    num_cpus: float | None
+    gpu_ids: tuple[str, ...]
+    entry: str = "conveyor.runtime.worker:main"
+
+
+def anonymous_file(name: str) -> int:
+    """A new file without a place in any directory; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    # Pythons built for old C libraries do not have it.
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def write_spec(spec: ChildSpec) -> int:
+    """A file that holds ``spec``, open; the caller closes it."""
+    for key in spec.env_vars:
+        if not key or "=" in key or "\0" in key + spec.env_vars[key]:
+            raise ValueError(f"{key!r} cannot be an environment variable")
+    # marshal: both ends are the same interpreter, and it imports nothing at the reader. It takes
+    # exact types only, and a subclass of str is found in such places now and then.
+    head = marshal.dumps(
+        (
+            str(spec.name),
+            str(spec.cwd),
+            tuple(str(entry) for entry in spec.sys_path),
+            tuple(str(argument) for argument in spec.argv),
+            {str(key): str(value) for key, value in spec.environ.items()},
+            {str(key): str(value) for key, value in spec.env_vars.items()},
+            None if spec.num_cpus is None else float(spec.num_cpus),
+            tuple(str(gpu) for gpu in spec.gpu_ids),
+            str(spec.entry),
+        )
+    )
+    fd = anonymous_file("conveyor-spec")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(len(head).to_bytes(_LENGTH_BYTES, "little"))
+            file.write(head)
+            file.write(spec.payload)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_spec(fd: int) -> ChildSpec:
+    """What ``write_spec`` wrote; leaves ``fd`` open."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        name, cwd, sys_path, argv, environ, env_vars, num_cpus, gpu_ids, entry = marshal.loads(
+            file.read(length)
+        )
+        payload = file.read()
+    return ChildSpec(
+        name, payload, cwd, sys_path, argv, environ, env_vars, num_cpus, gpu_ids, entry
+    )

@@ -1,0 +1,1 @@
+"""Read-only views of the Plan, of counters and of status pages."""

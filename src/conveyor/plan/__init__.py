@@ -1,0 +1,50 @@
+"""From a graph to a Plan: pure functions over immutable data, no I/O.
+
+``lower`` makes the Plan, ``explain`` prints it, ``fill`` is what a worker needs to follow it.
+"""
+
+from __future__ import annotations
+
+from conveyor.plan.explain import explain
+from conveyor.plan.lower import lower
+from conveyor.plan.model import (
+    DRIVER,
+    ActorInfo,
+    Argument,
+    Call,
+    Const,
+    Edge,
+    InputBundle,
+    Nested,
+    Plan,
+    Program,
+    Recv,
+    Reg,
+    Send,
+    Step,
+    Task,
+)
+from conveyor.plan.schedule import global_order
+from conveyor.plan.template import fill
+
+__all__ = [
+    "DRIVER",
+    "ActorInfo",
+    "Argument",
+    "Call",
+    "Const",
+    "Edge",
+    "InputBundle",
+    "Nested",
+    "Plan",
+    "Program",
+    "Recv",
+    "Reg",
+    "Send",
+    "Step",
+    "Task",
+    "explain",
+    "fill",
+    "global_order",
+    "lower",
+]

@@ -1,0 +1,195 @@
+"""A Plan as text for people."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from conveyor.plan.model import (
+    DRIVER,
+    Argument,
+    Call,
+    Const,
+    Nested,
+    Plan,
+    Program,
+    Recv,
+    Reg,
+    Send,
+)
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 40
+
+
+def explain(plan: Plan) -> str:
+    """What every process will do at each execution, in order, over which channel, and why. ::
+
+    2 actors, 2 tasks, 3 edges; up to 16 executions on the way
+
+    driver
+      1  send  input            to a
+      2  recv  b.echo           from b
+
+    a
+      1  recv  input            from driver
+      2  call  a.echo(input)
+      3  send  a.echo           to b
+    ...
+    edges
+      #0  input   driver → a   shm, depth 16: same host
+    """
+    blocks = [
+        f"{_count(len(plan.actors), 'actor')}, {_count(len(plan.tasks), 'task')}, "
+        f"{_count(len(plan.edges), 'edge')}; up to {_count(plan.depth, 'execution')} on the way\n"
+        f"execute({_parameters(plan)}) → {_results(plan)}",
+        _block("driver", _driver_steps(plan)),
+    ]
+    for actor, program in zip(plan.actors, plan.programs, strict=True):
+        blocks.append(_block(actor.name, _actor_steps(plan, program)))
+    blocks.append(_edges(plan))
+    return "\n\n".join(blocks)
+
+
+def _parameters(plan: Plan) -> str:
+    if plan.whole_input:
+        return "input"
+    used = {key for bundle in plan.inputs for key in bundle.keys}
+    names = [f"input[{i}]" if i in used else f"input[{i}] (unused)" for i in range(plan.positional)]
+    return ", ".join([*names, *(f"{name}=" for name in plan.keywords)])
+
+
+def _results(plan: Plan) -> str:
+    sources = ", ".join(plan.edges[edge].source for edge in plan.outputs)
+    return f"[{sources}]" if plan.multi_output else sources
+
+
+def _driver_steps(plan: Plan) -> list[tuple[str, str, str]]:
+    steps = [
+        ("send", plan.edges[bundle.edge].source, _to(plan, bundle.edge)) for bundle in plan.inputs
+    ]
+    for edge in dict.fromkeys(plan.outputs):
+        steps.append(("recv", plan.edges[edge].source, _from(plan, edge)))
+    return steps
+
+
+def _actor_steps(plan: Plan, program: Program) -> list[tuple[str, str, str]]:
+    names: dict[int, str] = {}
+    steps: list[tuple[str, str, str]] = []
+    keys = {bundle.edge: bundle.keys for bundle in plan.inputs}
+    for step in program.steps:
+        if isinstance(step, Recv):
+            source = plan.edges[step.edge].source
+            if step.reg is not None:
+                names[step.reg] = source
+            for key, reg in zip(keys.get(step.edge, ()), step.spread or (), strict=False):
+                if reg is not None:
+                    names[reg] = f"input[{key!r}]"
+            steps.append(("recv", source, _from(plan, step.edge)))
+        elif isinstance(step, Send):
+            steps.append(("send", plan.edges[step.edge].source, _to(plan, step.edge)))
+        else:
+            task = plan.tasks[step.task]
+            shown = [_argument(argument, names) for argument in task.args]
+            shown += [f"{name}={_argument(value, names)}" for name, value in task.kwargs]
+            steps.append(("call", f"{task.label}({', '.join(shown)})", _unused(step)))
+            if step.out is not None:
+                names[step.out] = task.label
+            names.update(
+                (r, f"{task.label}[{i}]") for i, r in enumerate(step.outs) if r is not None
+            )
+    return steps
+
+
+def _unused(call: Call) -> str:
+    unused = [f"[{i}]" for i, reg in enumerate(call.outs) if reg is None]
+    return f"({', '.join(unused)} unused)" if unused else ""
+
+
+def _argument(argument: Argument, names: Mapping[int, str]) -> str:
+    if isinstance(argument, Reg):
+        return names[argument.index]
+    if isinstance(argument, Const):
+        return _value(argument.value)
+    return _nested(argument, names)
+
+
+def _nested(value: Any, names: Mapping[int, str]) -> str:
+    """A container with the names of its values; short even where the container is not."""
+    if isinstance(value, Nested):
+        return _nested(value.template, names)
+    if isinstance(value, (Reg, Const)):
+        return _argument(value, names)
+    if isinstance(value, list):
+        return f"[{_few(_nested(item, names) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{_few(f'{_value(k)}: {_nested(v, names)}' for k, v in value.items())}}}"
+    if isinstance(value, tuple):
+        items = _few(_nested(item, names) for item in value)
+        kind = type(value).__name__ if hasattr(value, "_fields") else ""
+        return f"{kind}({items}{',' if len(value) == 1 and not kind else ''})"
+    return _value(value)
+
+
+def _value(value: Any) -> str:
+    # An array's repr has lines.
+    return " ".join(_short.repr(value).split())
+
+
+def _few(items: Iterable[str], most: int = 6) -> str:
+    shown = list(items)
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], "..."])
+
+
+def _edges(plan: Plan) -> str:
+    rows = [
+        (
+            f"#{edge.id}",
+            edge.source,
+            f"{_name(plan, edge.writer)} → {_names(plan, edge.readers)}",
+            f"{edge.route}, depth {edge.depth}: {edge.reason}",
+        )
+        for edge in plan.edges
+    ]
+    return "\n".join(["edges", *_columns(rows)])
+
+
+def _block(title: str, steps: list[tuple[str, str, str]]) -> str:
+    # What is called may be long: it takes no part in the alignment of what is sent and received.
+    values = max((len(what) for kind, what, _ in steps if kind != "call"), default=0)
+    lines = [
+        f"  {number:>{len(str(len(steps)))}}  {kind}  {what.ljust(values)}  {rest}".rstrip()
+        for number, (kind, what, rest) in enumerate(steps, 1)
+    ]
+    return "\n".join([title, *lines])
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows with their columns aligned; one long cell does not push all others far away."""
+    widths = [min(max(map(len, column)), 48) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _to(plan: Plan, edge: int) -> str:
+    return f"→ {_names(plan, plan.edges[edge].readers)}"
+
+
+def _from(plan: Plan, edge: int) -> str:
+    return f"← {_name(plan, plan.edges[edge].writer)}"
+
+
+def _names(plan: Plan, places: Iterable[int]) -> str:
+    return ", ".join(_name(plan, place) for place in places)
+
+
+def _name(plan: Plan, place: int) -> str:
+    return "driver" if place == DRIVER else plan.actors[place].name
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

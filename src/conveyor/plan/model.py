@@ -1,0 +1,154 @@
+"""The Plan: what a graph becomes before any process is touched.
+
+Everything here is immutable data over one index space: actors, edges, tasks and registers are
+small integers. ``explain``, the tests, the driver and the workers all read the same Plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: The driver's place in ``writer`` and ``readers``; actors count from 0.
+DRIVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ActorInfo:
+    """One actor of the graph. ``key`` is the engine's identity of it, ``name`` is for people."""
+
+    index: int
+    key: Any
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A place in a program's register file, used where an argument's value will stand."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A container argument with nodes inside: ``template`` is the container with ``Reg`` leaves.
+
+    A container without nodes in it stands there whole as a ``Const``, so ``fill`` need not look
+    inside it.
+    """
+
+    template: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A constant argument."""
+
+    value: Any
+
+
+Argument = Reg | Const | Nested
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One bound method call. ``label`` names it in errors: ``"stage1.forward"``, with ``#2`` where
+    a graph binds the same method of the same actor more than once."""
+
+    id: int
+    actor: int
+    method: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    num_returns: int | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One channel: what ``source`` makes, from one writer to a fixed set of readers.
+
+    ``source`` is a label for people (``"input"``, ``"input[0], input['k']"``, ``"a.echo"``,
+    ``"a.split[1]"``). ``readers`` are sorted, without the writer. ``depth`` is the ring's number of
+    slots. ``route`` names the transport and ``reason`` says why it was chosen.
+    """
+
+    id: int
+    writer: int
+    readers: tuple[int, ...]
+    source: str
+    depth: int
+    route: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive one frame of ``edge``. With ``spread`` the frame is a tuple, one register for each
+    element this program uses (``None``: unused here); otherwise it goes whole to ``reg``."""
+
+    edge: int
+    reg: int | None
+    spread: tuple[int | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run ``task``. The result goes to ``out`` (whole, ``None`` if nobody here or elsewhere reads
+    it), its elements to ``outs`` when ``num_returns`` is set (``None``: element unused)."""
+
+    task: int
+    out: int | None
+    outs: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Publish register ``reg`` on ``edge``."""
+
+    edge: int
+    reg: int
+
+
+Step = Recv | Call | Send
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one actor does for one execution, in order."""
+
+    actor: int
+    registers: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputBundle:
+    """Inputs with the same set of readers travel in one frame on one edge.
+
+    ``keys == (None,)`` is the whole input of an un-indexed graph: the frame is the value itself.
+    Otherwise the frame is a tuple in the order of ``keys``: an ``int`` is a positional argument of
+    ``execute``, a ``str`` a keyword argument.
+    """
+
+    edge: int
+    keys: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A compiled graph as data. ``outputs`` are edges read by the driver, one for each output in
+    order (an edge may stand there twice); ``multi_output`` tells a list of results from one.
+    ``positional`` and ``keywords`` are what ``execute`` must be given."""
+
+    actors: tuple[ActorInfo, ...]
+    tasks: tuple[Task, ...]
+    edges: tuple[Edge, ...]
+    programs: tuple[Program, ...]
+    inputs: tuple[InputBundle, ...]
+    outputs: tuple[int, ...]
+    multi_output: bool
+    positional: int
+    keywords: tuple[str, ...]
+    whole_input: bool
+    depth: int

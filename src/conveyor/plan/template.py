@@ -1,0 +1,36 @@
+"""Container arguments with nodes inside: how they are written down, and filled in again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from conveyor.dag import DAGNode
+from conveyor.dag.containers import rebuild_tuple, replace_nodes
+from conveyor.plan.model import Const, Nested, Reg
+
+
+def template(value: Any, register: Callable[[DAGNode], Reg]) -> Any:
+    """The container ``value`` with each node replaced by its register."""
+    return replace_nodes(value, register, _constant)
+
+
+def fill(template: Any, regs: Sequence[Any]) -> Any:
+    """A new container after ``template``, with the values of ``regs`` in place of ``Reg``."""
+    kind = type(template)
+    if kind is Reg:
+        return regs[template.index]
+    if kind is list:
+        return [fill(item, regs) for item in template]
+    if kind is dict:
+        return {key: fill(item, regs) for key, item in template.items()}
+    if kind is Const:
+        return template.value
+    if isinstance(template, tuple):
+        return rebuild_tuple(kind, [fill(item, regs) for item in template])
+    return template
+
+
+def _constant(value: Any) -> Any:
+    # Whatever `fill` would take for a part of the template has to be marked as a value.
+    return Const(value) if isinstance(value, (list, tuple, dict, Reg, Const, Nested)) else value

@@ -1,0 +1,79 @@
+"""asyncio on the same bell: an event loop watches the process's eventfd while somebody awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+
+from conveyor import _core
+from conveyor.runtime import context
+
+
+class LoopWatch:
+    """One event loop's view of the bell: futures, each with the condition that completes it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: _core.Inbox) -> None:
+        self._loop = weakref.ref(loop)  # the registry below is keyed by the loop
+        self._inbox = inbox
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        # Written when another thread has taken the process's event down (see Inbox::clear_event).
+        self._relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        inbox.add_relay(self._relay)
+        # Watched for the life of the loop: the event is only written when somebody has armed it.
+        loop.add_reader(inbox.eventfd, self._on_event)
+        loop.add_reader(self._relay, self._on_relay)
+
+    def add(self, loop: asyncio.AbstractEventLoop, ready: Callable[[], bool]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting[future] = ready
+        self._look()
+        return future
+
+    def _on_event(self) -> None:
+        self._inbox.clear_event(self._relay)
+        self._look()
+
+    def _on_relay(self) -> None:
+        try:
+            os.eventfd_read(self._relay)
+        except BlockingIOError:
+            pass
+        self._look()
+
+    def _look(self) -> None:
+        # Look after noting the count, sleep only if it has not moved since: no ring is missed.
+        seen = self._inbox.count
+        self._complete()
+        if self._waiting and not self._inbox.arm(seen):
+            loop = self._loop()
+            if loop is not None:
+                loop.call_soon(self._look)
+
+    def _complete(self) -> None:
+        for future, ready in list(self._waiting.items()):
+            if future.done():  # cancelled
+                del self._waiting[future]
+            elif ready():
+                del self._waiting[future]
+                future.set_result(None)
+
+    def __del__(self) -> None:
+        self._inbox.remove_relay(self._relay)
+        os.close(self._relay)
+
+
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+async def wait_until(ready: Callable[[], bool]) -> None:
+    """Wait until ``ready()``, which is asked after every ring of this process's bell."""
+    loop = asyncio.get_running_loop()
+    inbox = context.current().inbox
+    watch = _watches.get(loop)
+    if watch is None or watch._inbox is not inbox:
+        watch = _watches[loop] = LoopWatch(loop, inbox)
+    await watch.add(loop, ready)

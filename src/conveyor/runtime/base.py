@@ -1,0 +1,166 @@
+"""What the driver's and the actors' runtimes share: calls, results, and calls that wait their turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conveyor import _core
+from conveyor.channel import SentDefinitions
+from conveyor.exceptions import ArenaFullError
+from conveyor.runtime.links import Link
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs import Ref
+from conveyor.runtime.waiting import Patience
+
+
+class PutRef(Ref):
+    """A value that was put: a snapshot, decoded by who gets it."""
+
+    __slots__ = ("_snapshot",)
+
+    def __init__(self, snapshot: _core.Snapshot) -> None:
+        super().__init__(_NOWHERE, -1)
+        self._snapshot = snapshot
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._snapshot.decode()
+
+    def done(self) -> bool:
+        return True
+
+
+class _Nowhere:
+    """The source of refs that were never on their way."""
+
+    gate: Any = None
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        raise AssertionError("a put value is always there")
+
+    def is_ready(self, ref: Ref) -> bool:
+        return True
+
+    def describe(self, ref: Ref) -> str:
+        return "put"
+
+
+_NOWHERE = _Nowhere()
+
+
+class Pump:
+    """Sends calls that could not be sent at once (an argument was not there, the mailbox was full),
+    when nobody else is waiting who would. One thread, there only while there is something to do."""
+
+    def __init__(self, inbox: _core.Inbox) -> None:
+        self._inbox = inbox
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, link: Link) -> None:
+        with self._lock:
+            self._links.add(link)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="conveyor-pump", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _run(self) -> None:
+        while True:
+            seen = self._inbox.count
+            with self._lock:
+                links = list(self._links)
+            flushed = [link for link in links if link.flush()]
+            with self._lock:
+                self._links.difference_update(
+                    link for link in flushed if not link.has_pending
+                )
+                if not self._links or self._closed:
+                    self._thread = None
+                    return
+            self._inbox.wait(seen)
+
+
+class CallingRuntime:
+    """Calls and results, the same in the driver and in an actor."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.pump = Pump(process.inbox)
+        self._links: dict[int, Link] = {}
+
+    @property
+    def inbox(self) -> _core.Inbox:
+        return self.process.inbox
+
+    def link(self, actor: ActorId) -> Link:
+        raise NotImplementedError
+
+    def call(
+        self,
+        actor: ActorId,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Any:
+        link = self._links.get(actor.index)
+        if link is None:
+            link = self.link(actor)
+        return link.call(method, args, kwargs, num_returns)
+
+    def allocate(self, size: int) -> _core.Buffer:
+        try:
+            return self.process.arena.allocate(size)
+        except _core.ArenaFull as error:
+            raise ArenaFullError(str(error)) from None
+
+    def get(self, refs: Any, timeout: float | None) -> Any:
+        if isinstance(refs, Ref):
+            return refs.get(timeout)
+        if not isinstance(refs, (list, tuple)):
+            raise TypeError(f"get takes a ref or a list of refs, not {type(refs).__name__}")
+        for i, ref in enumerate(refs):
+            if not isinstance(ref, Ref):
+                raise TypeError(f"get takes refs; element {i} of the list is a {type(ref).__name__}")
+        if timeout is None or timeout < 0:
+            return [ref.get() for ref in refs]
+        end = time.monotonic() + timeout
+        return [ref.get(max(end - time.monotonic(), 0.0)) for ref in refs]
+
+    def put(self, value: Any) -> Ref:
+        if isinstance(value, Ref):
+            raise TypeError("put takes a value, not a ref")
+        return PutRef(_core.Snapshot(value, SentDefinitions()))
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        refs = list(refs)
+        for ref in refs:
+            if not isinstance(ref, Ref):
+                raise TypeError(f"wait takes a list of refs; one is a {type(ref).__name__}")
+        if len(set(map(id, refs))) != len(refs):
+            raise ValueError("wait takes each ref once")
+        if not 0 < num_returns <= len(refs):
+            raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
+        patience = Patience(timeout)
+        while True:
+            seen = self.process.inbox.count
+            done = [ref for ref in refs if ref.done()][:num_returns]
+            over = timeout is not None and patience.over()
+            if len(done) >= num_returns or over:
+                chosen = set(map(id, done))
+                return done, [ref for ref in refs if id(ref) not in chosen]
+            if not self.process.inbox.wait(seen, patience.step()) and timeout is None:
+                patience.check(
+                    lambda: f"{num_returns} of {len(refs)} results",
+                    lambda: f"{len(done)} are there",
+                )

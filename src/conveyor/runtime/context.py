@@ -1,0 +1,56 @@
+"""Which runtime this process has. The only module-level state of the package."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime.protocol import Runtime
+
+_lock = threading.Lock()
+_current: Runtime | None = None
+_start_default: Callable[[], Runtime] | None = None
+
+
+def set_default_start(start: Callable[[], Runtime]) -> None:
+    """How to start a runtime where none was asked for: ``conveyor.init()`` is optional."""
+    global _start_default
+    _start_default = start
+
+
+def current() -> Runtime:
+    """This process's runtime, started with defaults if there is none yet."""
+    runtime = _current
+    if runtime is not None:
+        return runtime
+    if _start_default is None:
+        raise RuntimeStateError("no engine is configured; import conveyor, not its inner modules")
+    with _lock:
+        if _current is None:
+            install(_start_default())
+        assert _current is not None
+        return _current
+
+
+def running() -> Runtime | None:
+    """This process's runtime, or ``None``; never starts one."""
+    return _current
+
+
+def install(runtime: Runtime | None) -> None:
+    """Make ``runtime`` this process's (``None``: it has none any more)."""
+    global _current
+    _current = runtime
+
+
+def _forget_in_child() -> None:
+    global _current, _lock
+    # The parent's runtime is not ours: its threads are not here, its leases are inert, and its
+    # sockets belong to it. The child may start its own.
+    _current = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

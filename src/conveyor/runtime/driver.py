@@ -1,0 +1,365 @@
+"""The driver's runtime: owns the board, starts and supervises actors, lays every channel."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from conveyor import _core
+from conveyor.config import Config
+from conveyor.dag import DAGNode
+from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
+from conveyor.plan import lower
+from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.graph import CompiledGraph
+from conveyor.runtime.layout import RESULT_BIT, Assignment, Place
+from conveyor.runtime.links import Link, link_segment
+from conveyor.runtime.process import ArenaSize, Process, default_arena_size
+from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.requests import RequestServer
+from conveyor.runtime.supervisor import ActorRecord, DeathWatches
+from conveyor.runtime.worker import Caller, Hello
+
+#: Processes that one session may have had at the same time.
+BOARD_SLOTS = 2048
+DRIVER_SLOT = 0
+
+
+class Engine(Protocol):
+    """Who hosts actors. Handed to the driver; knows processes, not channels."""
+
+    def start(self, on_exit: Callable[[int, int], None]) -> None:
+        """``on_exit(pid, status)`` is called on a thread of the engine when a process has ended."""
+        ...
+
+    def spawn(
+        self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions
+    ) -> tuple[int, Callable[[], str]]:
+        """Start a process that runs ``worker.main(payload, fds)``. Returns its pid, and a function
+        that gives the last lines it wrote to stderr."""
+        ...
+
+    def kill(self, pid: int) -> None: ...
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back, on a thread of the engine, whenever ``fd`` can be read."""
+        ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+    def close(self) -> None:
+        """End all processes and wait until they are gone."""
+        ...
+
+
+class SpawnOptions(Protocol):
+    num_cpus: float | None
+    num_gpus: float
+    env_vars: dict[str, str]
+
+
+class Driver(CallingRuntime):
+    """The runtime of the process that the user started."""
+
+    def __init__(self, engine: Engine, arena: ArenaSize | None = None) -> None:
+        arena = arena or default_arena_size()
+        board = _core.Board.create(BOARD_SLOTS)
+        board.prepare(DRIVER_SLOT, "driver")
+        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._arena_fd = _core.Arena.create_fd(arena.file)
+        super().__init__(Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena))
+        board.set_eventfd(DRIVER_SLOT, self._eventfd)
+        board.alive_unwatched(DRIVER_SLOT)
+        self._pid = os.getpid()
+        self._engine = engine
+        self._lock = threading.RLock()
+        self._free_slots = deque(range(DRIVER_SLOT + 1, BOARD_SLOTS))
+        self._actor_numbers = itertools.count(1)
+        self._graph_numbers = itertools.count(1)
+        self._records: dict[int, ActorRecord] = {}
+        self._by_pid: dict[int, ActorRecord] = {}
+        self._early_exits: dict[int, int] = {}
+        self._names: dict[str, ActorRecord] = {}
+        self._watches = DeathWatches(board)
+        self._requests = RequestServer(self)
+        # What finalizers ask for: they may run in any thread, in the middle of anything.
+        self._garbage: deque[Callable[[], None]] = deque()
+        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self._closed = False
+        engine.start(self._on_exit)
+
+    # Actors
+
+    def create_actor(self, spec: ActorSpec) -> ActorId:
+        class_name = spec.cls.__name__
+        record = self.start_process(
+            class_name, spec.methods, spec.name, spec, spec.max_concurrency
+        )
+        assert record.calls is not None
+        try:
+            record.calls.call("__start__", (spec.cls, spec.args, spec.kwargs), {})
+        except BaseException:
+            self.kill(record.id)
+            raise
+        return record.id
+
+    def start_process(
+        self,
+        class_name: str,
+        methods: Mapping[str, MethodInfo],
+        name: str | None,
+        options: SpawnOptions,
+        max_concurrency: int | None,
+    ) -> ActorRecord:
+        """Start an actor's process and lay the driver's links to it; the actor itself is made by
+        whoever sends it ``__start__``."""
+        self._check_open()
+        self.tidy()
+        board, process = self.process.board, self.process
+        label = name or class_name
+        with self._lock:
+            if name is not None and name in self._names:
+                raise ValueError(f"there is an actor named {name!r} already")
+            if not self._free_slots:
+                raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
+            slot = self._free_slots.popleft()
+            board.prepare(slot, label)
+            identity = ActorId(next(self._actor_numbers), label)
+            record = ActorRecord(board, identity, slot, class_name, methods, name is not None)
+            if name is not None:
+                self._names[name] = record
+            self._records[identity.index] = record
+        fds: list[int] = []
+        try:
+            record.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            record.arena_fd = _core.Arena.create_fd(process.arena_size.file)
+            process.adopt(slot, record.arena_fd, record.eventfd)
+            record.control_socket, control = socket.socketpair(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET
+            )
+            request_here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            calls, ctl = link_segment(), link_segment()
+            hello = Hello(
+                slot=slot,
+                name=label,
+                number=identity.index,
+                arena=process.arena_size,
+                driver_slot=DRIVER_SLOT,
+                mailbox_bit=record.bits.take(),
+                control_bit=record.bits.take(),
+                max_concurrency=max_concurrency,
+                has_async=any(m.is_async for m in methods.values()),
+            )
+            record.calls = self._link(record, calls, hello.mailbox_bit, _core.KIND_CALL)
+            record.control_link = self._link(record, ctl, hello.control_bit, _core.KIND_CONTROL)
+            record.known_peers = {DRIVER_SLOT, slot}
+            fds = [control.detach(), request.detach()]
+            self._requests.add(record, request_here)
+            passed = [board.fd, record.arena_fd, record.eventfd, self._arena_fd, self._eventfd]
+            passed += [*fds, calls.fd, ctl.fd]
+            self._watches.add(slot)
+            record.pid, record.stderr_tail = self._engine.spawn(
+                label, pickle.dumps(hello), passed, options
+            )
+            calls.close_fd()
+            ctl.close_fd()
+        except BaseException:
+            board.announce_death(slot)
+            self._forget(record)
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with self._lock:
+            self._links[identity.index] = record.calls
+            self._by_pid[record.pid] = record
+            early = self._early_exits.pop(record.pid, None)
+        if early is not None:
+            self._on_exit(record.pid, early)
+        return record
+
+    def _link(self, record: ActorRecord, segment: _core.Segment, bit: int, kind: int) -> Link:
+        return Link(
+            self.process, segment, record.slot, record.id.name, bit, record.death, self.pump.add, kind
+        )
+
+    def link(self, actor: ActorId) -> Link:
+        self._check_open()
+        raise record.death() if (record := self._records.get(actor.index)) else RuntimeStateError(
+            f"actor {actor.name} belongs to another session"
+        )
+
+    def record(self, actor: ActorId) -> ActorRecord:
+        record = self._records.get(actor.index)
+        if record is None:
+            raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        return record
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        record = self._names.get(name)
+        if record is None or not record.alive:
+            known = ", ".join(sorted(self._names)) or "none"
+            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        return record.id, record.class_name, record.methods
+
+    def kill(self, actor: ActorId) -> None:
+        record = self.record(actor)
+        if not record.alive:
+            return
+        record.killed = True
+        self._engine.kill(record.pid)
+        # From now on it is dead for everybody, whatever the kernel still has to do.
+        self.process.board.announce_death(record.slot)
+
+    def retain(self, actor: ActorId) -> None:
+        record = self._records.get(actor.index)
+        if record is not None:
+            record.handles += 1
+
+    def release(self, actor: ActorId) -> None:
+        self._garbage.append(lambda: self._released(actor))
+
+    def share(self, actor: ActorId) -> None:
+        record = self._records.get(actor.index)
+        if record is not None:
+            record.shared = True
+
+    def _released(self, actor: ActorId) -> None:
+        record = self._records.get(actor.index)
+        if record is None:
+            return
+        record.handles -= 1
+        if record.handles > 0 or record.named or record.shared or record.stopping:
+            return
+        record.stopping = True
+        assert record.calls is not None
+        if record.alive and not record.calls.has_pending:
+            record.control("stop")
+
+    def _on_exit(self, pid: int, status: int) -> None:
+        with self._lock:
+            record = self._by_pid.pop(pid, None)
+            if record is None:
+                self._early_exits[pid] = status
+                return
+        record.exit_status = status
+        record.exited.set()
+        self.process.board.announce_death(record.slot)
+        self._forget(record)
+
+    def _forget(self, record: ActorRecord) -> None:
+        """Close what belonged to a process that is gone. The record itself can still be asked."""
+        with self._lock:
+            self._watches.remove(record.slot)
+            self._requests.remove(record)
+            if record.control_socket is not None:
+                record.control_socket.close()
+            for fd in (record.arena_fd, record.eventfd):
+                if fd >= 0:
+                    os.close(fd)
+            record.arena_fd = record.eventfd = -1
+            self.process.forget(record.slot)
+            if self._names.get(record.id.name) is record:
+                del self._names[record.id.name]
+            self._links.pop(record.id.index, None)
+            self._free_slots.append(record.slot)
+
+    # Graphs
+
+    def compile(self, root: DAGNode, config: Config) -> CompiledGraph:
+        self._check_open()
+        self.tidy()
+        return CompiledGraph(self, lower(root, config), config)
+
+    def next_graph_number(self) -> int:
+        return next(self._graph_numbers)
+
+    def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Any:
+        """Give an actor its part of a graph; the ref of its acknowledgement."""
+        with record.control_lock:
+            new, fds = self._new_peers(record, assignment.peers)
+            record.send_fds([segment_fd, *fds])
+            return record.control("load", assignment, new)
+
+    def introduce(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, list[int], Any]:
+        """Lay a link between two actors: the mailbox bit, the descriptors for the caller (segment,
+        and the callee's arena and eventfd), and the ref of the callee's acknowledgement."""
+        callee.check_alive()
+        segment = link_segment()
+        with callee.control_lock:
+            bit = callee.bits.take()
+            new, fds = self._new_peers(callee, (caller.slot,))
+            callee.send_fds([segment.fd, *fds])
+            ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
+        caller.known_peers.add(callee.slot)
+        return bit, [os.dup(segment.fd), callee.arena_fd, callee.eventfd], ack
+
+    def _new_peers(
+        self, record: ActorRecord, slots: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], list[int]]:
+        by_slot = {r.slot: r for r in self._records.values() if r.arena_fd >= 0}
+        new = tuple(s for s in slots if s not in record.known_peers and s in by_slot)
+        fds = [fd for s in new for fd in (by_slot[s].arena_fd, by_slot[s].eventfd)]
+        record.known_peers.update(new)
+        return new, fds
+
+    def drop_graph(
+        self, number: int, records: list[ActorRecord], places: dict[int, Place]
+    ) -> None:
+        """A compiled graph became garbage without a teardown."""
+
+        def unload() -> None:
+            for actor, record in enumerate(records):
+                if record.alive:
+                    record.control("unload", number)
+                record.bits.give_back(places[actor].bit)
+
+        self._garbage.append(unload)
+
+    def tidy(self) -> None:
+        """Do what finalizers have asked for."""
+        while self._garbage:
+            try:
+                work = self._garbage.popleft()
+            except IndexError:
+                return
+            try:
+                work()
+            except ConveyorError:
+                pass  # an actor that is gone needs no goodbye
+
+    # The end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeStateError("this session has been shut down")
+
+    def shutdown(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: the session is its parent's
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        error = RuntimeStateError("the session has been shut down")
+        for graph in list(self.graphs):
+            graph.close(error)
+        for record in list(self._records.values()):
+            record.killed = True
+        self.pump.close()
+        self._requests.close()
+        self._engine.close()
+        self._watches.stop()
+        for record in list(self._records.values()):
+            if record.arena_fd >= 0:
+                self.process.board.announce_death(record.slot)
+                self._forget(record)
+        os.close(self._eventfd)
+        os.close(self._arena_fd)

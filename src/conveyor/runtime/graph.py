@@ -1,0 +1,373 @@
+"""A compiled graph as its driver holds it: submit, wait, tear down."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from conveyor import _core
+from conveyor.config import Config
+from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
+from conveyor.plan import explain as explain_plan
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import aio
+from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
+from conveyor.runtime.links import describe_status
+from conveyor.runtime.refs import EMPTY, Ref, final
+from conveyor.runtime.waiting import Patience, wait_until
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver import Driver
+    from conveyor.runtime.supervisor import ActorRecord
+
+
+class GraphRef(Ref):
+    """The result of one execution: of the graph, or of one of its outputs."""
+
+    __slots__ = ()
+
+
+def _references_of_a_moved_value() -> int:
+    # How many references an argument of execute() has when its maker keeps none: measured, because
+    # it differs between versions of Python. Same shape as CompiledGraph.execute.
+    lock = threading.Lock()
+
+    def execute(*args: Any, timeout: float | None = None, **kwargs: Any) -> int:
+        with lock:
+            return _core.refcount(args[0])
+
+    return execute(object())
+
+
+_MOVED_REFS = _references_of_a_moved_value()
+
+
+class CompiledGraph:
+    """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
+
+    Any number of threads may execute it and get its results. Use it as a context manager, or call
+    :meth:`teardown`; the actors can be used for anything else before and after.
+    """
+
+    def __init__(self, driver: Driver, plan: Plan, config: Config) -> None:
+        self.plan = plan
+        self.config = config
+        self._driver = driver
+        self._process = driver.process
+        self._records: list[ActorRecord] = [driver.record(a.key) for a in plan.actors]
+        self._number = driver.next_graph_number()
+        self._lock = threading.Lock()
+        self._closed: ConveyorError | None = None
+        self._failure: ConveyorError | None = None
+        for record in self._records:
+            record.check_alive()
+        places = {DRIVER: Place(self._process.slot, RESULT_BIT)}
+        for actor, record in enumerate(self._records):
+            places[actor] = Place(record.slot, record.bits.take())
+        self._places = places
+        layout = lay_out(plan, places, config.slot_bytes)
+        try:
+            self._load(layout)
+        except BaseException:
+            self._unload()
+            raise
+        writers = {w.edge: w.open(self._process, layout.segment) for w in layout.writes[DRIVER]}
+        for writer in writers.values():
+            writer.moved_refs = _MOVED_REFS
+        readers = {r.edge: r.open(self._process, layout.segment) for r in layout.reads[DRIVER]}
+        layout.segment.close_fd()
+        distinct = list(dict.fromkeys(plan.outputs))
+        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self.gate = _core.Gate(
+            [writers[bundle.edge] for bundle in plan.inputs],
+            [readers[edge] for edge in distinct],
+            plan.depth,
+            _core.KIND_VALUE,
+            self._process.inbox,
+        )
+        # The one thing the hot path looks at: replaced by a function that raises at the end.
+        self._submit: Callable[[Any], int] = self.gate.submit
+        self._plain = plan.whole_input
+        self._single_output = not plan.multi_output
+        self._finalizer = weakref.finalize(
+            self, driver.drop_graph, self._number, self._records, places
+        )
+        self._finalizer.atexit = False
+        driver.graphs.add(self)
+
+    # Laying
+
+    def _load(self, layout: Layout) -> None:
+        tasks = {task.id: task for task in self.plan.tasks}
+        acks = []
+        for program in self.plan.programs:
+            record = self._records[program.actor]
+            own = {
+                step.task: tasks[step.task] for step in program.steps if hasattr(step, "task")
+            }
+            assignment = Assignment(
+                self._number,
+                self.name,
+                self.plan.actors[program.actor].name,
+                self._places[program.actor].bit,
+                program,
+                own,
+                layout.reads.get(program.actor, ()),
+                layout.writes.get(program.actor, ()),
+                layout.peers_of(program.actor, self._places),
+            )
+            acks.append(self._driver.load(record, assignment, layout.segment.fd))
+        for ack in acks:
+            ack.get()
+
+    def _unload(self) -> None:
+        for actor, record in enumerate(self._records):
+            if record.alive:
+                record.control("unload", self._number)
+            record.bits.give_back(self._places[actor].bit)
+
+    # Executing
+
+    @property
+    def name(self) -> str:
+        return self.config.name or f"graph {self._number}"
+
+    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
+
+        Every argument is encoded before anything is sent: one that cannot be sent raises
+        ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
+        ``timeout`` (seconds, ``None``: no limit) bounds that wait with ``WaitTimeoutError``.
+        Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
+        :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
+        """
+        if self._plain and len(args) == 1 and not kwargs:
+            with self._lock:
+                number = self._submit(args[0])
+            if number >= 0:
+                if self._single_output:
+                    return GraphRef(self, number)
+                return self._refs(number)
+        return self._execute(args, kwargs, timeout)
+
+    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
+        number = self._submit_once(self._inputs(args, kwargs))
+        if number < 0:
+            raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
+        return self._refs(number)
+
+    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`; waits for room without blocking the event loop."""
+        inputs = self._inputs(args, kwargs)
+        while True:
+            number = self._submit_once(inputs)
+            if number >= 0:
+                return self._refs(number)
+            await aio.wait_until(self._may_submit)
+
+    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None) -> Any:
+        if "timeout" in self.plan.keywords:
+            kwargs["timeout"] = timeout
+            timeout = None
+        inputs = self._inputs(args, kwargs)
+        patience = Patience(timeout)
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise WaitTimeoutError(
+                f"timed out after {timeout:g} s waiting for another thread's submission to {self.name}"
+            )
+        try:
+            # Held while waiting for room: who comes first goes first.
+            while True:
+                number = self._submit_inputs(inputs)
+                if number >= 0:
+                    return self._refs(number)
+                wait_until(
+                    self._process.inbox,
+                    self._may_submit,
+                    patience.step() if timeout is not None else None,
+                    lambda: f"room for another execution of {self.name} (depth {self.plan.depth})",
+                    self.doing,
+                )
+        finally:
+            self._lock.release()
+
+    def _submit_once(self, inputs: tuple[Any, ...]) -> int:
+        if not self._lock.acquire(False):
+            return -1
+        try:
+            return self._submit_inputs(inputs)
+        finally:
+            self._lock.release()
+
+    def _submit_inputs(self, inputs: tuple[Any, ...]) -> int:
+        if self._submit is not self.gate.submit and self._closed_or_failed():
+            self._submit(None)  # raises
+        if len(inputs) == 1:
+            return self._submit(inputs[0])
+        return self.gate.submit_many(inputs)
+
+    def _may_submit(self) -> bool:
+        return self._closed_or_failed() or self.gate.has_room
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments as the frames of the input edges."""
+        plan = self.plan
+        if plan.whole_input:
+            if kwargs or len(args) != 1:
+                raise TypeError(
+                    f"{self.name} takes exactly one argument, because its InputNode is used whole; "
+                    f"got {_count(args, kwargs)}"
+                )
+            return args
+        if len(args) != plan.positional:
+            raise TypeError(
+                f"{self.name} takes {plan.positional} positional argument(s), got {_count(args, kwargs)}"
+            )
+        missing = [key for key in plan.keywords if key not in kwargs]
+        unknown = [key for key in kwargs if key not in plan.keywords]
+        if missing or unknown:
+            raise TypeError(
+                f"{self.name} takes the keyword argument(s) {', '.join(plan.keywords) or 'none'}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; not known: {', '.join(unknown)}" if unknown else "")
+            )
+        return tuple(
+            tuple(args[key] if isinstance(key, int) else kwargs[key] for key in bundle.keys)  # type: ignore[index]
+            for bundle in plan.inputs
+        )
+
+    def _refs(self, number: int) -> Any:
+        if self._single_output:
+            return GraphRef(self, number)
+        made = [GraphRef(self, number, i) for i in range(max(self._outputs) + 1)]
+        return [made[i] for i in self._outputs]
+
+    # Waiting
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        gate = self.gate
+        value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
+        if value is not EMPTY:
+            return value
+        patience = Patience(timeout)
+        while True:
+            deaths = self._process.board.deaths
+            if self._closed_or_failed():
+                value = gate.take(ref._number, ref._reader)  # what had come before
+                if value is not EMPTY:
+                    return value
+                raise final(self._why())
+            value = gate.get(ref._number, ref._reader, patience.step(), deaths)
+            if value is not EMPTY:
+                return value
+            patience.check(lambda: self.describe(ref), self.doing)
+
+    def is_ready(self, ref: Ref) -> bool:
+        return self.gate.ready(ref._number, ref._reader) or self._closed_or_failed()
+
+    def _closed_or_failed(self) -> bool:
+        if self._closed is not None or self._failure is not None:
+            return True
+        for record in self._records:
+            if not record.alive:
+                self._failure = record.death(self._label)
+                self._submit = self._raise_why
+                return True
+        return False
+
+    def _why(self) -> ConveyorError:
+        error = self._closed or self._failure
+        assert error is not None
+        return error
+
+    def _raise_why(self, _value: Any) -> NoReturn:
+        raise self._why().with_traceback(None)
+
+    def _label(self, graph: int, node: int) -> str | None:
+        return self.plan.tasks[node].label if graph == self._number else None
+
+    def describe(self, ref: Ref) -> str:
+        output = "" if self._single_output else f", output {self._outputs.index(ref._reader)}"
+        source = self.plan.edges[list(dict.fromkeys(self.plan.outputs))[ref._reader]].source
+        return f"{self.name}, execution {ref._number}{output} (from {source})"
+
+    def doing(self) -> str:
+        """What each actor of the graph is doing now, in words."""
+        return "; ".join(
+            f"{info.name} is {describe_status(self._process.board, record.slot, self._label)}"
+            for info, record in zip(self.plan.actors, self._records, strict=True)
+        )
+
+    # Ending
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Take the graph down: its channels are gone when this returns, its actors are free.
+
+        Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
+        well. Safe to call more than once.
+        """
+        if not self.close(GraphTornDownError(f"{self.name} has been torn down")):
+            return
+        self.gate.drain()
+        self._finalizer.detach()
+        self._driver.graphs.discard(self)
+        acks = []
+        for actor, record in enumerate(self._records):
+            if kill_actors:
+                self._driver.kill(record.id)
+            elif record.alive:
+                acks.append((record, record.control("unload", self._number)))
+            record.bits.give_back(self._places[actor].bit)
+        for record, ack in acks:
+            try:
+                ack.get()
+            except ConveyorError:
+                if record.alive:
+                    raise
+
+    def close(self, error: ConveyorError) -> bool:
+        """No more executions, and whoever waits gets ``error``. False if it was closed before."""
+        with self._lock:
+            if self._closed is not None:
+                return False
+            self._closed = error
+            self._submit = self._raise_why
+        # Other threads may wait for a result that will not come.
+        self.gate.closed = True
+        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        return True
+
+    def __enter__(self) -> CompiledGraph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.teardown()
+
+    def explain(self) -> str:
+        """The Plan as text: what every actor does, in which order, over which channel, and why."""
+        return explain_plan(self.plan)
+
+    @property
+    def is_teardown(self) -> bool:
+        return self._closed is not None
+
+    def __repr__(self) -> str:
+        state = "torn down" if self._closed else "failed" if self._failure else "ready"
+        return f"<CompiledGraph {self.name}: {len(self.plan.tasks)} tasks on {len(self._records)} actors, {state}>"
+
+
+#: How long a wait may last before it is worth preparing to log and describe it.
+_FIRST_LOOK = 0.005
+
+
+def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return f"{len(args)} positional and {len(kwargs)} keyword argument(s)"

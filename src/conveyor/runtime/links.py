@@ -1,0 +1,244 @@
+"""A caller's link to an actor: a mailbox ring there, a reply ring back, and the calls on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import ActorDiedError, DeadlockError
+from conveyor.runtime.deadlock import CycleCheck, waiting
+from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
+from conveyor.runtime.refs import EMPTY, ElementRef, Ref, final
+from conveyor.runtime.waiting import Patience
+
+#: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
+Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
+
+
+def link_segment() -> _core.Segment:
+    """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`."""
+    size = reply_offset()
+    segment = _core.Segment.create(2 * size)
+    segment.make_ring(0, CALL_SLOTS, CALL_STRIDE, 1)
+    segment.make_ring(size, CALL_SLOTS, CALL_STRIDE, 1)
+    return segment
+
+
+def reply_offset() -> int:
+    return _core.Segment.ring_bytes(CALL_SLOTS, CALL_STRIDE, 1)
+
+
+class CallRef(Ref):
+    """The result of an actor call."""
+
+    __slots__ = ("method",)
+
+    def __init__(self, source: Link, number: int, method: str) -> None:
+        super().__init__(source, number)
+        self.method = method
+
+
+class Link:
+    """The caller's side. A call takes a mailbox slot and a reply slot together, so a reply always
+    has room; calls beyond that, and calls whose arguments are not there yet, wait in this process."""
+
+    def __init__(
+        self,
+        process: Process,
+        segment: _core.Segment,
+        actor_slot: int,
+        actor_name: str,
+        mailbox_bit: int,
+        on_death: Callable[[], ActorDiedError],
+        keep_going: Callable[[Link], None],
+        kind: int = _core.KIND_CALL,
+        exclusive: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._process = process
+        self.actor_slot = actor_slot
+        self._incarnation = process.board.incarnation(actor_slot)
+        self.actor_name = actor_name
+        self._exclusive = exclusive  # whether waiting here keeps a whole actor from serving
+        self._on_death = on_death
+        self._keep_going = keep_going
+        # Reentrant: a finalizer may drop the last handle, and so call, in the middle of a call.
+        self._lock = threading.RLock()
+        self._pending: deque[tuple[CallRef, Call]] = deque()
+        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)])
+        self._reader = process.reader(
+            segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
+        )
+        self.gate = _core.Gate([self._writer], [self._reader], CALL_SLOTS, kind, process.inbox)
+
+    def call(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> Any:
+        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
+        call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
+        if any(isinstance(a, Ref) for a in args) or any(
+            isinstance(a, Ref) for a in kwargs.values()
+        ):
+            ref = self._submit_later(call)
+        else:
+            with self._lock:
+                number = -1
+                if not self._pending:
+                    self._check()
+                    number = self.gate.submit(call)
+                if number >= 0:
+                    ref = CallRef(self, number, method)
+                else:
+                    ref = self._submit_later(call)
+        if num_returns == 1:
+            return ref
+        return [ElementRef(ref, i) for i in range(num_returns)]
+
+    def _check(self) -> None:
+        if self._gone():
+            raise self._on_death()
+
+    def _gone(self) -> bool:
+        return self._process.board.gone(self.actor_slot, self._incarnation)
+
+    def _submit_later(self, call: Call) -> CallRef:
+        ref = CallRef(self, -1, call[0])
+        with self._lock:
+            self._pending.append((ref, call))
+            self.flush()
+            waiting = bool(self._pending)
+        if waiting:
+            self._keep_going(self)
+        return ref
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def flush(self) -> bool:
+        """Submit what can be submitted, in order. True if nothing is pending any more."""
+        with self._lock:
+            while self._pending:
+                ref, (method, args, kwargs, num_returns) = self._pending[0]
+                refs = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Ref)]
+                if not all(r.done() for r in refs):
+                    return False
+                try:
+                    self._check()
+                    args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
+                    if kwargs:
+                        kwargs = {
+                            k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()
+                        }
+                    number = self.gate.submit((method, args, kwargs, num_returns))
+                except Exception as error:  # the call's outcome: an argument failed, say
+                    self._pending.popleft()
+                    ref._fail(error)
+                    self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+                    continue
+                if number < 0:
+                    return False
+                self._pending.popleft()
+                ref._number = number
+            return True
+
+    # Source protocol
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        if ref._number >= 0:
+            value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
+            if value is not EMPTY:
+                return value
+        if not self._exclusive():
+            return self._wait(ref, Patience(timeout), None)
+        inbox = self._process.inbox
+        with waiting(inbox, self.actor_slot):
+            cycle = CycleCheck(self._process.board, self._process.slot, self.actor_slot)
+            return self._wait(ref, Patience(timeout), cycle)
+
+    def _wait(self, ref: Ref, patience: Patience, cycle: CycleCheck | None) -> Any:
+        board, inbox = self._process.board, self._process.inbox
+        while True:
+            suspected = cycle is not None and cycle.suspicious()
+            step = patience.step()
+            if suspected:
+                step = _CONFIRM if step is None else min(step, _CONFIRM)
+            deaths = board.deaths
+            if ref._number < 0:
+                # Not submitted yet: its turn comes when others complete, and that rings our bell.
+                seen = inbox.count
+                self.flush()
+                if ref._outcome is not EMPTY:
+                    return ref._outcome
+                value = EMPTY
+                if ref._number < 0:
+                    inbox.wait(seen, step)
+            else:
+                # Looked for before the death is: what it had sent before it died is still there.
+                gone = self._gone()
+                value = self.gate.get(ref._number, 0, 0.0 if gone else step, deaths)
+                if value is EMPTY and gone:
+                    raise final(self._on_death())
+            if value is not EMPTY:
+                return value
+            if suspected:
+                assert cycle is not None
+                members = cycle.confirmed()
+                if members is not None:
+                    raise self._deadlock(ref, members)
+            patience.check(lambda: self.describe(ref), self.doing)
+
+    def _deadlock(self, ref: Ref, members: list[int]) -> DeadlockError:
+        names = tuple(self._process.board.name(slot) for slot in members)
+        chain = " waits for ".join((*names, names[0]))
+        return DeadlockError(
+            f"waiting for {self.describe(ref)} would never end: {chain}, and each runs one call at a "
+            "time. Make one of them an async actor or give it max_concurrency > 1, or pass the ref on "
+            "instead of getting it",
+            names,
+        )
+
+    def is_ready(self, ref: Ref) -> bool:
+        if ref._number < 0:
+            self.flush()
+            if ref._outcome is not EMPTY:
+                return True
+            if ref._number < 0:
+                return False
+        return self.gate.ready(ref._number, 0) or self._gone()
+
+    def describe(self, ref: Ref) -> str:
+        method = ref.method if isinstance(ref, CallRef) else "call"
+        number = f" (call {ref._number})" if ref._number >= 0 else " (not sent yet)"
+        return f"{self.actor_name}.{method}{number}"
+
+    def doing(self) -> str:
+        return f"{self.actor_name} is {describe_status(self._process.board, self.actor_slot)}"
+
+
+#: How long a wait may last before it is worth preparing to log and describe it.
+_FIRST_LOOK = 0.005
+#: How long the members of a suspected cycle have to look once more.
+_CONFIRM = 0.05
+_CONDITIONS = {0: "gone", 1: "starting", 3: "dying", 4: "dead"}
+
+
+def describe_status(
+    board: _core.Board, slot: int, label: Callable[[int, int], str | None] | None = None
+) -> str:
+    """What the process in ``slot`` is doing, in words. ``label`` names a (graph, node)."""
+    condition = board.condition(slot)
+    if condition in _CONDITIONS:
+        return _CONDITIONS[condition]
+    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
+    if state == 0:
+        return "idle"
+    name = (label(graph, node) if label is not None else None) if graph else what
+    name = name or f"node {node} of graph {graph}"
+    number = f"execution {execution}" if graph else f"call {execution}"
+    seconds = (_core.monotonic_ns() - since_ns) / 1e9
+    return f"running {name} ({number}) since {seconds:.1f} s"
+
+

@@ -1,0 +1,44 @@
+"""Arrays and tensors made in the channel's memory, so that sending them copies nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from conveyor.runtime import context
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:
+    """An uninitialised numpy array in this process's arena.
+
+    shape, dtype: as for ``numpy.empty`` (C order). Sent as a whole by a maker that keeps no
+    reference to it (``return array`` in an actor; ``graph.execute(make())`` in the driver), its
+    memory itself travels and the cost does not depend on its size. A maker that still holds it, or
+    a view of it, sends a copy, so nobody sees later writes. Raises ``MemoryError`` at the memory cap.
+    """
+    import numpy as np
+
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise TypeError(f"arrays of {kind} hold Python objects and cannot lie in shared memory")
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    buffer = context.current().allocate(math.prod(sizes) * kind.itemsize)
+    return np.ndarray(sizes, kind, buffer=buffer)
+
+
+def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An uninitialised CPU tensor in this process's arena; see :func:`empty`."""
+    import torch
+
+    kind = dtype or torch.get_default_dtype()
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = math.prod(sizes)
+    if count == 0:
+        return torch.empty(sizes, dtype=kind)
+    buffer: Any = context.current().allocate(count * kind.itemsize)
+    return torch.frombuffer(buffer, dtype=kind, count=count).view(sizes)

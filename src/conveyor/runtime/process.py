@@ -1,0 +1,104 @@
+"""What every process of a session has: its place on the board, its bell, its arena, its peers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from conveyor import _core
+from conveyor.channel import SentDefinitions, set_up_codec
+
+#: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
+CALL_SLOTS = 64
+CALL_STRIDE = 2048
+CONTROL_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaSize:
+    """``file``: addresses; ``cap``: bytes with memory behind them."""
+
+    file: int
+    cap: int
+
+
+def default_arena_size() -> ArenaSize:
+    """Half of what this process may use, by the machine or the cgroup; ``CONVEYOR_ARENA_BYTES`` wins."""
+    chosen = os.environ.get("CONVEYOR_ARENA_BYTES")
+    cap = int(float(chosen)) if chosen else _memory_limit() // 2
+    cap = max(cap, 1 << 20)
+    return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
+
+
+def _memory_limit() -> int:
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            text = file.read().strip()
+    except OSError:
+        return limit
+    return min(limit, int(text)) if text.isdigit() else limit
+
+
+class Process:
+    """This process's endpoints. Made once, by the driver's start or by an actor's ``main``."""
+
+    def __init__(
+        self, board: _core.Board, slot: int, eventfd: int, arena_fd: int, arena: ArenaSize
+    ) -> None:
+        set_up_codec()
+        self.board = board
+        self.slot = slot
+        self.arena_size = arena
+        self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
+        self.arena = _core.Arena(arena_fd, arena.file, arena.cap)
+        self._views: dict[int, _core.ArenaView] = {}
+
+    def adopt(self, slot: int, arena_fd: int, eventfd: int) -> None:
+        """Make the process in ``slot`` a peer. The descriptors stay the caller's."""
+        self._views[slot] = _core.ArenaView(arena_fd, self.arena_size.file)
+        self.board.set_eventfd(slot, eventfd)
+
+    def forget(self, slot: int) -> None:
+        """``slot`` is no peer any more; values received from it stay as long as they are held."""
+        self._views.pop(slot, None)
+        self.board.forget_eventfd(slot)
+
+    def writer(
+        self, segment: _core.Segment, offset: int, targets: list[tuple[int, int]]
+    ) -> _core.Writer:
+        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit)."""
+        return _core.Writer(segment, offset, self.board, targets, self.arena, SentDefinitions())
+
+    def reader(
+        self,
+        segment: _core.Segment,
+        offset: int,
+        index: int,
+        writer: tuple[int, int],
+        *,
+        shared: bool,
+    ) -> _core.Reader:
+        """Reading end ``index`` of a ring written by process ``writer[0]``. Large values of a
+        ``shared`` ring are read-only, because somebody else reads the same memory."""
+        view = self._views.get(writer[0])
+        if view is None:
+            view = self._views[writer[0]] = _core.ArenaView(-1, 0)
+        return _core.Reader(segment, offset, index, self.board, writer, view, shared)
+
+
+class BellBits:
+    """Which bits of one process's bell are taken. Kept by the driver, who lays all channels."""
+
+    def __init__(self, reserved: int) -> None:
+        """``reserved``: the highest bit that has a fixed meaning."""
+        self._free = list(range(_core.BELL_BITS - 1, max(reserved, _core.ATTENTION_BIT), -1))
+
+    def take(self) -> int:
+        if not self._free:
+            raise RuntimeError("a process has more channels than its bell has bits")
+        return self._free.pop()
+
+    def give_back(self, bit: int) -> None:
+        self._free.append(bit)

@@ -1,0 +1,110 @@
+"""The two protocols of the runtime: what ``api`` asks of it, and what it asks of an engine.
+
+``api`` talks to whatever ``conveyor.runtime.context.current()`` returns; a driver on local
+processes, an actor's process and the inline engine each provide one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from conveyor import _core
+    from conveyor.config import Config
+    from conveyor.dag import DAGNode
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """What a handle knows of one method without the class at hand; picklable.
+
+    ``signature`` is without ``self`` (``None`` where Python cannot tell).
+    """
+
+    name: str
+    num_returns: int
+    is_async: bool
+    is_generator: bool
+    signature: inspect.Signature | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """Everything needed to start an actor. ``num_cpus=None`` means one."""
+
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    methods: Mapping[str, MethodInfo]
+    name: str | None = None
+    num_cpus: float | None = None
+    num_gpus: float = 0
+    max_concurrency: int | None = None
+    env_vars: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorId:
+    """An actor's identity within a session: its slot on the board, and its name for people."""
+
+    index: int
+    name: str
+
+
+class Runtime(Protocol):
+    """What ``api`` and ``dag`` need of the process they run in."""
+
+    @property
+    def inbox(self) -> _core.Inbox:
+        """This process's bell."""
+        ...
+
+    def create_actor(self, spec: ActorSpec) -> ActorId: ...
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        """The named actor with its class name and methods; ``ValueError`` if there is none."""
+        ...
+
+    def call(
+        self,
+        actor: ActorId,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Any:
+        """Start a method call; one ref, or a list of refs for ``num_returns > 1``."""
+        ...
+
+    def get(self, refs: Any, timeout: float | None) -> Any: ...
+
+    def put(self, value: Any) -> Any: ...
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]: ...
+
+    def kill(self, actor: ActorId) -> None: ...
+
+    def compile(self, root: DAGNode, config: Config) -> Any: ...
+
+    def retain(self, actor: ActorId) -> None:
+        """A handle of ``actor`` came to be in this process."""
+        ...
+
+    def release(self, actor: ActorId) -> None:
+        """A handle of ``actor`` is garbage in this process. Called from finalizers: only notes it."""
+        ...
+
+    def allocate(self, size: int) -> Any:
+        """``size`` bytes of this process's arena as a writable buffer; ``MemoryError`` at the cap."""
+        ...
+
+    def share(self, actor: ActorId) -> None:
+        """A handle of ``actor`` is about to leave this process."""
+        ...
+
+    def shutdown(self) -> None: ...

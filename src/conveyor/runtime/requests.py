@@ -1,0 +1,163 @@
+"""What actors ask the driver for while they run: other actors, and links to them.
+
+One socketpair for each actor. Requests are answered on the engine's event thread, which must not
+block: everything that waits for another process is done by callbacks or a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
+from conveyor.runtime.protocol import ActorId
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver import Driver
+    from conveyor.runtime.supervisor import ActorRecord
+
+#: A request or an answer is one datagram; what is larger comes in pieces, the last one marked.
+_PIECE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an actor may say of the process of an actor that it starts."""
+
+    num_cpus: float | None
+    num_gpus: float
+    env_vars: dict[str, str]
+
+
+def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+    """Send a pickled message in pieces, its descriptors with the last one."""
+    data = pickle.dumps(message)
+    while len(data) > _PIECE:
+        sock.sendall(b"+" + data[:_PIECE])
+        data = data[_PIECE:]
+    socket.send_fds(sock, [b"." + data], fds or [])
+
+
+def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
+    """The next message with its descriptors. ``ConnectionError`` at the end."""
+    parts = []
+    while True:
+        data, fds, _, _ = socket.recv_fds(sock, _PIECE + 1, 8)
+        if not data:
+            raise ConnectionError("the other side is gone")
+        parts.append(data[1:])
+        if data[:1] == b".":
+            # Both ends are this program: the actor's process was forked by our own fork server.
+            return pickle.loads(b"".join(parts)), fds
+
+
+class RequestServer:
+    """The driver's side."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._sockets: dict[int, socket.socket] = {}
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> None:
+        with self._lock:
+            self._sockets[record.id.index] = sock
+        self._driver._engine.watch(sock.fileno(), lambda: self._on_request(record, sock))
+
+    def remove(self, record: ActorRecord) -> None:
+        with self._lock:
+            sock = self._sockets.pop(record.id.index, None)
+        if sock is not None:
+            self._driver._engine.unwatch(sock.fileno())
+            sock.close()
+
+    def close(self) -> None:
+        with self._lock:
+            sockets, self._sockets = self._sockets, {}
+        for sock in sockets.values():
+            self._driver._engine.unwatch(sock.fileno())
+            sock.close()
+
+    def _on_request(self, record: ActorRecord, sock: socket.socket) -> None:
+        try:
+            (operation, args), _ = receive_message(sock)
+        except (ConnectionError, OSError):
+            self.remove(record)
+            return
+        # Answering may wait for the fork server or for another actor's main loop.
+        threading.Thread(
+            target=self._answer, args=(record, sock, operation, args), name="conveyor-request",
+            daemon=True,
+        ).start()
+
+    def _answer(self, record: ActorRecord, sock: socket.socket, operation: str, args: Any) -> None:
+        fds: list[int] = []
+        try:
+            answer, fds = getattr(self, f"_{operation}")(record, *args)
+            ok = True
+        except Exception as error:
+            answer, ok = error, False
+        try:
+            send_message(sock, (ok, answer), fds)
+        except OSError:
+            pass  # the actor that asked is gone
+        finally:
+            if fds:
+                os.close(fds[0])  # the segment's duplicate; the others are the records'
+
+    def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
+        callee = self._driver.record(actor)
+        callee.shared = True
+        bit, fds, _ack = self._driver.introduce(caller, callee)
+        return (callee.slot, callee.id.name, bit), fds
+
+    def _create(
+        self, caller: ActorRecord, class_name: str, methods: Any, name: str | None,
+        options: Options, max_concurrency: int | None,
+    ) -> tuple[Any, list[int]]:
+        record = self._driver.start_process(class_name, methods, name, options, max_concurrency)
+        record.shared = True
+        return record.id, []
+
+    def _find(self, caller: ActorRecord, name: str) -> tuple[Any, list[int]]:
+        found = self._driver.find_actor(name)
+        self._driver.record(found[0]).shared = True
+        return found, []
+
+    def _kill(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
+        self._driver.kill(actor)
+        return None, []
+
+    def _death(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
+        return self._driver.record(actor).death(), []
+
+
+class RequestClient:
+    """An actor's side: one request at a time, each answered before the next."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def ask(self, operation: str, *args: Any) -> tuple[Any, list[int]]:
+        with self._lock:
+            try:
+                send_message(self._socket, (operation, args))
+                (ok, answer), fds = receive_message(self._socket)
+            except OSError as error:
+                raise RuntimeStateError(f"the driver does not answer: {error}") from error
+        if not ok:
+            raise answer
+        return answer, fds
+
+    def death(self, actor: ActorId) -> ActorDiedError:
+        try:
+            error, _ = self.ask("death", actor)
+        except ConveyorError:
+            return ActorDiedError(f"actor {actor.name} died", actor.name)
+        assert isinstance(error, ActorDiedError)
+        return error

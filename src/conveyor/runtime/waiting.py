@@ -1,0 +1,66 @@
+"""Waiting that can say what it waits for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from conveyor import _core
+from conveyor.exceptions import WaitTimeoutError
+
+logger = logging.getLogger("conveyor")
+
+#: A wait that lasts longer than this is logged, once.
+LOG_AFTER = 10.0
+
+
+class Patience:
+    """The time one wait has left, and whether it has been logged."""
+
+    __slots__ = ("_deadline", "_log_at", "_start", "timeout")
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._start = time.monotonic()
+        self._deadline = None if timeout is None else self._start + timeout
+        self._log_at: float | None = self._start + LOG_AFTER
+
+    def step(self) -> float | None:
+        """Seconds until something is to be done: the deadline, or the log line. ``None``: never."""
+        ends = [end for end in (self._deadline, self._log_at) if end is not None]
+        return max(min(ends) - time.monotonic(), 0.0) if ends else None
+
+    def over(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def check(self, what: Callable[[], str], who: Callable[[], str]) -> None:
+        """Log a long wait once; raise ``WaitTimeoutError`` when the time is over."""
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline:
+            raise WaitTimeoutError(
+                f"timed out after {self.timeout:g} s waiting for {what()}; {who()}. "
+                "The same wait can be tried again"
+            )
+        if self._log_at is not None and now >= self._log_at:
+            self._log_at = None
+            logger.warning("waiting for %s since %.0f s; %s", what(), now - self._start, who())
+
+
+def wait_until(
+    inbox: _core.Inbox,
+    ready: Callable[[], bool],
+    timeout: float | None,
+    what: Callable[[], str],
+    who: Callable[[], str],
+) -> None:
+    """Sleep on this process's bell until ``ready()``; it is asked after every ring."""
+    patience = Patience(timeout)
+    while True:
+        seen = inbox.count
+        if ready():
+            return
+        if not inbox.wait(seen, patience.step()):
+            if ready():
+                return
+            patience.check(what, who)

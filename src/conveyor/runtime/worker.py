@@ -1,0 +1,419 @@
+"""The actor's process: one loop on the main thread that serves mailboxes and graph programs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor import _core
+from conveyor.channel import encode_error
+from conveyor.exceptions import ActorStartError, ArenaFullError
+from conveyor.runtime import context
+from conveyor.runtime.actor_runtime import ActorRuntime
+from conveyor.runtime.layout import RESULT_BIT, Assignment
+from conveyor.runtime.links import reply_offset
+from conveyor.runtime.process import ArenaSize, Process
+from conveyor.runtime.program import Program, check_method
+
+EMPTY = _core.EMPTY
+
+#: Calls served from one mailbox before others have a turn.
+_TURN = 16
+#: Descriptors that one message on the control socket may carry.
+MAX_FDS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What an actor's process is told at birth; its descriptors come in the order of ``FDS``."""
+
+    slot: int
+    name: str
+    number: int
+    arena: ArenaSize
+    driver_slot: int
+    mailbox_bit: int
+    control_bit: int
+    max_concurrency: int | None
+    has_async: bool
+
+    #: board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request
+    #: socket, call segment, control segment
+    FDS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A link that somebody opens to this actor; its segment comes on the control socket."""
+
+    slot: int
+    bit: int
+
+
+class Mailbox:
+    """The actor's end of one caller's link."""
+
+    def __init__(self, worker: Worker, segment: _core.Segment, caller_slot: int, bit: int) -> None:
+        process = worker.process
+        self.bit = bit
+        self.reader = process.reader(segment, 0, 0, (caller_slot, RESULT_BIT), shared=False)
+        self.replies = process.writer(segment, reply_offset(), [(caller_slot, RESULT_BIT)])
+        # Calls that run side by side may answer side by side.
+        self.reply_lock = threading.Lock()
+
+
+class Worker:
+    """Everything one actor's process does."""
+
+    def __init__(self, hello: Hello, fds: list[int]) -> None:
+        board_fd, arena_fd, eventfd, driver_arena, driver_event, control, request, calls, ctl = fds
+        self.hello = hello
+        board = _core.Board.attach(board_fd)
+        self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
+        self.process.adopt(hello.driver_slot, driver_arena, driver_event)
+        self._control_socket = socket.socket(fileno=control)
+        self._programs: dict[int, Program] = {}
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._mailboxes: list[Mailbox] = []
+        self._instance: Any = None
+        self._start_error: bytes | None = None
+        self._started = False
+        self._stop = False
+        self._loop: Any = None  # asyncio.AbstractEventLoop, where the actor has async methods
+        self._slots: Any = None  # asyncio.Semaphore
+        self._pool: Any = None  # concurrent.futures.ThreadPoolExecutor
+        self._tasks: set[Any] = set()
+        self._running = 0
+        self.runtime = ActorRuntime(self, socket.socket(fileno=request))
+        calls_segment = _core.Segment.attach(calls)
+        control_segment = _core.Segment.attach(ctl)
+        self._control = Mailbox(self, control_segment, hello.driver_slot, hello.control_bit)
+        self._handlers[hello.control_bit] = self._serve_control
+        self._open(Mailbox(self, calls_segment, hello.driver_slot, hello.mailbox_bit))
+        for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
+            os.close(fd)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one call at a time runs here, so that a call that waits blocks the actor."""
+        return (
+            self._loop is None
+            and self._pool is None
+            and threading.current_thread() is threading.main_thread()
+        )
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        board, slot = self.process.board, self.process.slot
+        board.guard_signals(slot)
+        board.live(slot)
+        if self.hello.has_async:
+            import asyncio
+
+            asyncio.run(self._run_async())
+        else:
+            if (self.hello.max_concurrency or 1) > 1:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._pool = ThreadPoolExecutor(self.hello.max_concurrency, "conveyor-call")
+            wait = self.process.inbox.next
+            handlers = self._handlers
+            while not self._stop or not self._quiet():
+                handler = handlers.get(wait())
+                if handler is not None:
+                    handler()
+            if self._pool is not None:
+                self._pool.shutdown()
+
+    async def _run_async(self) -> None:
+        import asyncio
+
+        from conveyor.runtime.aio import wait_until
+
+        self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(self.hello.max_concurrency or 1000)
+        inbox, handlers = self.process.inbox, self._handlers
+        bits: list[int] = []
+
+        def something() -> bool:
+            bit = inbox.poll()
+            if bit >= 0:
+                bits.append(bit)
+            return bool(bits)
+
+        while not self._stop or not self._quiet():
+            await wait_until(something)
+            while bits:
+                handler = handlers.get(bits.pop())
+                if handler is not None:
+                    handler()
+                something()
+            # Tasks that these calls started get their turn before the next ones are taken.
+            await asyncio.sleep(0)
+
+    def _quiet(self) -> bool:
+        """Nothing is queued and nothing runs: an orderly stop may end the process."""
+        if self._running or not all(m.reader.empty for m in self._mailboxes):
+            self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+            return False
+        return True
+
+    def _open(self, mailbox: Mailbox) -> None:
+        self._mailboxes.append(mailbox)
+        self._handlers[mailbox.bit] = lambda: self._serve(mailbox)
+        # Frames may have come before the handler was there.
+        self.process.board.ring(self.process.slot, mailbox.bit)
+
+    # Calls
+
+    def method(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """The instance's method ``name``, and whether it is a coroutine function."""
+        if self._start_error is not None:
+            meta = self._start_error
+
+            def failed(*_args: Any, **_kwargs: Any) -> Any:
+                from conveyor.channel import decode_error
+
+                raise decode_error(meta)
+
+            return failed, False
+        return check_method(self._instance, name)
+
+    def _serve(self, mailbox: Mailbox) -> None:
+        reader = mailbox.reader
+        for _ in range(_TURN):
+            try:
+                call = reader.receive()
+            except Exception as error:
+                self._reply_error(mailbox, reader.tag, error, "call")
+                continue
+            if call is EMPTY:
+                return
+            tag = reader.tag
+            if call[0] == "__start__" and not self._started:
+                self._start(mailbox, tag, *call[1])
+            else:
+                self._call(mailbox, tag, *call)
+        self.process.board.ring(self.process.slot, mailbox.bit)
+
+    def _start(
+        self, mailbox: Mailbox, tag: int, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._started = True
+        self.process.inbox.running_call("__init__", tag)
+        label = f"{self.hello.name}.__init__"
+        try:
+            self._instance = cls(*args, **kwargs)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # Every later call, and every step of a graph, answers with this.
+            self._start_error = encode_error(error, self.hello.name, label)
+            mailbox.replies.send_error(self._start_error, tag)
+        else:
+            mailbox.replies.send(None, tag)
+
+    def _call(
+        self,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        if not self._started:
+            error = ActorStartError(f"{self.hello.name} has not been started")
+            self._reply_error(mailbox, tag, error, name)
+            return
+        if self._start_error is not None:
+            mailbox.replies.send_error(self._start_error, tag)
+            return
+        try:
+            method, is_async = check_method(self._instance, name)
+        except Exception as error:
+            self._reply_error(mailbox, tag, error, name)
+            return
+        if self._loop is not None and is_async:
+            self._running += 1
+            task = self._loop.create_task(
+                self._call_async(mailbox, tag, name, method, args, kwargs, num_returns)
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif self._pool is not None:
+            self._running += 1
+            self._pool.submit(
+                self._call_pooled, mailbox, tag, name, method, args, kwargs, num_returns
+            )
+        else:
+            self.process.inbox.running_call(name, tag)
+            self._call_now(mailbox, tag, name, method, args, kwargs, num_returns)
+
+    def _call_now(
+        self,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        try:
+            result = method(*args, **kwargs) if kwargs else method(*args)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            self._reply(mailbox, tag, name, result, num_returns)
+
+    def _call_pooled(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
+        self.process.inbox.running_call(name, tag)
+        try:
+            self._call_now(mailbox, tag, name, *rest)
+        finally:
+            self._running -= 1
+            self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+
+    async def _call_async(
+        self,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        try:
+            async with self._slots:
+                self.process.inbox.running_call(name, tag)
+                result = await method(*args, **(kwargs or {}))
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            self._reply(mailbox, tag, name, result, num_returns)
+        finally:
+            self._running -= 1
+
+    def start_coroutine(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        finish: Callable[[Any, BaseException | None], None],
+    ) -> None:
+        """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop."""
+
+        async def run() -> None:
+            try:
+                value = await coroutine
+            except SystemExit:
+                raise
+            except BaseException as error:
+                finish(None, error)
+            else:
+                finish(value, None)
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
+        if num_returns > 1 and not (
+            isinstance(result, (tuple, list)) and len(result) == num_returns
+        ):
+            error = ValueError(
+                f"{self.hello.name}.{name} has num_returns={num_returns} and must return a sequence "
+                f"of that length, but returned a {type(result).__name__}"
+            )
+            self._reply_error(mailbox, tag, error, name)
+            return
+        try:
+            with mailbox.reply_lock:
+                mailbox.replies.send(result, tag)
+        except Exception as error:
+            self._reply_error(mailbox, tag, error, name)
+
+    def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
+        label = f"{self.hello.name}.{name}"
+        if isinstance(error, _core.ArenaFull):
+            error = ArenaFullError(f"{label}: {error}")
+        with mailbox.reply_lock:
+            mailbox.replies.send_error(encode_error(error, self.hello.name, label), tag)
+
+    # Control: the driver lays and takes down channels. Never queued behind calls.
+
+    def _serve_control(self) -> None:
+        reader, replies = self._control.reader, self._control.replies
+        while True:
+            call = reader.receive()
+            if call is EMPTY:
+                return
+            tag = reader.tag
+            operation, args = call[0], call[1]
+            try:
+                getattr(self, f"_control_{operation}")(*args)
+            except Exception as error:
+                replies.send_error(encode_error(error, self.hello.name, operation), tag)
+            else:
+                replies.send(None, tag)
+
+    def _receive_fds(self, count: int) -> list[int]:
+        fds: list[int] = []
+        while len(fds) < count:
+            _, more, _, _ = socket.recv_fds(self._control_socket, 1, MAX_FDS)
+            if not more:
+                raise ConnectionError("the driver's control socket has ended")
+            fds.extend(more)
+        return fds
+
+    def _adopt(self, slots: tuple[int, ...], fds: list[int]) -> None:
+        for i, slot in enumerate(slots):
+            self.process.adopt(slot, fds[2 * i], fds[2 * i + 1])
+
+    def _control_load(self, assignment: Assignment, new_peers: tuple[int, ...]) -> None:
+        fds = self._receive_fds(1 + 2 * len(new_peers))
+        try:
+            self._adopt(new_peers, fds[1:])
+            program = Program(self, assignment, _core.Segment.attach(fds[0]))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._programs[assignment.graph] = program
+        self._handlers[assignment.bit] = program.advance
+        program.bit = assignment.bit
+        self.process.board.ring(self.process.slot, assignment.bit)
+
+    def _control_unload(self, graph: int) -> None:
+        program = self._programs.pop(graph, None)
+        if program is not None:
+            del self._handlers[program.bit]
+
+    def _control_accept(self, caller: Caller, new_peers: tuple[int, ...], bit: int) -> None:
+        fds = self._receive_fds(1 + 2 * len(new_peers))
+        try:
+            self._adopt(new_peers, fds[1:])
+            self._open(Mailbox(self, _core.Segment.attach(fds[0]), caller.slot, bit))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _control_stop(self) -> None:
+        self._stop = True
+
+
+def main(payload: bytes, fds: list[int]) -> None:
+    """The entry of an actor's process, called on its main thread by the engine."""
+    worker = Worker(pickle.loads(payload), fds)
+    context.install(worker.runtime)
+    worker.run()

@@ -1,0 +1,1 @@
+"""How a tensor gets from one actor to others."""
