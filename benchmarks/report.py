@@ -123,8 +123,9 @@ _PRIMARY = ("p50_us", "per_s", "compile_ms", "start_ms", "idle_percent", "pss_mi
 def _distance(ours: float | None, floor: float | None, table: Table) -> list[str]:
     if ours is None or not floor:
         return ["", ""]
-    factor = floor / ours if table.more_is_better else ours / floor
-    return [show(ours - floor, table.figure), times(factor)]
+    if table.more_is_better:
+        return ["", times(floor / ours)]
+    return [show(ours - floor, table.figure), times(ours / floor)]
 
 
 def _render(results: Results, table: Table) -> str:

@@ -30,10 +30,18 @@ STARTUP_S = {"ray_cg": 90.0, "ray_core": 90.0}
 STARTUP_OTHERS_S = 20.0
 EXIT_S = {"conveyor": 15.0}  # who is expected to end by itself; the others are killed at once
 STRAY_S = 2.0
+STACK_MARK = "most recent call first"
 
 
 class _SilentError(Exception):
     """No event within the limit."""
+
+
+def _innermost(dump: str) -> str:
+    """The innermost frame of the last thread, which is the main one, of faulthandler's output."""
+    frames = dump.rpartition(STACK_MARK)[2].splitlines() if STACK_MARK in dump else []
+    found = (line.strip() for line in frames if line.strip().startswith("File "))
+    return next(found, "").removeprefix("File ")
 
 
 @dataclass
@@ -61,25 +69,24 @@ class Child:
         event: dict[str, Any] = json.loads(self._lines.pop(0))
         return event
 
+    def said(self) -> str:
+        """What it has written so far."""
+        return Path(self.log.name).read_bytes()[self.log_start :].decode(errors="replace").strip()
+
     def stack(self) -> str:
-        """Where a hanging process is: the innermost line of our own code, of its main thread."""
-        before = self.log_size()
+        """Where a hanging process is: the innermost line of its main thread."""
         with suppress(ProcessLookupError):
             self.process.send_signal(STACK_SIGNAL)
         time.sleep(0.5)
-        dump = Path(self.log.name).read_text(errors="replace")[before:]
-        main = dump.rpartition("most recent call first")[2]
-        frames = [line.strip() for line in main.splitlines() if line.strip().startswith("File ")]
-        return frames[0].removeprefix("File ") if frames else ""
-
-    def log_size(self) -> int:
-        return len(Path(self.log.name).read_text(errors="replace"))
+        return _innermost(self.said())
 
     def end(self) -> str:
-        """Why it ended without a word: exit status and the last line it wrote."""
+        """Why it ended without a word: how, and where or with which last line."""
         status = self.process.wait()
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-        said = Path(self.log.name).read_text(errors="replace")[self.log_start :].strip()
+        said = self.said()
+        if where := _innermost(said):
+            return f"{how} in {where}"
         return f"{how}: {said.splitlines()[-1][:160]}" if said else how
 
 
@@ -127,9 +134,15 @@ class Runner:
             try:
                 outcomes += self._attempt(session, session.cases[len(outcomes) :])
             finally:
-                kill_descendants()
-                remove_ray_semaphores(since)
+                self._clean(since)
         return outcomes
+
+    def _clean(self, since: float) -> None:
+        try:
+            kill_descendants()
+        except TimeoutError as error:
+            self.warnings.append(str(error))
+        remove_ray_semaphores(since)
 
     def _attempt(self, session: Session, cases: tuple[Case, ...]) -> list[Outcome]:
         read_end, write_end = os.pipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _TIMES = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+_RATES = ((1e6, "M"), (1e3, "k"))
 
 
 def _digits(value: float) -> str:
@@ -13,6 +14,7 @@ def _digits(value: float) -> str:
 
 def microseconds(value: float) -> str:
     scale, unit = next((pair for pair in _TIMES if abs(value) >= pair[0] * 0.9995), (1.0, "µs"))
+_RATES = ((1e6, "M"), (1e3, "k"))
     return f"{_digits(value / scale)} {unit}"
 
 
@@ -22,7 +24,8 @@ def show(value: float, figure: str) -> str:
     if figure.endswith("_ms"):
         return microseconds(value * 1e3)
     if figure.endswith("per_s"):
-        return f"{_digits(value / 1e3)}k/s" if value >= 1e3 else f"{_digits(value)}/s"
+        scale, unit = next((pair for pair in _RATES if abs(value) >= pair[0] * 0.9995), (1.0, ""))
+        return f"{_digits(value / scale)}{unit}/s"
     if figure.endswith("_mib"):
         return f"{_digits(value)} MiB"
     if figure.endswith("_percent"):

@@ -44,7 +44,7 @@ Buffer private_pages(const Buffer& b) {
   void* p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, b.lease->view()->fd(), off_t(first));
   if (p == MAP_FAILED) throw_errno("mmap");
   ::madvise(p, length, MADV_DONTDUMP);
-  auto pages = std::make_shared<PrivatePages>(PrivatePages{b.lease, static_cast<char*>(p), length});
+  auto pages = std::make_shared<PrivatePages>(b.lease, static_cast<char*>(p), length);
   return Buffer{static_cast<char*>(p) + (at - first), b.length, false, pages, nullptr, nullptr};
 }
 
@@ -260,7 +260,7 @@ NB_MODULE(_core, m) {
              return ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
            }, "size"_a)
       .def("allocate", [](std::shared_ptr<Arena> arena, size_t size) {
-             auto made = std::make_shared<MadeInPlace>(MadeInPlace{arena, arena->allocate(size)});
+             auto made = std::make_shared<MadeInPlace>(arena, size);
              return Buffer{made->block->data(), size, false, made, nullptr, made};
            }, "size"_a)
       .def("trim", [](Arena& a, double idle) { a.reclaim(SIZE_MAX); a.trim(uint64_t(idle * 1e9)); }, "idle"_a = 0.0)

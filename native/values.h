@@ -30,6 +30,9 @@ struct OwnedMemory {
 
 // A block of this process's own arena that a value is being made in (conveyor.empty).
 struct MadeInPlace {
+  MadeInPlace(std::shared_ptr<Arena> owner, size_t size) : arena(std::move(owner)), block(arena->allocate(size)) {}
+  MadeInPlace(const MadeInPlace&) = delete;
+  MadeInPlace& operator=(const MadeInPlace&) = delete;
   std::shared_ptr<Arena> arena;
   Block* block;
   bool sent = false;
@@ -41,6 +44,9 @@ struct MadeInPlace {
 
 // Private copy-on-write pages over a part of a leased block.
 struct PrivatePages {
+  PrivatePages(std::shared_ptr<Lease> of, char* at, size_t bytes) : lease(std::move(of)), base(at), length(bytes) {}
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
   std::shared_ptr<Lease> lease;
   char* base;
   size_t length;

@@ -1,20 +1,475 @@
-"""The native core: what must be fast or atomic, and nothing else."""
+"""The native core: what must be fast or atomic, and nothing else.
 
-from collections.abc import Callable
-from typing import Any
+Slots are board slots, bits are bell bits, offsets and sizes are bytes, timeouts are seconds (``None``:
+none). A failed system call raises ``OSError``; an integer that does not fit its field ``TypeError``.
+"""
 
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+KIND_VALUE: int
+KIND_ERROR: int
+KIND_CALL: int
+KIND_CONTROL: int
+KIND_CLOSE: int
+BELL_BITS: int
+"""How many bits a bell has: bits are 0 to ``BELL_BITS - 1``."""
+ATTENTION_BIT: int
+"""The bit that a death sets in every bell."""
+RING_WRITER_MAY_WAIT: int
+"""A ring's flag: its readers wake a writer that asked for it with ``wants_room``."""
+MAX_READERS: int
+"""How many readers a ring can have."""
+DEBUG: bool
+"""Whether the core was built to check its invariants."""
+
+@final
+class Empty:
+    """The type of ``EMPTY``; false."""
+
+    def __bool__(self) -> bool: ...
+
+EMPTY: Empty
+"""What ``receive``, ``get`` and ``take`` return where there is nothing; compare with ``is``."""
+
+class ArenaFull(MemoryError):
+    """An arena has no room: its cap is reached by values still held, or the value is too large."""
+
+def set_codec(
+    encode: Callable[[Any, Any], tuple[int, int, bytes, Sequence[Any] | None]],
+    decode: Callable[[int, bytes, list[Buffer] | None], Any],
+    announce: Callable[[bytes], None],
+) -> None:
+    """Set what serves values that are not encoded natively, for the whole process.
+
+    ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec number being 16 or more;
+    ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's definitions.
+    """
+
+def clear_codec() -> None:
+    """Let go of what ``set_codec`` was given."""
+
+def refcount(value: Any) -> int:
+    """The value's reference count, with none of this call's own."""
+
+def live_leases() -> int:
+    """How many leases this process holds that were not inherited over a fork."""
+
+def release_unpinned() -> None:
+    """End the leases that only waited for a forked child to end."""
+
+def monotonic_ns() -> int:
+    """The clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``)."""
+
+@final
+class Board:
+    """The session's process slots: bell, life word and status page of each. Slots are not checked."""
+
+    @staticmethod
+    def create(slots: int) -> Board:
+        """A new board with room for that many processes."""
+
+    @staticmethod
+    def attach(fd: int) -> Board:
+        """The board behind a descriptor, which is duplicated; ``OSError`` if it is none of this version."""
+
+    @property
+    def fd(self) -> int:
+        """The board's descriptor; stays the board's."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+
+    @property
+    def deaths(self) -> int:
+        """How many deaths were announced, modulo 2**32."""
+
+    def set_eventfd(self, slot: int, fd: int) -> None:
+        """Let this process wake ``slot`` from a poll through a duplicate of ``fd``."""
+
+    def forget_eventfd(self, slot: int) -> None:
+        """Close the duplicate that ``set_eventfd`` made, if any."""
+
+    def prepare(self, slot: int, name: str) -> None:
+        """Make the slot ready for a new process: cleared, its incarnation counted up, "starting"."""
+
+    def name(self, slot: int) -> str:
+        """The name given to ``prepare``, at most 63 bytes of it."""
+
+    def live(self, slot: int) -> None:
+        """Take the life word with the calling thread, the process's main thread: "alive" until it ends."""
+
+    def alive_unwatched(self, slot: int) -> None:
+        """Be "alive" without a life word (the driver: it watches, nobody watches it)."""
+
+    def guard_signals(self, slot: int) -> None:
+        """From now on announce a fatal signal of this process before a core is dumped."""
+
+    def ring(self, slot: int, bit: int) -> None:
+        """Set ``bit`` in the slot's bell and wake whoever sleeps on it; ``bit`` is not checked."""
+
+    def announce_death(self, slot: int) -> bool:
+        """Mark the slot dead and ring every living process; false if it was marked already."""
+
+    def free(self, slot: int) -> None:
+        """Mark the slot as nobody's."""
+
+    def condition(self, slot: int) -> int:
+        """0 free, 1 starting, 2 alive, 3 dying, 4 dead."""
+
+    def incarnation(self, slot: int) -> int:
+        """How many processes have had the slot."""
+
+    def gone(self, slot: int, incarnation: int) -> bool:
+        """Whether the process that had the slot as its ``incarnation``-th is no more."""
+
+    def pid(self, slot: int) -> int:
+        """The process's id as it sees itself, 0 before it is alive."""
+
+    def waits(self, slot: int) -> tuple[int, int, int]:
+        """(slot waited for or -1, number of waits begun, number of vain looks while waiting)."""
+
+    def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]:
+        """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0 idle, 1 running, 2 waiting."""
+
+@final
+class Inbox:
+    """This process's own side of its bell: what is ready, and waiting for it."""
+
+    def __init__(self, board: Board, slot: int, eventfd: int, main_thread: int) -> None:
+        """``eventfd`` (duplicated, non-blocking) wakes the thread ``main_thread`` (``threading.get_ident``)."""
+
+    @property
+    def count(self) -> int:
+        """The bell's event count, modulo 2**32: read it, look, then ``wait`` for it to move."""
+
+    @property
+    def eventfd(self) -> int:
+        """The descriptor that becomes readable for a sleeper that armed; stays the inbox's."""
+
+    @property
+    def slot(self) -> int:
+        """The process's slot."""
+
+    def wait(self, seen: int, timeout: float | None = None) -> bool:
+        """Wait until ``count`` differs from ``seen``; false at the timeout. Raises what a signal handler raises."""
+
+    def next(self, timeout: float | None = None) -> int:
+        """Take the next ready bit, waiting if there is none; -1 at the timeout. Raises what a signal handler raises."""
+
+    def poll(self) -> int:
+        """Take the next ready bit, or -1, without waiting."""
+
+    def arm(self, seen: int) -> bool:
+        """Ask for the eventfd to be written at the next ring; true if ``count`` is still ``seen``: sleep only then."""
+
+    def clear_event(self, own: int) -> None:
+        """Make the eventfd unreadable, and wake all others that sleep on it; ``own`` is the caller's relay or -1."""
+
+    def add_relay(self, fd: int) -> None:
+        """Write to this eventfd whenever somebody else takes the event down; it stays the caller's."""
+
+    def remove_relay(self, fd: int) -> None:
+        """Undo ``add_relay``."""
+
+    def idle(self) -> None:
+        """Note on the status page: nothing to do."""
+
+    def running(self, graph: int, node: int, execution: int) -> None:
+        """Note on the status page: runs this task of a graph, since now."""
+
+    def running_call(self, name: str, call: int) -> None:
+        """Note on the status page: runs the method of this name (cut at 87 bytes) for a call, since now."""
+
+    def waiting_for(self, slot: int) -> None:
+        """Note on the status page: waits for that process; -1: for nobody."""
+
+@final
+class Segment:
+    """Shared memory that holds rings."""
+
+    @staticmethod
+    def create(size: int) -> Segment:
+        """New memory of at least ``size`` bytes, all zero."""
+
+    @staticmethod
+    def attach(fd: int) -> Segment:
+        """The segment behind a descriptor, which is duplicated."""
+
+    @staticmethod
+    def ring_bytes(slots: int, stride: int, readers: int) -> int:
+        """What a ring takes, a multiple of 64."""
+
+    @property
+    def fd(self) -> int:
+        """The segment's descriptor, -1 after ``close_fd``; stays the segment's."""
+
+    def close_fd(self) -> None:
+        """Close the descriptor; the memory stays."""
+
+    @property
+    def size(self) -> int:
+        """In bytes, whole pages."""
+
+    def make_ring(
+        self, offset: int, slots: int, stride: int, readers: int, flags: int = 0
+    ) -> None:
+        """Lay a ring there: ``slots`` a power of two, ``offset`` and ``stride`` multiples of 64; else ``OSError``."""
+
+@final
+class Arena:
+    """Where this process puts its large payloads. Not thread-safe: keep the GIL."""
+
+    def __init__(self, fd: int, size: int, cap: int) -> None:
+        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, at most ``cap`` bytes of memory."""
+
+    @staticmethod
+    def create_fd(size: int) -> int:
+        """A new sealed, sparse file, rounded down to 64 MiB; the caller closes it."""
+
+    def allocate(self, size: int) -> Buffer:
+        """Memory to make a value in; given back when garbage, unless the value was sent. ``ArenaFull`` if there is none."""
+
+    def trim(self, idle: float = 0.0) -> None:
+        """Free the memory of blocks that have been free for ``idle`` seconds."""
+
+    def reclaim(self) -> None:
+        """Take back every block whose readers are done or dead."""
+
+    @property
+    def bytes_touched(self) -> int:
+        """Bytes that may have memory behind them."""
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of published blocks that were not seen free yet."""
+
+    @property
+    def blocks_out(self) -> int:
+        """Published blocks that were not seen free yet."""
+
+    @property
+    def cap(self) -> int:
+        """The most that ``bytes_touched`` may become."""
+
+@final
+class ArenaView:
+    """Another process's arena as this one reads it, mapped where it is used."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses."""
+
+@final
 class Buffer:
     """A window of received (leased) or own memory; exports the buffer protocol.
 
     Holds the lease of the block it lies in until it is garbage. In a forked child it is inert.
     """
 
-    nbytes: int
-    readonly: bool
-    address: int
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
 
-def set_codec(
-    encode: Callable[[Any, Any], tuple[int, int, bytes, list[Any] | None]],
-    decode: Callable[[int, bytes, list[Buffer] | None, Any], Any],
-    announce: Callable[[bytes, Any], None],
-) -> None: ...
+    @property
+    def readonly(self) -> bool:
+        """Whether others may be reading the same memory."""
+
+    @property
+    def address(self) -> int:
+        """Where it lies in this process."""
+
+    def private(self) -> Buffer:
+        """The same memory, written copy-on-write by this buffer alone; ``ValueError`` unless it is leased."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Snapshot:
+    """A value encoded into this process's memory, to be decoded any number of times."""
+
+    def __init__(self, value: Any, sent: Any) -> None:
+        """Raises what the codec raises for ``value``."""
+
+    def decode(self) -> Any:
+        """A value equal to the one at the time of the snapshot; they share the snapshot's memory."""
+
+@final
+class ErrorFrame:
+    """What a frame of ``KIND_ERROR`` is received as."""
+
+    def __init__(self, meta: bytes) -> None:
+        """``meta``: what ``send_error`` was given."""
+
+    @property
+    def meta(self) -> bytes:
+        """The encoded exception."""
+
+@final
+class Writer:
+    """The writing end of a ring."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        offset: int,
+        board: Board,
+        targets: Sequence[tuple[int, int]],
+        arena: Arena,
+        sent: Any,
+    ) -> None:
+        """``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec. ``OSError`` where no such ring is."""
+
+    moved_refs: int
+    """A value with at most so many references was let go by its maker: its block may travel uncopied."""
+    sent: Any
+    """What the codec is handed to know which definitions the readers have."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all bodies sent by this end."""
+
+    @property
+    def count(self) -> int:
+        """Frames published in this ring."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether ``send`` would find a free slot; readers that closed or died do not count."""
+
+    @property
+    def all_readers_closed(self) -> bool:
+        """Whether every reader has closed or died."""
+
+    def wants_room(self) -> None:
+        """Be rung when a reader takes a frame (``RING_WRITER_MAY_WAIT``); look at ``has_room`` again after this."""
+
+    def send(self, value: Any, tag: int, kind: int = ...) -> bool:
+        """Publish ``value``; false, with nothing done, if the ring is full. Raises ``ArenaFull`` or what the codec raises, with nothing sent."""
+
+    def send_error(self, meta: builtins.bytes, tag: int) -> bool:
+        """Publish an encoded exception; false, with nothing done, if the ring is full."""
+
+@final
+class Reader:
+    """A reading end of a ring."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        offset: int,
+        reader: int,
+        board: Board,
+        writer: tuple[int, int],
+        view: ArenaView,
+        readonly: bool,
+    ) -> None:
+        """End number ``reader``; ``writer``: the (slot, bit) to ring for room, ``view``: of its arena. ``OSError`` where no such ring is."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether ``receive`` would find nothing."""
+
+    @property
+    def count(self) -> int:
+        """Frames taken from this ring by this reader."""
+
+    @property
+    def available(self) -> int:
+        """Frames that can be received now."""
+
+    @property
+    def tag(self) -> int:
+        """Of the frame received last."""
+
+    @property
+    def kind(self) -> int:
+        """Of the frame received last: one of the ``KIND_`` numbers."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all bodies taken by this end."""
+
+    def receive(self) -> Any:
+        """The next frame's value, an ``ErrorFrame`` if it is one, ``EMPTY`` if there is no frame; raises what decoding raises."""
+
+    def skip(self) -> bool:
+        """Drop the next frame, but for the definitions in it; false if there is none."""
+
+    def close(self) -> None:
+        """Take no more; the writer is rung and does not wait for this reader."""
+
+@final
+class Gate:
+    """Submits under consecutive numbers, and finds each number's result on each reader."""
+
+    def __init__(
+        self,
+        writers: list[Writer],
+        readers: list[Reader],
+        depth: int,
+        kind: int,
+        inbox: Inbox,
+    ) -> None:
+        """At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on ``inbox``."""
+
+    closed: bool
+    """Whether ``get`` no longer waits; set it, then ring this process's bell."""
+
+    def submit(self, value: Any) -> int:
+        """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as ``Writer.send`` does."""
+
+    def submit_many(self, values: tuple[Any, ...]) -> int:
+        """Send one value on each writer, all or none: their number, -1 if there is no room. Raises as ``Writer.send`` does."""
+
+    def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any:
+        """Wait for a result and take it; ``EMPTY`` at the timeout, when closed, or when ``Board.deaths`` is not ``deaths`` (-1: any)."""
+
+    def take(self, number: int, reader: int) -> Any:
+        """Take a result that is here, else ``EMPTY``."""
+
+    def ready(self, number: int, reader: int) -> bool:
+        """Whether the result is here."""
+
+    def drop(self, number: int, reader: int) -> None:
+        """The result is not wanted, now or when it comes."""
+
+    def drain(self) -> None:
+        """Move what has come out of the rings, so that their slots are free."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a submission would be accepted now."""
+
+    @property
+    def submitted(self) -> int:
+        """How many submissions there were; the next one's number."""
+
+    @property
+    def completed(self) -> int:
+        """How many submissions have all their results."""
+
+    @property
+    def stashed(self) -> int:
+        """Results out of the rings that nobody has taken yet."""
+
+@final
+class DeathWatch:
+    """A native thread that sees processes die by their life words and announces it. Never takes the GIL."""
+
+    def __init__(self, board: Board) -> None:
+        """Starts the thread."""
+
+    @staticmethod
+    def supported() -> bool:
+        """Whether this kernel can wait for many life words (Linux 5.16); else only fatal signals are seen."""
+
+    def add(self, slot: int) -> None:
+        """Watch this process; at most 127 are watched by one thread."""
+
+    def remove(self, slot: int) -> None:
+        """Watch it no more."""
+
+    def stop(self) -> None:
+        """End the thread and wait for it; safe to call again."""

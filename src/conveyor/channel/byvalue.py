@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import struct
 import sys
 import threading
 import weakref
@@ -33,7 +34,9 @@ __all__ = [
     "definitions_of",
     "entry_of",
     "modules_in_memory",
+    "pack",
     "resolve",
+    "unpack",
 ]
 
 Token = bytes
@@ -66,24 +69,19 @@ class Entry:
 
 
 class SentDefinitions:
-    """Which groups a channel has carried. Belongs to the channel's writer.
-
-    A frame that is encoded but never published must be undone: ``mark`` before, ``rollback`` after.
-    """
+    """Which groups a channel has carried. Belongs to the channel's writer."""
 
     __slots__ = ("by_value", "groups")
 
     def __init__(self) -> None:
-        self.groups: dict[Token, None] = {}
+        self.groups: set[Token] = set()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False
 
-    def mark(self) -> int:
-        return len(self.groups)
-
-    def rollback(self, mark: int) -> None:
-        for key in list(self.groups)[mark:]:
-            del self.groups[key]
+    def undo(self, meta: bytes) -> None:
+        """A frame with definitions was encoded and will not be published: they are not sent."""
+        definitions, _ = unpack(meta)
+        self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
 
 
 class KnownDefinitions:
@@ -109,11 +107,27 @@ class KnownDefinitions:
 Definition = tuple[tuple[Token, ...], bytes, tuple[Token, ...]]
 """How a group looks in a frame: tokens, payload, keys of the groups it needs."""
 
+_header_size = struct.Struct("<I")
+
+
+def pack(definitions: Sequence[Definition], pickled: bytes) -> bytes:
+    """The meta bytes of a frame with definitions."""
+    header = pickle.dumps(definitions, 5)
+    return b"".join((_header_size.pack(len(header)), header, pickled))
+
+
+def unpack(meta: bytes) -> tuple[Sequence[Definition], memoryview]:
+    """The definitions and the pickle in a frame's meta bytes. Runs no code of the user's."""
+    view = memoryview(meta)
+    (size,) = _header_size.unpack_from(view)
+    body = _header_size.size + size
+    return pickle.loads(view[_header_size.size : body]), view[body:]
+
 
 def definitions_of(groups: Iterable[Group], sent: SentDefinitions) -> list[Definition]:
     """What a frame that refers to ``groups`` must carry, in the order to learn it in.
 
-    Leaves ``sent`` alone: ``sent.groups`` is to be updated once nothing can fail any more.
+    Leaves ``sent`` alone: its ``groups`` are to be updated once nothing can fail any more.
     """
     missing: dict[Token, Group] = {}
 

@@ -1,8 +1,375 @@
-"""PLACEHOLDER, to be overwritten."""
-import pickle, traceback
+"""Errors as values: a user's exception with its traceback, from the actor to the caller.
+
+An exception is taken apart (class, arguments, state) and put together without its constructor,
+which may want other arguments than ``args`` or do things that must not be done twice. Its class
+travels by value if it must. What comes out is an instance of ``TaskError`` and of that class.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copyreg
+import os
+import pickle
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import conveyor.exceptions
+from conveyor.channel.byvalue import KnownDefinitions
+from conveyor.channel.pickling import dumps_by_value, loads
 from conveyor.exceptions import TaskError
-def encode_error(exc, actor, node):
-    return pickle.dumps((repr(exc), actor, node, "".join(traceback.format_exception(exc))))
-def decode_error(meta):
-    m, a, n, tb = pickle.loads(meta)
-    return TaskError(m+"\n"+tb, None, a, n, tb)
+
+__all__ = ["decode_error", "encode_error"]
+
+
+class _Frame(NamedTuple):
+    """What an error frame holds. Only strings and bytes: reading it cannot fail."""
+
+    type_name: str
+    message: str
+    actor: str
+    node: str
+    remote_traceback: str
+    #: Pickles of the exception, the best first. The reader takes the first that it can load.
+    forms: tuple[bytes, ...]
+    lost: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def encode_error(error: BaseException, actor: str, node: str) -> bytes:
+    """``error`` as it was caught in ``node`` of ``actor``. Never fails.
+
+    A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
+    """
+    if isinstance(error, TaskError) and "_origin" in error.__dict__:
+        return pickle.dumps(tuple(_travelling(error)), 5)
+    lost: list[str] = []
+    frame = _Frame(
+        type_name=_type_name(type(error)),
+        message=_message(error),
+        actor=actor,
+        node=node,
+        remote_traceback=_format_traceback(error),
+        forms=_forms(error, lost),
+        lost=tuple(lost),
+        notes=_notes(error),
+    )
+    return pickle.dumps(tuple(frame), 5)
+
+
+def decode_error(meta: bytes) -> TaskError:
+    """The error to raise at the caller. Never fails."""
+    frame = _Frame(*pickle.loads(meta))
+    cause = _load_first(frame.forms)
+    error = None
+    if cause is not None:
+        error = _both(cause)
+    if error is None:
+        message = f"{frame.type_name}: {frame.message}" if frame.message else frame.type_name
+        error = TaskError(message)
+    else:
+        message = frame.message
+    if frame.lost:
+        message += f"\n(not carried over, since it cannot be pickled: {', '.join(frame.lost)})"
+    state = error.__dict__
+    state["_origin"] = (message, cause, frame.actor, frame.node, frame.remote_traceback)
+    state["_frame"] = frame
+    if frame.notes:
+        state["__notes__"] = list(frame.notes)
+    error.__cause__ = cause
+    return error
+
+
+def _travelling(error: TaskError) -> _Frame:
+    frame: _Frame | None = error.__dict__.get("_frame")
+    if frame is not None:
+        return frame._replace(notes=_notes(error))
+    message, cause, actor, node, remote_traceback = error._origin
+    lost: list[str] = []
+    forms = () if cause is None else _forms(cause, lost)
+    name = "" if cause is None else _type_name(type(cause))
+    return _Frame(name, message, actor, node, remote_traceback, forms, tuple(lost), _notes(error))
+
+
+def _reduce(error: TaskError) -> tuple[Callable[[bytes], TaskError], tuple[bytes]]:
+    return decode_error, (encode_error(error, "", ""),)
+
+
+# ``exceptions`` knows of no pickling; the classes made below have this as their __reduce__.
+copyreg.pickle(TaskError, _reduce)
+
+
+# The texts.
+
+
+def _type_name(kind: type) -> str:
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<str() of the exception failed: {type(failure).__name__}>"
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(str(note) for note in getattr(error, "__notes__", ()))
+    except Exception:
+        return ()
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(conveyor.exceptions.__file__))
+# Frames of these are the way to the user's code, the same in every traceback.
+_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in ("runtime", "engine"))
+_LONGEST = 100_000
+
+
+def _format_traceback(error: BaseException) -> str:
+    try:
+        summary = traceback.TracebackException.from_exception(error)
+        _trim(summary, set())
+        text = "".join(summary.format())
+    except Exception as failure:
+        return f"{_type_name(type(error))}: <no traceback: {type(failure).__name__}>\n"
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return text
+
+
+def _trim(summary: traceback.TracebackException, seen: set[int]) -> None:
+    if id(summary) in seen:
+        return
+    seen.add(id(summary))
+    users = [frame for frame in summary.stack if not frame.filename.startswith(_OURS)]
+    if users:
+        summary.stack = traceback.StackSummary.from_list(users)
+    for other in (
+        summary.__cause__,
+        summary.__context__,
+        *(getattr(summary, "exceptions", None) or ()),
+    ):
+        if other is not None:
+            _trim(other, seen)
+
+
+# Taking apart.
+
+
+def _forms(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
+    forms: list[bytes] = []
+    if _has_own_reduction(type(error)):
+        with contextlib.suppress(Exception):
+            forms.append(dumps_by_value(error))
+    try:
+        forms.append(dumps_by_value(_Apart(error)))
+    except Exception:
+        if not forms:
+            try:
+                forms.append(dumps_by_value(_Apart(error, lost)))
+            except Exception:  # the class itself
+                lost.clear()
+    return tuple(forms)
+
+
+def _has_own_reduction(kind: type[BaseException]) -> bool:
+    """Whether somebody wrote down how to pickle it; the built-in ways call the constructor."""
+    if kind in copyreg.dispatch_table:
+        return True
+    for name in ("__reduce_ex__", "__reduce__", "__getstate__"):
+        for owner in kind.__mro__:
+            if name in owner.__dict__:
+                if _is_heap_type(owner):
+                    return True
+                break
+    return False
+
+
+class _Apart:
+    """Pickles as the parts of an exception, and loads as that exception.
+
+    With ``lost``: parts that cannot be pickled are left out, and named there.
+    """
+
+    def __init__(self, error: BaseException, lost: list[str] | None = None) -> None:
+        self.error = error
+        self.lost = lost
+
+    def __reduce__(self) -> Any:
+        error = self.error
+        args: tuple[Any, ...] = tuple(error.args)
+        if _is_group(error):
+            args = (error.message, list(error.exceptions))  # type: ignore[attr-defined]
+        args = tuple(self.carry(f"args[{i}]", arg, _short) for i, arg in enumerate(args))
+        state = {name: self.carry(f".{name}", value) for name, value in _attributes(error).items()}
+        return _put_together, (type(error), args, _without_missing(state))
+
+    def carry(self, name: str, value: Any, instead: Callable[[Any], Any] | None = None) -> Any:
+        if isinstance(value, TaskError):
+            return value  # knows how to travel
+        if isinstance(value, BaseException):
+            return _Apart(value, self.lost)
+        if isinstance(value, list) and any(isinstance(v, BaseException) for v in value):
+            return [self.carry(f"{name}[{i}]", v) for i, v in enumerate(value)]
+        if self.lost is not None:
+            try:
+                dumps_by_value(value)
+            except Exception:
+                self.lost.append(name)
+                return instead(value) if instead else _Missing
+        return value
+
+
+class _Missing:
+    pass
+
+
+def _without_missing(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if value is not _Missing}
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 1000 else text[:997] + "..."
+
+
+_Group: Any = getattr(builtins, "BaseExceptionGroup", None)  # since Python 3.11
+
+
+def _is_group(error: BaseException) -> Any:
+    return _Group is not None and isinstance(error, _Group)
+
+
+#: Attributes that do not describe the exception.
+_NOT_STATE = frozenset(
+    {
+        "__cause__",
+        "__context__",
+        "__dict__",
+        "__suppress_context__",
+        "__traceback__",
+        "__weakref__",
+        "_frame",
+        "_origin",
+        "args",
+    }
+)
+#: Fields of built-in exceptions that come with the arguments, or are not the exception's own:
+#: what an attribute was looked up on is often the actor itself.
+_LEFT_OUT = {(AttributeError, "obj"), (_Group, "message"), (_Group, "exceptions")}
+
+_Field = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _attributes(error: BaseException) -> dict[str, Any]:
+    """What an exception has beside ``args``: fields of its C struct, slots, and ``__dict__``."""
+    found: dict[str, Any] = {}
+    for owner in type(error).__mro__:
+        for name, descriptor in vars(owner).items():
+            if (
+                isinstance(descriptor, _Field)
+                and name not in _NOT_STATE
+                and (owner, name) not in _LEFT_OUT
+            ):
+                try:
+                    value = descriptor.__get__(error)
+                except Exception:  # not set
+                    continue
+                if value is not None:
+                    found[name] = value
+    found.update((k, v) for k, v in error.__dict__.items() if k not in _NOT_STATE)
+    return found
+
+
+# Putting together.
+
+
+def _load_first(forms: tuple[bytes, ...]) -> BaseException | None:
+    for form in forms:
+        try:
+            # The definitions live as long as the exception does; nobody else counts on them.
+            loaded = loads(form, KnownDefinitions())
+        except Exception:
+            continue
+        if isinstance(loaded, BaseException):
+            return loaded
+    return None
+
+
+def _put_together(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    made = _new(kind, args)
+    made.args = args
+    for name, value in state.items():
+        for owner in kind.__mro__:
+            field = vars(owner).get(name)
+            if isinstance(field, _Field):
+                with contextlib.suppress(Exception):  # read-only: it came with the arguments
+                    field.__set__(made, value)
+                break
+        else:
+            made.__dict__[name] = value
+    return made
+
+
+def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance of ``kind`` for which none of the user's code has run."""
+    base = next(owner for owner in kind.__mro__ if not _is_heap_type(owner))
+    made = base.__new__(kind, *args)
+    assert isinstance(made, BaseException)
+    return made
+
+
+def _is_heap_type(kind: type) -> bool:
+    return bool(kind.__flags__ & 1 << 9)
+
+
+def _both(cause: BaseException) -> TaskError | None:
+    """A ``TaskError`` that is of ``cause``'s class too; ``None`` where it must not or cannot be."""
+    kind = type(cause)
+    if not isinstance(cause, Exception) or isinstance(cause, (StopIteration, StopAsyncIteration)):
+        return None  # raising these would do something else than tell of an error
+    args: tuple[Any, ...] = cause.args
+    state = _attributes(cause)
+    if isinstance(state.get("__notes__"), list):
+        state["__notes__"] = state["__notes__"].copy()
+    if _is_group(cause):
+        args = (cause.message, list(cause.exceptions))  # type: ignore[attr-defined]
+    try:
+        made = _put_together(TaskError if issubclass(TaskError, kind) else _dual(kind), args, state)
+    except Exception:  # the class allows no subclass, or has a constructor in C
+        return None
+    return made if isinstance(made, TaskError) else None
+
+
+# Both sides weak: a class made for one exception is not to outlive it.
+_duals: weakref.WeakKeyDictionary[type, weakref.ref[type[TaskError]]] = weakref.WeakKeyDictionary()
+
+
+def _dual(kind: type[BaseException]) -> type[TaskError]:
+    found = _duals.get(kind)
+    dual = None if found is None else found()
+    if dual is None:
+        name = f"TaskError({kind.__qualname__})"
+        namespace = {
+            "__module__": TaskError.__module__,
+            "__qualname__": name,
+            "__doc__": kind.__doc__,
+            "__reduce__": _reduce,
+            "__reduce_ex__": lambda self, protocol: _reduce(self),
+        }
+        dual = types.new_class(name, (TaskError, kind), exec_body=lambda ns: ns.update(namespace))
+        _duals[kind] = weakref.ref(dual)
+    return dual

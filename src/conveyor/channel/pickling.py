@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copyreg
 import pickle
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -64,8 +63,6 @@ class LeasedBuffer(Protocol):
 Reducer: TypeAlias = Callable[[Any], Any]
 ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 """Makes reducers that may keep notes in a dict, which is emptied after every value."""
-
-_header_size = struct.Struct("<I")
 
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.
@@ -223,9 +220,9 @@ def _dump_fully(value: Any, sent: SentDefinitions) -> Encoded:
     if not definitions:
         sent.by_value = by_value
         return PICKLE, 0, meta, buffers
-    meta = _with_definitions(definitions, meta)
+    meta = byvalue.pack(definitions, meta)
     sent.by_value = by_value
-    sent.groups.update((tokens[0], None) for tokens, _, _ in definitions)
+    sent.groups.update(tokens[0] for tokens, _, _ in definitions)
     return DEFINING, FLAG_DEFINITIONS, meta, buffers
 
 
@@ -266,11 +263,6 @@ def _can_pickle(value: Any) -> bool:
     return True
 
 
-def _with_definitions(definitions: Sequence[byvalue.Definition], pickled: bytes) -> bytes:
-    header = pickle.dumps(definitions, 5)
-    return b"".join((_header_size.pack(len(header)), header, pickled))
-
-
 def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     """Pickle ``value`` with all that it needs into one string: buffers in band, definitions too.
 
@@ -281,8 +273,8 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     _catch_up()
     pickler = _run(_full_pickler(out_of_band=False), value, out_of_band=False)
     definitions = byvalue.definitions_of(pickler.groups.values(), sent)
-    data = _with_definitions(definitions, pickler.payload())
-    sent.groups.update((tokens[0], None) for tokens, _, _ in definitions)
+    data = byvalue.pack(definitions, pickler.payload())
+    sent.groups.update(tokens[0] for tokens, _, _ in definitions)
     return data
 
 
@@ -312,12 +304,9 @@ def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
 
 def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
     """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
-    view = memoryview(meta)
-    (size,) = _header_size.unpack_from(view)
-    body = _header_size.size + size
-    definitions = pickle.loads(view[_header_size.size : body])
+    definitions, pickled = byvalue.unpack(meta)
     (_known_to_all if known is None else known).learn(definitions)
-    return view[body:]
+    return pickled
 
 
 def _cannot_rebuild(error: Exception) -> str:

@@ -13,7 +13,6 @@ from conveyor.config import Config
 from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
 from conveyor.plan import explain as explain_plan
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime import aio
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
@@ -167,7 +166,9 @@ class CompiledGraph:
             number = self._submit_once(inputs)
             if number >= 0:
                 return self._refs(number)
-            await aio.wait_until(self._may_submit)
+            from conveyor.runtime.aio import wait_until  # asyncio is slow to import
+
+            await wait_until(self._may_submit)
 
     def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None) -> Any:
         if "timeout" in self.plan.keywords:

@@ -1,0 +1,1 @@
+"""Running a Plan: driver, worker, supervisor, results, eager calls."""

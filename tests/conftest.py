@@ -1,0 +1,201 @@
+"""What the tests share: sessions that must leave nothing behind, waiting, scripts."""
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+import conveyor
+
+SOURCE = Path(conveyor.__file__).parents[1]
+
+# Other programs on this machine, Ray among them, leave files of these names.
+_NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma)")
+
+
+def _wait_until(condition, timeout=10.0, what="the condition"):
+    """Wait until ``condition()`` is true and return what it gave."""
+    end = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            pytest.fail(f"waited {timeout} s in vain for {what}")
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    return _wait_until
+
+
+def _descriptors():
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            pass  # the listing's own
+    return found
+
+
+def _shared_memory():
+    """Names in /dev/shm that no living process of others explains."""
+    return {name for name in os.listdir("/dev/shm") if not _NOT_OURS.match(name)}
+
+
+def _still_used(name):
+    path = f"/dev/shm/{name}"
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if any(m.path.startswith(path) for m in process.memory_maps()) or any(
+                f.path == path for f in process.open_files()
+            ):
+                return True
+        except (psutil.Error, OSError):
+            pass
+    return False
+
+
+@contextmanager
+def _leaves_nothing():
+    """What runs inside must leave no child process, descriptor, thread or shared memory."""
+    me = psutil.Process()
+    gc.collect()
+    children = {child.pid for child in me.children(recursive=True)}
+    descriptors = _descriptors()
+    names = _shared_memory()
+    threads = set(threading.enumerate())
+    yield
+    gc.collect()
+    left = [c for c in me.children(recursive=True) if c.pid not in children]
+    assert not left, f"processes are left: {left}"
+    new = {fd: what for fd, what in _descriptors().items() if descriptors.get(fd) != what}
+    assert not new, f"descriptors are left: {new}"
+    new_names = {name for name in _shared_memory() - names if not _still_used(name)}
+    assert not new_names, f"left in /dev/shm: {new_names}"
+    new_threads = [t for t in threading.enumerate() if t not in threads]
+    assert not new_threads, f"threads are left: {new_threads}"
+
+
+@pytest.fixture(scope="session")
+def leaves_nothing():
+    """A context manager that asserts that nothing is left of what happened inside it."""
+    return _leaves_nothing
+
+
+@pytest.fixture(scope="module")
+def session():
+    """A session on the local engine for a module's tests, and the proof that nothing is left."""
+    with _leaves_nothing():
+        conveyor.init()
+        yield
+        conveyor.shutdown()
+
+
+@pytest.fixture
+def fresh_session():
+    """A session for one test."""
+    with _leaves_nothing():
+        conveyor.init()
+        yield
+        conveyor.shutdown()
+
+
+class _Scripts:
+    """Runs programs in processes of their own, and ends what a failed test has left of them."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._started = []
+
+    def path(self, source, name="program.py"):
+        path = self._folder / name
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    def start(self, source, *args, name="program.py", **options):
+        """Start a program; its stdout and stderr are pipes of text."""
+        path = source if isinstance(source, Path) else self.path(source, name)
+        env = {**os.environ, "PYTHONPATH": str(SOURCE), **options.pop("env", {})}
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(path), *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=options.pop("cwd", self._folder),
+            **options,
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, source, *args, code=0, timeout=60, **options):
+        """Run a program to its end, and return its stdout; it must end with ``code``."""
+        process = self.start(source, *args, **options)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            pytest.fail(f"the program hangs; so far\n{out}\n{err}")
+        assert process.returncode == code, f"ended with {process.returncode}\n{out}\n{err}"
+        self.stderr = err
+        return out
+
+    def close(self):
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                pipe.close()
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    runner = _Scripts(tmp_path)
+    yield runner
+    runner.close()
+
+
+class _Latch:
+    """Something to wait for across processes: a file. Actors get its path."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def open(self):
+        Path(self.path).touch()
+
+    @property
+    def is_open(self):
+        return os.path.exists(self.path)
+
+
+@pytest.fixture
+def latches(tmp_path):
+    """Makes latches: ``go = latches()``, hand ``go.path`` to an actor, then ``go.open()``."""
+    made = []
+
+    def make():
+        made.append(_Latch(tmp_path / f"latch-{len(made)}"))
+        return made[-1]
+
+    yield make
+    # Whatever a failed test left waiting.
+    for latch in made:
+        latch.open()
