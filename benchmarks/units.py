@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _TIMES = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _RATES = ((1e6, "M"), (1e3, "k"))
+_RATES = ((1e6, "M"), (1e3, "k"))
 
 
 def _digits(value: float) -> str:
@@ -14,7 +15,6 @@ def _digits(value: float) -> str:
 
 def microseconds(value: float) -> str:
     scale, unit = next((pair for pair in _TIMES if abs(value) >= pair[0] * 0.9995), (1.0, "µs"))
-_RATES = ((1e6, "M"), (1e3, "k"))
     return f"{_digits(value / scale)} {unit}"
 
 

@@ -47,18 +47,19 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self.groups: dict[bytes, Group] = {}
         # Whether anything was found here that the fast pickler cannot do.
         self.by_value = False
-        super().__init__(
-            _Sink(self.parts.append),
-            protocol=5,
-            buffer_callback=self.buffers.append if out_of_band else None,
-        )
-        # A plain dict: cloudpickle's ChainMap costs a microsecond for each object.
+        # A plain dict: cloudpickle's ChainMap costs a microsecond for each object. Before the base's
+        # __init__, which takes it over; later it would be hidden by the base's attribute.
         self.dispatch_table = {
             **cloudpickle.CloudPickler.dispatch_table,
             typing.NewType: _reduce_new_type,
             **make_reducers(self.notes),
         }
         self.make_reducers = make_reducers
+        super().__init__(
+            _Sink(self.parts.append),
+            protocol=5,
+            buffer_callback=self.buffers.append if out_of_band else None,
+        )
 
     def reset(self) -> None:
         self.parts.clear()

@@ -136,7 +136,7 @@ def _through_ctypes(tensor: torch.Tensor) -> Any:
 
     size = tensor.numel() * tensor.element_size()
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]
+    memory.tensor = tensor
     return memory
 
 

@@ -58,7 +58,12 @@ class ActorRuntime(CallingRuntime):
     def create_actor(self, spec: ActorSpec) -> ActorId:
         options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)
         actor, _ = self._requests.ask(
-            "create", spec.cls.__name__, dict(spec.methods), spec.name, options, spec.max_concurrency
+            "create",
+            spec.cls.__name__,
+            dict(spec.methods),
+            spec.name,
+            options,
+            spec.max_concurrency,
         )
         assert isinstance(actor, ActorId)
         self.link(actor).call("__start__", (spec.cls, spec.args, spec.kwargs), {})

@@ -6,6 +6,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from conveyor import _core
 from conveyor.runtime import context
@@ -25,7 +26,9 @@ class LoopWatch:
         loop.add_reader(inbox.eventfd, self._on_event)
         loop.add_reader(self._relay, self._on_relay)
 
-    def add(self, loop: asyncio.AbstractEventLoop, ready: Callable[[], bool]) -> asyncio.Future[None]:
+    def add(
+        self, loop: asyncio.AbstractEventLoop, ready: Callable[[], bool]
+    ) -> asyncio.Future[None]:
         future: asyncio.Future[None] = loop.create_future()
         self._waiting[future] = ready
         self._look()
@@ -36,10 +39,8 @@ class LoopWatch:
         self._look()
 
     def _on_relay(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.eventfd_read(self._relay)
-        except BlockingIOError:
-            pass
         self._look()
 
     def _look(self) -> None:

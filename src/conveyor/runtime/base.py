@@ -79,9 +79,7 @@ class Pump:
                 links = list(self._links)
             flushed = [link for link in links if link.flush()]
             with self._lock:
-                self._links.difference_update(
-                    link for link in flushed if not link.has_pending
-                )
+                self._links.difference_update(link for link in flushed if not link.has_pending)
                 if not self._links or self._closed:
                     self._thread = None
                     return
@@ -129,7 +127,9 @@ class CallingRuntime:
             raise TypeError(f"get takes a ref or a list of refs, not {type(refs).__name__}")
         for i, ref in enumerate(refs):
             if not isinstance(ref, Ref):
-                raise TypeError(f"get takes refs; element {i} of the list is a {type(ref).__name__}")
+                raise TypeError(
+                    f"get takes refs; element {i} of the list is a {type(ref).__name__}"
+                )
         if timeout is None or timeout < 0:
             return [ref.get() for ref in refs]
         end = time.monotonic() + timeout
@@ -160,7 +160,7 @@ class CallingRuntime:
                 chosen = set(map(id, done))
                 return done, [ref for ref in refs if id(ref) not in chosen]
             if not self.process.inbox.wait(seen, patience.step()) and timeout is None:
+                here = f"{len(done)} are there"
                 patience.check(
-                    lambda: f"{num_returns} of {len(refs)} results",
-                    lambda: f"{len(done)} are there",
+                    lambda: f"{num_returns} of {len(refs)} results", lambda text=here: text
                 )

@@ -8,8 +8,9 @@ import pickle
 import socket
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from conveyor import _core
@@ -60,9 +61,14 @@ class Engine(Protocol):
 
 
 class SpawnOptions(Protocol):
-    num_cpus: float | None
-    num_gpus: float
-    env_vars: dict[str, str]
+    """What is asked of an actor's process; see ``ActorSpec``."""
+
+    @property
+    def num_cpus(self) -> float | None: ...
+    @property
+    def num_gpus(self) -> float: ...
+    @property
+    def env_vars(self) -> dict[str, str]: ...
 
 
 class Driver(CallingRuntime):
@@ -87,6 +93,7 @@ class Driver(CallingRuntime):
         self._by_pid: dict[int, ActorRecord] = {}
         self._early_exits: dict[int, int] = {}
         self._names: dict[str, ActorRecord] = {}
+        self._of_class: Counter[str] = Counter()
         self._watches = DeathWatches(board)
         self._requests = RequestServer(self)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
@@ -99,9 +106,7 @@ class Driver(CallingRuntime):
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         class_name = spec.cls.__name__
-        record = self.start_process(
-            class_name, spec.methods, spec.name, spec, spec.max_concurrency
-        )
+        record = self.start_process(class_name, spec.methods, spec.name, spec, spec.max_concurrency)
         assert record.calls is not None
         try:
             record.calls.call("__start__", (spec.cls, spec.args, spec.kwargs), {})
@@ -123,8 +128,11 @@ class Driver(CallingRuntime):
         self._check_open()
         self.tidy()
         board, process = self.process.board, self.process
-        label = name or class_name
         with self._lock:
+            # Unnamed actors of one class are told apart, so that every message names exactly one.
+            self._of_class[class_name] += 1
+            count = self._of_class[class_name]
+            label = name or (class_name if count == 1 else f"{class_name}#{count}")
             if name is not None and name in self._names:
                 raise ValueError(f"there is an actor named {name!r} already")
             if not self._free_slots:
@@ -187,14 +195,19 @@ class Driver(CallingRuntime):
 
     def _link(self, record: ActorRecord, segment: _core.Segment, bit: int, kind: int) -> Link:
         return Link(
-            self.process, segment, record.slot, record.id.name, bit, record.death, self.pump.add, kind
+            self.process,
+            segment,
+            record.slot,
+            record.id.name,
+            bit,
+            record.death,
+            self.pump.add,
+            kind,
         )
 
     def link(self, actor: ActorId) -> Link:
         self._check_open()
-        raise record.death() if (record := self._records.get(actor.index)) else RuntimeStateError(
-            f"actor {actor.name} belongs to another session"
-        )
+        raise self.record(actor).death()
 
     def record(self, actor: ActorId) -> ActorRecord:
         record = self._records.get(actor.index)
@@ -266,7 +279,7 @@ class Driver(CallingRuntime):
                     os.close(fd)
             record.arena_fd = record.eventfd = -1
             self.process.forget(record.slot)
-            if self._names.get(record.id.name) is record:
+            if record.named and self._names.get(record.id.name) is record:
                 del self._names[record.id.name]
             self._links.pop(record.id.index, None)
             self._free_slots.append(record.slot)
@@ -310,9 +323,7 @@ class Driver(CallingRuntime):
         record.known_peers.update(new)
         return new, fds
 
-    def drop_graph(
-        self, number: int, records: list[ActorRecord], places: dict[int, Place]
-    ) -> None:
+    def drop_graph(self, number: int, records: list[ActorRecord], places: dict[int, Place]) -> None:
         """A compiled graph became garbage without a teardown."""
 
         def unload() -> None:
@@ -330,10 +341,8 @@ class Driver(CallingRuntime):
                 work = self._garbage.popleft()
             except IndexError:
                 return
-            try:
+            with suppress(ConveyorError):  # an actor that is gone needs no goodbye
                 work()
-            except ConveyorError:
-                pass  # an actor that is gone needs no goodbye
 
     # The end
 

@@ -104,9 +104,7 @@ class CompiledGraph:
         acks = []
         for program in self.plan.programs:
             record = self._records[program.actor]
-            own = {
-                step.task: tasks[step.task] for step in program.steps if hasattr(step, "task")
-            }
+            own = {step.task: tasks[step.task] for step in program.steps if hasattr(step, "task")}
             assignment = Assignment(
                 self._number,
                 self.name,
@@ -363,7 +361,8 @@ class CompiledGraph:
 
     def __repr__(self) -> str:
         state = "torn down" if self._closed else "failed" if self._failure else "ready"
-        return f"<CompiledGraph {self.name}: {len(self.plan.tasks)} tasks on {len(self._records)} actors, {state}>"
+        size = f"{len(self.plan.tasks)} tasks on {len(self._records)} actors"
+        return f"<CompiledGraph {self.name}: {size}, {state}>"
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

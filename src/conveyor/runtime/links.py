@@ -88,10 +88,7 @@ class Link:
                 if not self._pending:
                     self._check()
                     number = self.gate.submit(call)
-                if number >= 0:
-                    ref = CallRef(self, number, method)
-                else:
-                    ref = self._submit_later(call)
+                ref = CallRef(self, number, method) if number >= 0 else self._submit_later(call)
         if num_returns == 1:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]
@@ -240,5 +237,3 @@ def describe_status(
     number = f"execution {execution}" if graph else f"call {execution}"
     seconds = (_core.monotonic_ns() - since_ns) / 1e9
     return f"running {name} ({number}) since {seconds:.1f} s"
-
-

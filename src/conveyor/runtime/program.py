@@ -22,7 +22,7 @@ ErrorFrame = _core.ErrorFrame
 #: Executions after which a program lets others on the same actor have a turn.
 _TURN = 16
 
-#: A step's answers: go on, input is missing, a coroutine was started and will call back.
+#: A step's answers: go on, input is missing.
 _GO, _STOP = True, False
 
 StepFunction = Callable[[], bool]
@@ -41,7 +41,7 @@ class Program:
         self._inbox = process.inbox
         self._graph = assignment.graph
         self._actor_name = assignment.actor_name
-        self._bit = assignment.bit
+        self.bit = assignment.bit
         self._execution = 0
         self._pc = 0
         self._suspended = False
@@ -68,14 +68,17 @@ class Program:
                     self._pc = pc
                     return
                 pc += 1
-                if self._suspended:
+                if self._waits_for_coroutine():
                     self._pc = pc
                     return
             pc = 0
             self._regs[:] = self._blank  # values live no longer than their execution
             self._execution += 1
         self._pc = 0
-        self._worker.process.board.ring(self._inbox.slot, self._bit)
+        self._worker.process.board.ring(self._inbox.slot, self.bit)
+
+    def _waits_for_coroutine(self) -> bool:
+        return self._suspended
 
     def _resume(self) -> None:
         self._suspended = False
@@ -249,8 +252,8 @@ class Program:
             ):
                 value = self._error(
                     ValueError(
-                        f"{task.label} has num_returns={task.num_returns} and must return a sequence "
-                        f"of that length, but returned {_shape(value)}"
+                        f"{task.label} has num_returns={task.num_returns} and must return a "
+                        f"sequence of that length, but returned {_shape(value)}"
                     ),
                     task.label,
                 )
@@ -320,11 +323,11 @@ def check_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
 def _references_of_a_moved_value() -> int:
     # How many references a result has when its maker keeps none: measured, because it differs
     # between versions of Python. Same shape as send_step.
-    regs = [object()]
+    regs: list[object] = [object()]
 
     def send_step() -> int:
         value = regs[0]
-        regs[0] = None  # type: ignore[assignment]
+        regs[0] = None
         return _core.refcount(value)
 
     return send_step()

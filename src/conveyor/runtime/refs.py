@@ -150,7 +150,7 @@ class ElementRef(Ref):
         return self._whole.done()
 
 
-class _Final(Exception):  # noqa: N818 - carries an error, is none
+class _Final(Exception):
     """The ref's outcome is this error, now and for ever (an actor died, say)."""
 
     def __init__(self, error: BaseException) -> None:

@@ -90,7 +90,9 @@ class RequestServer:
             return
         # Answering may wait for the fork server or for another actor's main loop.
         threading.Thread(
-            target=self._answer, args=(record, sock, operation, args), name="conveyor-request",
+            target=self._answer,
+            args=(record, sock, operation, args),
+            name="conveyor-request",
             daemon=True,
         ).start()
 
@@ -116,8 +118,13 @@ class RequestServer:
         return (callee.slot, callee.id.name, bit), fds
 
     def _create(
-        self, caller: ActorRecord, class_name: str, methods: Any, name: str | None,
-        options: Options, max_concurrency: int | None,
+        self,
+        caller: ActorRecord,
+        class_name: str,
+        methods: Any,
+        name: str | None,
+        options: Options,
+        max_concurrency: int | None,
     ) -> tuple[Any, list[int]]:
         record = self._driver.start_process(class_name, methods, name, options, max_concurrency)
         record.shared = True

@@ -52,7 +52,8 @@ class ActorRecord:
         self.arena_fd = -1
         self.eventfd = -1
         self.control_socket: socket.socket | None = None
-        self.control_lock = threading.Lock()  # descriptors and the frame that announces them go in step
+        # Descriptors and the frame that announces them go in step.
+        self.control_lock = threading.Lock()
         self.known_peers: set[int] = set()
         self.calls: Link | None = None
         self.control_link: Link | None = None
@@ -134,14 +135,12 @@ class DeathWatches:
 
     def add(self, slot: int) -> None:
         with self._lock:
-            for watch, slots in self._watches:
-                if len(slots) < MAX_WATCHED:
-                    break
-            else:
-                watch, slots = _core.DeathWatch(self._board), set()
-                self._watches.append((watch, slots))
-            slots.add(slot)
-            watch.add(slot)
+            found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
+            if found is None:
+                found = (_core.DeathWatch(self._board), set())
+                self._watches.append(found)
+            found[1].add(slot)
+            found[0].add(slot)
 
     def remove(self, slot: int) -> None:
         with self._lock:

@@ -333,8 +333,8 @@ class Worker:
             isinstance(result, (tuple, list)) and len(result) == num_returns
         ):
             error = ValueError(
-                f"{self.hello.name}.{name} has num_returns={num_returns} and must return a sequence "
-                f"of that length, but returned a {type(result).__name__}"
+                f"{self.hello.name}.{name} has num_returns={num_returns} and must return a "
+                f"sequence of that length, but returned a {type(result).__name__}"
             )
             self._reply_error(mailbox, tag, error, name)
             return
@@ -391,7 +391,6 @@ class Worker:
                 os.close(fd)
         self._programs[assignment.graph] = program
         self._handlers[assignment.bit] = program.advance
-        program.bit = assignment.bit
         self.process.board.ring(self.process.slot, assignment.bit)
 
     def _control_unload(self, graph: int) -> None:

@@ -82,9 +82,7 @@ class LocalEngine:
         self._printer.feed(pid, stream, data)
 
 
-def start(
-    *, log_to_driver: bool = True, arena_bytes: int | None = None, **unknown: Any
-) -> Driver:
+def start(*, log_to_driver: bool = True, arena_bytes: int | None = None, **unknown: Any) -> Driver:
     """Start a session of local processes.
 
     log_to_driver: print what actors write, each line with the actor's name and pid.
