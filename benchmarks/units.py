@@ -4,7 +4,6 @@ from __future__ import annotations
 
 _TIMES = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 _RATES = ((1e6, "M"), (1e3, "k"))
-_RATES = ((1e6, "M"), (1e3, "k"))
 
 
 def _digits(value: float) -> str:

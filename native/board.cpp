@@ -41,8 +41,7 @@ Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)) {
     header_->slots = slots;
     header_->magic = kBoardMagic;
   }
-  eventfds_ = std::make_unique<std::atomic<int>[]>(slots);
-  for (uint32_t i = 0; i < slots; ++i) eventfds_[i].store(-1, std::memory_order_relaxed);
+  eventfds_.assign(slots, -1);
 }
 
 Board::~Board() {
@@ -66,14 +65,17 @@ std::shared_ptr<Board> Board::attach(int fd) {
 }
 
 void Board::set_eventfd(uint32_t index, int fd) {
-  Fd copy = dup_cloexec(fd);
-  const int old = eventfds_[index].exchange(::fcntl(copy.get(), F_DUPFD_CLOEXEC, 3));
-  if (old >= 0) ::close(old);
+  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (copy < 0) throw_errno("dup");
+  std::lock_guard lock(eventfds_mutex_);
+  if (eventfds_[index] >= 0) ::close(eventfds_[index]);
+  eventfds_[index] = copy;
 }
 
 void Board::forget_eventfd(uint32_t index) {
-  const int old = eventfds_[index].exchange(-1);
-  if (old >= 0) ::close(old);
+  std::lock_guard lock(eventfds_mutex_);
+  if (eventfds_[index] >= 0) ::close(eventfds_[index]);
+  eventfds_[index] = -1;
 }
 
 void Board::prepare(uint32_t index, const std::string& name) {

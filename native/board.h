@@ -90,7 +90,6 @@ class Board {
   // The eventfd that wakes process `index` when it sleeps in ppoll; kept as a duplicate.
   void set_eventfd(uint32_t index, int fd);
   void forget_eventfd(uint32_t index);
-  int eventfd(uint32_t index) const { return eventfds_[index].load(std::memory_order_relaxed); }
 
   // True if the process that had `index` as its `incarnation`th is no more.
   bool gone(uint32_t index, uint32_t incarnation) const {
@@ -117,7 +116,8 @@ class Board {
   size_t size_;
   BoardHeader* header_;
   BoardSlot* slots_;
-  std::unique_ptr<std::atomic<int>[]> eventfds_;
+  std::mutex eventfds_mutex_;
+  std::vector<int> eventfds_;
 };
 
 inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
@@ -130,7 +130,10 @@ inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
   const uint32_t asleep = bell->asleep.exchange(0, std::memory_order_seq_cst);
   if (asleep & kFutex) futex_wake_all(&bell->count);
   if (asleep & kEvent) {
-    const int fd = eventfd(index);
+    // The service thread rings while others forget processes: without the lock it could write into
+    // whatever file got the descriptor's number next.
+    std::lock_guard lock(eventfds_mutex_);
+    const int fd = eventfds_[index];
     const uint64_t one = 1;
     // The counter cannot overflow: it is written once for each time a sleeper raised its flag.
     if (fd >= 0 && ::write(fd, &one, sizeof one) < 0 && errno != EAGAIN) {

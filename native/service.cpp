@@ -44,6 +44,11 @@ DeathWatch::~DeathWatch() { stop(); }
 
 void DeathWatch::stop() {
   if (!thread_.joinable()) return;
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
+    // In a forked child the thread does not exist: it can be neither joined nor detached.
+    new std::thread(std::move(thread_));
+    return;
+  }
   stop_.store(true, std::memory_order_release);
   board_->header()->alarm.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&board_->header()->alarm);

@@ -27,6 +27,7 @@ class DeathWatch {
   std::shared_ptr<Board> board_;
   std::mutex mutex_;
   std::vector<uint32_t> watched_;
+  const uint64_t fork_ = fork_generation.load();
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -1,12 +1,13 @@
 """The native core: what must be fast or atomic, and nothing else.
 
-Slots are board slots, bits are bell bits, offsets and sizes are bytes, timeouts are seconds (``None``:
-none). A failed system call raises ``OSError``; an integer that does not fit its field ``TypeError``.
+Slots are board slots, bits are bell bits, offsets and sizes are bytes, timeouts are seconds
+(``None``: none). A failed system call raises ``OSError``; an integer that does not fit its field
+raises ``TypeError``.
 """
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any
 
 KIND_VALUE: int
 KIND_ERROR: int
@@ -24,7 +25,6 @@ MAX_READERS: int
 DEBUG: bool
 """Whether the core was built to check its invariants."""
 
-@final
 class Empty:
     """The type of ``EMPTY``; false."""
 
@@ -43,8 +43,9 @@ def set_codec(
 ) -> None:
     """Set what serves values that are not encoded natively, for the whole process.
 
-    ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec number being 16 or more;
-    ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's definitions.
+    ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
+    more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's
+    definitions.
     """
 
 def clear_codec() -> None:
@@ -62,7 +63,6 @@ def release_unpinned() -> None:
 def monotonic_ns() -> int:
     """The clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``)."""
 
-@final
 class Board:
     """The session's process slots: bell, life word and status page of each. Slots are not checked."""
 
@@ -72,7 +72,9 @@ class Board:
 
     @staticmethod
     def attach(fd: int) -> Board:
-        """The board behind a descriptor, which is duplicated; ``OSError`` if it is none of this version."""
+        """The board behind a descriptor, which is duplicated; ``OSError`` if it is none of this
+        version.
+        """
 
     @property
     def fd(self) -> int:
@@ -99,7 +101,9 @@ class Board:
         """The name given to ``prepare``, at most 63 bytes of it."""
 
     def live(self, slot: int) -> None:
-        """Take the life word with the calling thread, the process's main thread: "alive" until it ends."""
+        """Take the life word with the calling thread, the process's main thread: "alive" until it
+        ends.
+        """
 
     def alive_unwatched(self, slot: int) -> None:
         """Be "alive" without a life word (the driver: it watches, nobody watches it)."""
@@ -132,14 +136,17 @@ class Board:
         """(slot waited for or -1, number of waits begun, number of vain looks while waiting)."""
 
     def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]:
-        """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0 idle, 1 running, 2 waiting."""
+        """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0
+        idle, 1 running, 2 waiting.
+        """
 
-@final
 class Inbox:
     """This process's own side of its bell: what is ready, and waiting for it."""
 
     def __init__(self, board: Board, slot: int, eventfd: int, main_thread: int) -> None:
-        """``eventfd`` (duplicated, non-blocking) wakes the thread ``main_thread`` (``threading.get_ident``)."""
+        """``eventfd`` (duplicated, non-blocking) wakes the thread ``main_thread``
+        (``threading.get_ident``).
+        """
 
     @property
     def count(self) -> int:
@@ -154,19 +161,27 @@ class Inbox:
         """The process's slot."""
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """Wait until ``count`` differs from ``seen``; false at the timeout. Raises what a signal handler raises."""
+        """Wait until ``count`` differs from ``seen``; false at the timeout. Raises what a signal
+        handler raises.
+        """
 
     def next(self, timeout: float | None = None) -> int:
-        """Take the next ready bit, waiting if there is none; -1 at the timeout. Raises what a signal handler raises."""
+        """Take the next ready bit, waiting if there is none; -1 at the timeout. Raises what a
+        signal handler raises.
+        """
 
     def poll(self) -> int:
         """Take the next ready bit, or -1, without waiting."""
 
     def arm(self, seen: int) -> bool:
-        """Ask for the eventfd to be written at the next ring; true if ``count`` is still ``seen``: sleep only then."""
+        """Ask for the eventfd to be written at the next ring; true if ``count`` is still ``seen``:
+        sleep only then.
+        """
 
     def clear_event(self, own: int) -> None:
-        """Make the eventfd unreadable, and wake all others that sleep on it; ``own`` is the caller's relay or -1."""
+        """Make the eventfd unreadable, and wake all others that sleep on it; ``own`` is the
+        caller's relay or -1.
+        """
 
     def add_relay(self, fd: int) -> None:
         """Write to this eventfd whenever somebody else takes the event down; it stays the caller's."""
@@ -181,12 +196,13 @@ class Inbox:
         """Note on the status page: runs this task of a graph, since now."""
 
     def running_call(self, name: str, call: int) -> None:
-        """Note on the status page: runs the method of this name (cut at 87 bytes) for a call, since now."""
+        """Note on the status page: runs the method of this name (cut at 87 bytes) for a call, since
+        now.
+        """
 
     def waiting_for(self, slot: int) -> None:
         """Note on the status page: waits for that process; -1: for nobody."""
 
-@final
 class Segment:
     """Shared memory that holds rings."""
 
@@ -213,24 +229,27 @@ class Segment:
     def size(self) -> int:
         """In bytes, whole pages."""
 
-    def make_ring(
-        self, offset: int, slots: int, stride: int, readers: int, flags: int = 0
-    ) -> None:
-        """Lay a ring there: ``slots`` a power of two, ``offset`` and ``stride`` multiples of 64; else ``OSError``."""
+    def make_ring(self, offset: int, slots: int, stride: int, readers: int, flags: int = 0) -> None:
+        """Lay a ring there: ``slots`` a power of two, ``offset`` and ``stride`` multiples of 64;
+        else ``OSError``.
+        """
 
-@final
 class Arena:
     """Where this process puts its large payloads. Not thread-safe: keep the GIL."""
 
     def __init__(self, fd: int, size: int, cap: int) -> None:
-        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, at most ``cap`` bytes of memory."""
+        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, at most ``cap`` bytes
+        of memory.
+        """
 
     @staticmethod
     def create_fd(size: int) -> int:
         """A new sealed, sparse file, rounded down to 64 MiB; the caller closes it."""
 
     def allocate(self, size: int) -> Buffer:
-        """Memory to make a value in; given back when garbage, unless the value was sent. ``ArenaFull`` if there is none."""
+        """Memory to make a value in; given back when garbage, unless the value was sent.
+        ``ArenaFull`` if there is none.
+        """
 
     def trim(self, idle: float = 0.0) -> None:
         """Free the memory of blocks that have been free for ``idle`` seconds."""
@@ -254,14 +273,12 @@ class Arena:
     def cap(self) -> int:
         """The most that ``bytes_touched`` may become."""
 
-@final
 class ArenaView:
     """Another process's arena as this one reads it, mapped where it is used."""
 
     def __init__(self, fd: int, size: int) -> None:
         """The file behind ``fd`` (duplicated), ``size`` bytes of addresses."""
 
-@final
 class Buffer:
     """A window of received (leased) or own memory; exports the buffer protocol.
 
@@ -281,11 +298,12 @@ class Buffer:
         """Where it lies in this process."""
 
     def private(self) -> Buffer:
-        """The same memory, written copy-on-write by this buffer alone; ``ValueError`` unless it is leased."""
+        """The same memory, written copy-on-write by this buffer alone; ``ValueError`` unless it is
+        leased.
+        """
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-@final
 class Snapshot:
     """A value encoded into this process's memory, to be decoded any number of times."""
 
@@ -295,7 +313,6 @@ class Snapshot:
     def decode(self) -> Any:
         """A value equal to the one at the time of the snapshot; they share the snapshot's memory."""
 
-@final
 class ErrorFrame:
     """What a frame of ``KIND_ERROR`` is received as."""
 
@@ -306,7 +323,6 @@ class ErrorFrame:
     def meta(self) -> bytes:
         """The encoded exception."""
 
-@final
 class Writer:
     """The writing end of a ring."""
 
@@ -319,10 +335,14 @@ class Writer:
         arena: Arena,
         sent: Any,
     ) -> None:
-        """``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec. ``OSError`` where no such ring is."""
+        """``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec.
+        ``OSError`` where no such ring is.
+        """
 
     moved_refs: int
-    """A value with at most so many references was let go by its maker: its block may travel uncopied."""
+    """A value with at most so many references was let go by its maker: its block may travel
+    uncopied.
+    """
     sent: Any
     """What the codec is handed to know which definitions the readers have."""
 
@@ -343,15 +363,18 @@ class Writer:
         """Whether every reader has closed or died."""
 
     def wants_room(self) -> None:
-        """Be rung when a reader takes a frame (``RING_WRITER_MAY_WAIT``); look at ``has_room`` again after this."""
+        """Be rung when a reader takes a frame (``RING_WRITER_MAY_WAIT``); look at ``has_room``
+        again after this.
+        """
 
     def send(self, value: Any, tag: int, kind: int = ...) -> bool:
-        """Publish ``value``; false, with nothing done, if the ring is full. Raises ``ArenaFull`` or what the codec raises, with nothing sent."""
+        """Publish ``value``; false, with nothing done, if the ring is full. Raises ``ArenaFull`` or
+        what the codec raises, with nothing sent.
+        """
 
     def send_error(self, meta: builtins.bytes, tag: int) -> bool:
         """Publish an encoded exception; false, with nothing done, if the ring is full."""
 
-@final
 class Reader:
     """A reading end of a ring."""
 
@@ -365,7 +388,9 @@ class Reader:
         view: ArenaView,
         readonly: bool,
     ) -> None:
-        """End number ``reader``; ``writer``: the (slot, bit) to ring for room, ``view``: of its arena. ``OSError`` where no such ring is."""
+        """End number ``reader``; ``writer``: the (slot, bit) to ring for room, ``view``: of its
+        arena. ``OSError`` where no such ring is.
+        """
 
     @property
     def empty(self) -> bool:
@@ -392,7 +417,9 @@ class Reader:
         """Bytes of all bodies taken by this end."""
 
     def receive(self) -> Any:
-        """The next frame's value, an ``ErrorFrame`` if it is one, ``EMPTY`` if there is no frame; raises what decoding raises."""
+        """The next frame's value, an ``ErrorFrame`` if it is one, ``EMPTY`` if there is no frame;
+        raises what decoding raises.
+        """
 
     def skip(self) -> bool:
         """Drop the next frame, but for the definitions in it; false if there is none."""
@@ -400,7 +427,6 @@ class Reader:
     def close(self) -> None:
         """Take no more; the writer is rung and does not wait for this reader."""
 
-@final
 class Gate:
     """Submits under consecutive numbers, and finds each number's result on each reader."""
 
@@ -412,19 +438,27 @@ class Gate:
         kind: int,
         inbox: Inbox,
     ) -> None:
-        """At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on ``inbox``."""
+        """At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on
+        ``inbox``.
+        """
 
     closed: bool
     """Whether ``get`` no longer waits; set it, then ring this process's bell."""
 
     def submit(self, value: Any) -> int:
-        """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as ``Writer.send`` does."""
+        """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as
+        ``Writer.send`` does.
+        """
 
     def submit_many(self, values: tuple[Any, ...]) -> int:
-        """Send one value on each writer, all or none: their number, -1 if there is no room. Raises as ``Writer.send`` does."""
+        """Send one value on each writer, all or none: their number, -1 if there is no room. Raises
+        as ``Writer.send`` does.
+        """
 
     def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any:
-        """Wait for a result and take it; ``EMPTY`` at the timeout, when closed, or when ``Board.deaths`` is not ``deaths`` (-1: any)."""
+        """Wait for a result and take it; ``EMPTY`` at the timeout, when closed, or when
+        ``Board.deaths`` is not ``deaths`` (-1: any).
+        """
 
     def take(self, number: int, reader: int) -> Any:
         """Take a result that is here, else ``EMPTY``."""
@@ -454,16 +488,19 @@ class Gate:
     def stashed(self) -> int:
         """Results out of the rings that nobody has taken yet."""
 
-@final
 class DeathWatch:
-    """A native thread that sees processes die by their life words and announces it. Never takes the GIL."""
+    """A native thread that sees processes die by their life words and announces it. Never takes the
+    GIL.
+    """
 
     def __init__(self, board: Board) -> None:
         """Starts the thread."""
 
     @staticmethod
     def supported() -> bool:
-        """Whether this kernel can wait for many life words (Linux 5.16); else only fatal signals are seen."""
+        """Whether this kernel can wait for many life words (Linux 5.16); else only fatal signals
+        are seen.
+        """
 
     def add(self, slot: int) -> None:
         """Watch this process; at most 127 are watched by one thread."""

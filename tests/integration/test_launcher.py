@@ -21,7 +21,7 @@ from conveyor.engine.local.logs import LogPrinter
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 
 HERE = Path(__file__).parent
-WAIT = 8.0  # a bound for what should take milliseconds
+WAIT = 20.0  # a bound for what should take milliseconds
 
 
 class Actor:
@@ -588,7 +588,6 @@ class TestEnd:
 
     def test_nothing_leaks(self):
         def round_trip():
-            begin = time.monotonic()
             host = Host()
             try:
                 host.actor().ask("1")
@@ -596,9 +595,10 @@ class TestEnd:
                 with pytest.raises(ActorStartError):
                     host.launcher.spawn(host.spec(), [1 << 20])
             finally:
+                begin = time.monotonic()
                 host.close()
-            # No time limit of the launcher's has hidden a message that was lost.
-            assert time.monotonic() - begin < min(WAIT, launcher_module.CLOSE_TIMEOUT)
+            # No time limit of the launcher's has hidden that a message was lost.
+            assert time.monotonic() - begin < launcher_module.PRINT_TIMEOUT
 
         round_trip()
         before = sorted(os.listdir("/proc/self/fd"))

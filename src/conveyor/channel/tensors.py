@@ -76,7 +76,6 @@ def _plain_values(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` detached, with its conjugation or negation carried out."""
     import torch
 
-    _check_device(tensor)
     if torch._is_zerotensor(tensor):
         tensor = tensor.clone()
     return tensor.detach().resolve_conj().resolve_neg()
@@ -140,42 +139,62 @@ def _through_ctypes(tensor: torch.Tensor) -> Any:
     return memory
 
 
-def make_encoder() -> Callable[[torch.Tensor], Encoded | None]:
-    """An encoder for tensors; it answers ``None`` to one that is for the general pickler."""
+def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]:
+    """A function from tensor to header, memory (``None``: it has none), and whether that is its own.
+
+    It answers ``None`` to a tensor that a header cannot describe.
+    """
     memory_of = _make_memory()
     views = _views()
     headers: dict[Any, bytes] = {}
 
-    def encode(tensor: torch.Tensor) -> Encoded | None:
+    def describe(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
         dtype = tensor.dtype
         requires_grad = tensor.requires_grad
         if dtype not in views or tensor.__dict__:
-            return encode_any(tensor)
+            return describe_any(tensor)
         plain = tensor.detach() if requires_grad else tensor
         view = views[dtype]
         try:
             # The common case: NumPy views a strided CPU tensor that is no conjugate.
             memory = (plain if view is None else plain.view(view)).numpy()
         except (RuntimeError, TypeError):
-            return encode_any(tensor)
+            return describe_any(tensor)
         if not memory.flags.c_contiguous or not memory.size:
-            return encode_any(tensor)
+            return describe_any(tensor)
         key = (dtype, memory.shape, requires_grad)
         header = headers.get(key)
         if header is None:
             if len(headers) >= _CACHED:
                 headers.clear()
             header = headers[key] = _make_header(dtype, memory.shape, None, requires_grad)
-        return TENSOR, 0, header, [memory]
+        return header, memory, True
 
-    def encode_any(tensor: torch.Tensor) -> Encoded | None:
+    def describe_any(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
         requires_grad = tensor.requires_grad
+        _check_device(tensor)
         if not _is_plain(tensor):
             return None
         shape = tuple(tensor.shape)
-        memory, strides = _dense(_plain_values(tensor))
+        dense, strides = _dense(_plain_values(tensor))
         header = _make_header(tensor.dtype, shape, strides, requires_grad)
-        return TENSOR, 0, header, [memory_of(memory)] if memory.numel() else None
+        if not dense.numel():
+            return header, None, False
+        return header, memory_of(dense), dense.data_ptr() == tensor.data_ptr()
+
+    return describe
+
+
+def make_encoder() -> Callable[[torch.Tensor], Encoded | None]:
+    """An encoder for tensors; it answers ``None`` to one that is for the general pickler."""
+    describe = _make_describe()
+
+    def encode(tensor: torch.Tensor) -> Encoded | None:
+        described = describe(tensor)
+        if described is None:
+            return None
+        header, memory, _ = described
+        return TENSOR, 0, header, None if memory is None else [memory]
 
     return encode
 
@@ -267,30 +286,26 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     """``notes`` maps a storage's address to the first tensor of the value that lies in it."""
     import torch
 
+    describe = _make_describe()
     memory_of = _make_memory()
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
-        if not _is_plain(tensor):
-            _check_device(tensor)
+        described = describe(tensor)
+        if described is None:
             return tensor.__reduce_ex__(5)
-        requires_grad = tensor.requires_grad
-        shape = tuple(tensor.shape)
-        if not tensor.numel():
-            return rebuild, (_make_header(tensor.dtype, shape, None, requires_grad), None)
-        resolved = _plain_values(tensor)
-        dense, strides = _dense(resolved)
-        header = _make_header(tensor.dtype, shape, strides, requires_grad)
-        address = tensor.untyped_storage().data_ptr()
-        if resolved.data_ptr() == tensor.data_ptr():
-            first = notes.get(address)
-            if first is not None:
+        header, memory, its_own = described
+        if memory is None:
+            return rebuild, (header, None)
+        if its_own:
+            address = tensor.untyped_storage().data_ptr()
+            first = notes.setdefault(address, tensor)
+            if first is not tensor:
                 offset = tensor.data_ptr() - first.data_ptr()
                 if _lies_within(tensor, first, offset):
-                    strides = tensor.stride()
+                    shape, strides = tuple(tensor.shape), tensor.stride()
+                    requires_grad = tensor.requires_grad
                     return _alias, (first, tensor.dtype, offset, shape, strides, requires_grad)
-            elif dense.data_ptr() == tensor.data_ptr():
-                notes[address] = tensor
-        return rebuild, (header, pickle.PickleBuffer(memory_of(dense)))
+        return rebuild, (header, pickle.PickleBuffer(memory))
 
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
         _check_device(storage)

@@ -160,7 +160,7 @@ class CallingRuntime:
                 chosen = set(map(id, done))
                 return done, [ref for ref in refs if id(ref) not in chosen]
             if not self.process.inbox.wait(seen, patience.step()) and timeout is None:
-                here = f"{len(done)} are there"
                 patience.check(
-                    lambda: f"{num_returns} of {len(refs)} results", lambda text=here: text
+                    lambda: f"{num_returns} of {len(refs)} results",
+                    lambda: f"{sum(ref.done() for ref in refs)} are there",
                 )
