@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "endpoints.h"
+#include "program.h"
 #include "service.h"
 
 namespace nb = nanobind;
@@ -359,6 +360,17 @@ NB_MODULE(_core, m) {
       .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); })
       .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); })
       .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); });
+
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<nb::object, uint32_t, uint32_t, size_t, std::string, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "actor"_a, "encode_error"_a, "check_elements"_a)
+      .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a)
+      .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
+      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a)
+      .def("advance", &Program::advance)
+      .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
+      .def("close", &Program::close)
+      .def_prop_ro("execution", &Program::execution)
+      .def_prop_ro("bit", &Program::bit);
 
   nb::class_<DeathWatch>(m, "DeathWatch")
       .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board) { new (self) DeathWatch(std::move(board)); }, "board"_a)

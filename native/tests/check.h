@@ -8,19 +8,36 @@
 //     }
 //
 // A program's argument selects the tests whose names contain it. It closes with "N passed, M
-// failed". Failures may be noted from any thread. A forked child ends with `_exit(check::failures()
-// != 0)`.
+// failed". Failures may be noted from any thread, and in processes made with `check::Child`. A test
+// that takes over `kLimitSeconds` is ended by its alarm, and the program with it: the test is the one
+// whose name was printed last.
 #pragma once
 
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace check {
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
+constexpr unsigned kLimitSeconds = 60;
 
 struct Test {
   const char* name;
@@ -61,22 +78,93 @@ bool note_equal(const A& a, const B& b, const char* file, int line, const char* 
   return note(false, file, line, text.str());
 }
 
+template <class Body>
+void guarded(const char* name, Body&& body) {
+  try {
+    body();
+  } catch (const Abandon&) {
+  } catch (const std::exception& error) {
+    note(false, name, 0, std::string("threw: ") + error.what());
+  } catch (...) {
+    note(false, name, 0, "threw something that is no std::exception");
+  }
+}
+
+// A forked process that runs `body` and ends; ended with this one.
+class Child {
+ public:
+  template <class Body>
+  explicit Child(Body&& body) {
+    std::fflush(nullptr);
+    const pid_t parent = ::getpid();
+    pid_ = ::fork();
+    if (pid_ != 0) {
+      note(pid_ > 0, __FILE__, __LINE__, "fork");
+      return;
+    }
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    ::alarm(kLimitSeconds);
+    failure_count().store(0);
+    guarded("child", body);
+    ::_exit(failures() != 0);
+  }
+  Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+  ~Child() {
+    if (pid_ > 0) {
+      kill(SIGKILL);
+      wait();
+    }
+  }
+  pid_t pid() const { return pid_; }
+  void kill(int signal) const { ::kill(pid_, signal); }
+  // How it ended, as waitpid tells.
+  int wait() {
+    int status = -1;
+    while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+    return status;
+  }
+  // True if it ended by itself and noted no failure.
+  bool passed() {
+    const int status = wait();
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// The same numbers in every run (splitmix64).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  uint64_t below(uint64_t n) { return next() % n; }
+
+ private:
+  uint64_t state_;
+};
+
 inline int run(const char* filter) {
   int passed = 0, failed = 0;
   for (const Test& test : tests()) {
     if (filter && !std::strstr(test.name, filter)) continue;
     const int before = failures();
-    try {
-      test.body();
-    } catch (const Abandon&) {
-    } catch (const std::exception& error) {
-      note(false, test.name, 0, std::string("threw: ") + error.what());
-    } catch (...) {
-      note(false, test.name, 0, "threw something that is no std::exception");
-    }
+    std::printf("%-60s ", test.name);
+    std::fflush(stdout);
+    ::alarm(kLimitSeconds);
+    guarded(test.name, test.body);
+    ::alarm(0);
     const bool ok = failures() == before;
     (ok ? passed : failed)++;
-    std::printf("%s %s\n", ok ? "ok    " : "FAILED", test.name);
+    std::printf("%s\n", ok ? "ok" : "FAILED");
     std::fflush(stdout);  // nothing may be left for a forked child to print again
   }
   std::printf("%d passed, %d failed\n", passed, failed);

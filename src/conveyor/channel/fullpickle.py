@@ -63,8 +63,9 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reset(self) -> None:
         self.parts.clear()
-        self.buffers.clear()
-        self.notes.clear()
+        if self.buffers:
+            self.buffers.clear()
+            self.notes.clear()
         self.groups.clear()
         self.by_value = False
         self.globals_ref.clear()

@@ -1,9 +1,9 @@
-"""Interpreting one actor's program of one graph."""
+"""Making one actor's program of one graph: the native interpreter, with what Python does for it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -16,263 +16,111 @@ from conveyor.runtime.layout import Assignment
 if TYPE_CHECKING:
     from conveyor.runtime.worker import Worker
 
-EMPTY = _core.EMPTY
-ErrorFrame = _core.ErrorFrame
 
-#: Executions after which a program lets others on the same actor have a turn.
-_TURN = 16
-
-#: A step's answers: go on, input is missing.
-_GO, _STOP = True, False
-
-StepFunction = Callable[[], bool]
-
-
-class Program:
-    """Runs the steps of its assignment, one execution after the other, as far as input is there.
+def make_program(
+    worker: Worker, assignment: Assignment, segment: _core.Segment
+) -> _core.Program:
+    """The program of ``assignment``, ready to run: its channel ends are open.
 
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
     instead of running, so an error reaches the driver on the same path as a value.
     """
+    process = worker.process
+    actor = assignment.actor_name
 
-    def __init__(self, worker: Worker, assignment: Assignment, segment: _core.Segment) -> None:
-        process = worker.process
-        self._worker = worker
-        self._inbox = process.inbox
-        self._graph = assignment.graph
-        self._actor_name = assignment.actor_name
-        self.bit = assignment.bit
-        self._execution = 0
-        self._pc = 0
-        self._suspended = False
-        self._regs: list[Any] = [None] * assignment.program.registers
-        self._blank = [None] * assignment.program.registers
-        self._readers = {e.edge: e.open(process, segment) for e in assignment.reads}
-        self._writers = {e.edge: e.open(process, segment) for e in assignment.writes}
-        for writer in self._writers.values():
-            writer.moved_refs = _MOVED_REFS
-        self._tasks = assignment.tasks
-        steps = assignment.program.steps
-        self._steps = [self._step(step, steps[i + 1 :]) for i, step in enumerate(steps)]
-
-    def advance(self) -> None:
-        """Run until input is missing, or for a turn; then ask for another turn."""
-        if self._suspended:
-            return
-        steps = self._steps
-        count = len(steps)
-        pc = self._pc
-        for _ in range(_TURN):
-            while pc < count:
-                if not steps[pc]():
-                    self._pc = pc
-                    return
-                pc += 1
-                if self._waits_for_coroutine():
-                    self._pc = pc
-                    return
-            pc = 0
-            self._regs[:] = self._blank  # values live no longer than their execution
-            self._execution += 1
-        self._pc = 0
-        self._worker.process.board.ring(self._inbox.slot, self.bit)
-
-    def _waits_for_coroutine(self) -> bool:
-        return self._suspended
-
-    def _resume(self) -> None:
-        self._suspended = False
-        self.advance()
-
-    # Steps, as closures: what can be decided once is decided here.
-
-    def _step(self, step: Step, later: tuple[Step, ...]) -> StepFunction:
-        if isinstance(step, Recv):
-            return self._recv_spread(step) if step.spread is not None else self._recv(step)
-        if isinstance(step, Call):
-            return self._call(step)
-        return self._send(step, last=all(step.reg not in self._uses(other) for other in later))
-
-    def _uses(self, step: Step) -> set[int]:
-        """The registers that ``step`` reads."""
-        if isinstance(step, Send):
-            return {step.reg}
-        if isinstance(step, Call):
-            used = _Watch(self._blank)
-            for argument in _arguments(self._tasks[step.task]):
-                _value(argument, used)
-            return used.indexes
-        return set()
-
-    def _recv(self, step: Recv) -> StepFunction:
-        receive = self._readers[step.edge].receive
-        regs, reg = self._regs, step.reg
-        assert reg is not None
-
-        def recv() -> bool:
-            try:
-                value = receive()
-            except Exception as error:
-                regs[reg] = self._error(error, self._actor_name)
-                return _GO
-            if value is EMPTY:
-                return _STOP
-            regs[reg] = value
-            return _GO
-
-        return recv
-
-    def _recv_spread(self, step: Recv) -> StepFunction:
-        receive = self._readers[step.edge].receive
-        regs = self._regs
-        assert step.spread is not None
-        places = [(i, reg) for i, reg in enumerate(step.spread) if reg is not None]
-
-        def recv() -> bool:
-            try:
-                value = receive()
-            except Exception as error:
-                value = self._error(error, self._actor_name)
-            if value is EMPTY:
-                return _STOP
-            if type(value) is ErrorFrame:
-                for _, reg in places:
-                    regs[reg] = value
-            else:
-                for i, reg in places:
-                    regs[reg] = value[i]
-            return _GO
-
-        return recv
-
-    def _send(self, step: Send, *, last: bool) -> StepFunction:
-        writer = self._writers[step.edge]
-        send, send_error = writer.send, writer.send_error
-        regs, reg = self._regs, step.reg
-        actor_name = self._actor_name
-
-        def send_step() -> bool:
-            value = regs[reg]
-            if last:
-                regs[reg] = None  # nobody else holds it now: a value made in place can move
-            if type(value) is ErrorFrame:
-                send_error(value.meta, self._execution)
-                return _GO
-            try:
-                send(value, self._execution)
-            except Exception as error:
-                send_error(self._error(error, actor_name).meta, self._execution)
-            return _GO
-
-        return send_step
-
-    def _call(self, step: Call) -> StepFunction:
-        task = self._tasks[step.task]
-        method, is_async = self._worker.method(task.method)
-        regs, inbox, graph, number = self._regs, self._inbox, self._graph, step.task
-        needed = [a.index for a in _arguments(task) if isinstance(a, Reg)]
-        nested = any(not isinstance(a, (Reg, Const)) for a in _arguments(task))
-        store = self._store(step, task)
-        label = task.label
-
-        def gather() -> tuple[list[Any], dict[str, Any]]:
-            args = [_value(a, regs) for a in task.args]
-            kwargs = {name: _value(a, regs) for name, a in task.kwargs}
-            return args, kwargs
-
-        def call() -> bool:
-            for index in needed:
-                if type(regs[index]) is ErrorFrame:
-                    store(regs[index])
-                    return _GO
-            if nested:
-                failed = _first_error(task, regs)
-                if failed is not None:
-                    store(failed)
-                    return _GO
-            inbox.running(graph, number, self._execution)
-            try:
-                args, kwargs = gather()
-                store(method(*args, **kwargs))
-            except SystemExit:
-                raise  # the actor ends
-            except BaseException as error:
-                store(self._error(error, label))
-            return _GO
-
-        def call_one() -> bool:
-            value = regs[only]
-            if type(value) is ErrorFrame:
-                store(value)
-                return _GO
-            inbox.running(graph, number, self._execution)
-            try:
-                store(method(value))
-            except SystemExit:
-                raise  # the actor ends
-            except BaseException as error:
-                store(self._error(error, label))
-            return _GO
-
-        def call_async() -> bool:
-            failed = _first_error(task, regs)
-            if failed is not None:
-                store(failed)
-                return _GO
-            args, kwargs = gather()
-            self._suspended = True
-            self._worker.start_coroutine(method(*args, **kwargs), finish)
-            return _GO
-
-        def finish(value: Any, error: BaseException | None) -> None:
-            store(value if error is None else self._error(error, label))
-            self._resume()
-
-        if is_async:
-            return call_async
-        if len(task.args) == 1 and not task.kwargs and isinstance(task.args[0], Reg):
-            only = task.args[0].index
-            return call_one
-        return call
-
-    def _store(self, step: Call, task: Task) -> Callable[[Any], None]:
-        regs, out, outs = self._regs, step.out, step.outs
-        if task.num_returns is None:
-            if out is None:
-                return lambda value: None
-
-            def store(value: Any) -> None:
-                regs[out] = value
-
-            return store
-
-        def store_elements(value: Any) -> None:
-            if type(value) is not ErrorFrame and not (
-                isinstance(value, (tuple, list)) and len(value) == task.num_returns
-            ):
-                value = self._error(
-                    ValueError(
-                        f"{task.label} has num_returns={task.num_returns} and must return a "
-                        f"sequence of that length, but returned {_shape(value)}"
-                    ),
-                    task.label,
-                )
-            if out is not None:
-                regs[out] = value
-            for i, reg in enumerate(outs):
-                if reg is not None:
-                    regs[reg] = value if type(value) is ErrorFrame else value[i]
-
-        return store_elements
-
-    def _error(self, error: BaseException, label: str) -> Any:
-        if isinstance(error, _core.ArenaFull):
+    def error_meta(error: BaseException, label: str) -> bytes:
+        if isinstance(error, MemoryError) and "memory cap" in str(error):
             error = ArenaFullError(f"{label}: {error}")
-        return ErrorFrame(encode_error(error, self._actor_name, label))
+        return encode_error(error, actor, label)
+
+    program = _core.Program(
+        process.inbox,
+        assignment.graph,
+        assignment.bit,
+        assignment.program.registers,
+        actor,
+        error_meta,
+        _check_elements,
+    )
+    readers = {end.edge: end.open(process, segment) for end in assignment.reads}
+    writers = {end.edge: end.open(process, segment) for end in assignment.writes}
+    steps = assignment.program.steps
+    tasks = assignment.tasks
+    for i, step in enumerate(steps):
+        if isinstance(step, Recv):
+            reg = -1 if step.reg is None else step.reg
+            spread = [] if step.spread is None else _places(step.spread)
+            program.add_receive(readers[step.edge], reg, spread)
+        elif isinstance(step, Call):
+            _add_call(worker, program, step, tasks[step.task])
+        else:
+            last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
+            program.add_send(writers[step.edge], step.reg, last)
+    return program
 
 
-def _arguments(task: Task) -> list[Argument]:
-    return [*task.args, *(a for _, a in task.kwargs)]
+def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) -> None:
+    method, is_async = worker.method(task.method)
+    plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
+    args: list[int] = []
+    constants: list[Any] = []
+    if plain:
+        for argument in task.args:
+            if isinstance(argument, Reg):
+                args.append(argument.index)
+            elif isinstance(argument, Const):
+                constants.append(argument.value)
+                args.append(-len(constants))
+
+    def invoke(regs: list[Any]) -> Any:
+        kwargs = {name: _value(argument, regs) for name, argument in task.kwargs}
+        return method(*[_value(argument, regs) for argument in task.args], **kwargs)
+
+    def start(regs: list[Any]) -> None:
+        worker.start_coroutine(invoke(regs), program.resume)
+
+    program.add_call(
+        method,
+        step.task,
+        task.label,
+        args,
+        constants,
+        sorted(_uses(step, {task.id: task})),
+        None if plain or is_async else invoke,
+        start if is_async else None,
+        -1 if step.out is None else step.out,
+        _places(step.outs),
+        -1 if task.num_returns is None else task.num_returns,
+    )
+
+
+def _places(regs: Sequence[int | None]) -> list[int]:
+    return [-1 if reg is None else reg for reg in regs]
+
+
+def _uses(step: Step, tasks: dict[int, Task]) -> set[int]:
+    """The registers that ``step`` reads."""
+    if isinstance(step, Send):
+        return {step.reg}
+    if isinstance(step, Recv):
+        return set()
+    task = tasks[step.task]
+    noted = _Noted()
+    for argument in (*task.args, *(argument for _, argument in task.kwargs)):
+        _value(argument, noted)
+    return noted.indexes
+
+
+class _Noted(list[Any]):
+    """A register file that notes which registers are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.indexes: set[int] = set()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.indexes.add(index)
+        return None
 
 
 def _value(argument: Argument, regs: list[Any]) -> Any:
@@ -283,33 +131,15 @@ def _value(argument: Argument, regs: list[Any]) -> Any:
     return fill(argument.template, regs)
 
 
-class _Watch(list[Any]):
-    """A register file that notes which registers are read, and the first error among them."""
-
-    def __init__(self, regs: list[Any]) -> None:
-        super().__init__(regs)
-        self.indexes: set[int] = set()
-        self.error: Any = None
-
-    def __getitem__(self, index: Any) -> Any:
-        value = super().__getitem__(index)
-        self.indexes.add(index)
-        if self.error is None and type(value) is ErrorFrame:
-            self.error = value
-        return value
-
-
-def _first_error(task: Task, regs: list[Any]) -> Any:
-    watch = _Watch(regs)
-    for argument in _arguments(task):
-        _value(argument, watch)
-    return watch.error
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+def _check_elements(value: Any, count: int, label: str) -> tuple[Any, ...]:
+    """The elements of a result that has ``count``; ``ValueError`` if it has not."""
+    if isinstance(value, (tuple, list)) and len(value) == count:
+        return tuple(value)
+    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    raise ValueError(
+        f"{label} has num_returns={count} and must return a sequence of that length, "
+        f"but returned a {type(value).__name__}{size}"
+    )
 
 
 def check_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
@@ -318,19 +148,3 @@ def check_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
     if not callable(method):
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
     return method, inspect.iscoroutinefunction(method)
-
-
-def _references_of_a_moved_value() -> int:
-    # How many references a result has when its maker keeps none: measured, because it differs
-    # between versions of Python. Same shape as send_step.
-    regs: list[object] = [object()]
-
-    def send_step() -> int:
-        value = regs[0]
-        regs[0] = None
-        return _core.refcount(value)
-
-    return send_step()
-
-
-_MOVED_REFS = _references_of_a_moved_value()

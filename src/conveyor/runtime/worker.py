@@ -18,7 +18,7 @@ from conveyor.runtime.actor_runtime import ActorRuntime
 from conveyor.runtime.layout import RESULT_BIT, Assignment
 from conveyor.runtime.links import reply_offset
 from conveyor.runtime.process import ArenaSize, Process
-from conveyor.runtime.program import Program, check_method
+from conveyor.runtime.program import check_method, make_program
 
 EMPTY = _core.EMPTY
 
@@ -77,7 +77,7 @@ class Worker:
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
         self.process.adopt(hello.driver_slot, driver_arena, driver_event)
         self._control_socket = socket.socket(fileno=control)
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int, _core.Program] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._mailboxes: list[Mailbox] = []
         self._instance: Any = None
@@ -385,7 +385,7 @@ class Worker:
         fds = self._receive_fds(1 + 2 * len(new_peers))
         try:
             self._adopt(new_peers, fds[1:])
-            program = Program(self, assignment, _core.Segment.attach(fds[0]))
+            program = make_program(self, assignment, _core.Segment.attach(fds[0]))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -396,6 +396,7 @@ class Worker:
     def _control_unload(self, graph: int) -> None:
         program = self._programs.pop(graph, None)
         if program is not None:
+            program.close()
             del self._handlers[program.bit]
 
     def _control_accept(self, caller: Caller, new_peers: tuple[int, ...], bit: int) -> None:

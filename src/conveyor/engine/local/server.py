@@ -65,7 +65,7 @@ def send(control: socket.socket, message: bytes, fds: Sequence[int] = ()) -> Non
 def receive(control: socket.socket, max_fds: int) -> tuple[bytes, list[int], bool]:
     """One message, its descriptors, and whether none was lost; or ``BlockingIOError`` at once.
 
-    Not ``socket.recv_fds``: up to Python 3.13 that ignores the flags it is given.
+    Not ``socket.recv_fds``, which ignores the flags it is given (seen up to Python 3.13).
     """
     item = array("i").itemsize
     data, ancillary, flags, _ = control.recvmsg(

@@ -1,0 +1,193 @@
+#include "program.h"
+
+namespace conveyor {
+
+namespace {
+
+// Executions after which a program lets others on the same actor have a turn.
+constexpr int kTurn = 16;
+
+bool is_error(const nb::object& value) { return value.is_valid() && nb::isinstance<ErrorFrame>(value); }
+
+}  // namespace
+
+Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, std::string actor,
+                 nb::object encode_error, nb::object check_elements)
+    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), actor_(std::move(actor)),
+      encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), regs_(registers) {}
+
+void Program::add_receive(nb::object reader, int reg, std::vector<int> spread) {
+  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread)});
+  keep_.push_back(std::move(reader));
+}
+
+void Program::add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
+                       std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs,
+                       int num_returns) {
+  Call call{std::move(method), node, std::move(label), std::move(args), {}, std::move(uses), std::move(invoke),
+            std::move(start), out, std::move(outs), num_returns};
+  for (nb::handle constant : constants) call.constants.push_back(nb::borrow(constant));
+  steps_.push_back(std::move(call));
+}
+
+void Program::add_send(nb::object writer, int reg, bool last) {
+  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last});
+  keep_.push_back(std::move(writer));
+}
+
+void Program::advance() {
+  if (suspended_ || closed_) return;
+  for (int turn = 0; turn < kTurn; ++turn) {
+    while (pc_ < steps_.size()) {
+      if (!std::visit([this](auto& step) { return run(step); }, steps_[pc_])) return;
+      ++pc_;
+      if (suspended_ || closed_) return;
+    }
+    pc_ = 0;
+    // Values live no longer than their execution. Taken out first: dropping them may run any code.
+    for (nb::object& reg : regs_)
+      if (reg.is_valid()) nb::object dropped = std::move(reg);
+    ++execution_;
+  }
+  inbox_->board()->ring(inbox_->slot(), bit_);
+}
+
+void Program::resume(nb::object value, nb::object error) {
+  Call& step = std::get<Call>(steps_[pc_ - 1]);
+  store(step, error.is_none() ? std::move(value) : failed(error, step.label));
+  suspended_ = false;
+  advance();
+}
+
+nb::list Program::registers() const {
+  nb::list list;
+  for (const nb::object& reg : regs_) list.append(reg.is_valid() ? reg : nb::none());
+  return list;
+}
+
+bool Program::run(Receive& step) {
+  if (step.reader->ring.empty()) return false;
+  nb::object value;
+  try {
+    value = step.reader->receive();
+  } catch (nb::python_error& error) {
+    value = failed(error.value(), actor_);
+  }
+  if (step.spread.empty()) {
+    regs_[size_t(step.reg)] = std::move(value);
+    return true;
+  }
+  const bool error = is_error(value);
+  for (size_t i = 0; i < step.spread.size(); ++i)
+    if (step.spread[i] >= 0) regs_[size_t(step.spread[i])] = error ? value : nb::object(nb::borrow<nb::tuple>(value)[i]);
+  return true;
+}
+
+bool Program::run(Call& step) {
+  for (int reg : step.uses)
+    if (is_error(regs_[size_t(reg)])) {
+      store(step, regs_[size_t(reg)]);
+      return true;
+    }
+  Status& status = inbox_->status();
+  status.graph.store(graph_, std::memory_order_relaxed);
+  status.node.store(step.node, std::memory_order_relaxed);
+  status.execution.store(execution_, std::memory_order_relaxed);
+  status.since_ns.store(now_ns(), std::memory_order_relaxed);
+  status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+  nb::object result;
+  if (!step.start.is_none()) {
+    suspended_ = true;  // before: a coroutine may end at once
+    result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), registers().ptr(), nullptr));
+    if (result.is_valid()) return true;
+    suspended_ = false;
+  } else if (!step.invoke.is_none()) {
+    result = nb::steal(PyObject_CallFunctionObjArgs(step.invoke.ptr(), registers().ptr(), nullptr));
+  } else {
+    constexpr size_t kInline = 8;
+    PyObject* few[kInline + 1];
+    std::vector<PyObject*> many;
+    PyObject** argv = few;
+    if (step.args.size() > kInline) {
+      many.resize(step.args.size() + 1);
+      argv = many.data();
+    }
+    for (size_t i = 0; i < step.args.size(); ++i) {
+      const int arg = step.args[i];
+      argv[i + 1] = arg >= 0 ? regs_[size_t(arg)].ptr() : step.constants[size_t(-1 - arg)].ptr();
+    }
+    // The slot before the arguments is the callee's to use: a bound method puts `self` there.
+    result = nb::steal(PyObject_Vectorcall(step.method.ptr(), argv + 1, step.args.size() | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+  }
+  if (result.is_valid()) {
+    store(step, std::move(result));
+  } else {
+    if (PyErr_ExceptionMatches(PyExc_SystemExit)) throw nb::python_error();  // the actor ends
+    nb::python_error error;
+    store(step, failed(error.value(), step.label));
+  }
+  return true;
+}
+
+bool Program::run(Send& step) {
+  nb::object& reg = regs_[size_t(step.reg)];
+  nb::object value = step.last ? std::move(reg) : reg;
+  if (step.last) reg = nb::object();
+  Writer& writer = *step.writer;
+  // Depth was granted when the execution was submitted, so there is room.
+  CONVEYOR_ASSERT(writer.ring.has_room());
+  (void)writer.ring.has_room();
+  try {
+    if (!is_error(value)) {
+      Encoded e;
+      // The only reference is `value`: its maker has let go, and a value made in place can move.
+      encode(e, value, writer.sent, step.last ? 1 : 0);
+      writer.prepare(e);
+      writer.commit(e, execution_, Kind::kValue);
+      return true;
+    }
+  } catch (nb::python_error& error) {
+    value = failed(error.value(), actor_);
+  } catch (const ArenaFull& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    nb::python_error memory;
+    value = failed(memory.value(), actor_);
+  }
+  nb::bytes meta = nb::inst_ptr<ErrorFrame>(value)->meta;
+  Encoded e;
+  e.codec = kBytes;
+  e.data = meta.c_str();
+  e.size = meta.size();
+  writer.prepare(e);
+  writer.commit(e, execution_, Kind::kError);
+  return true;
+}
+
+void Program::store(Call& step, nb::object value) {
+  if (step.num_returns >= 0) {
+    nb::object elements = value;
+    if (!is_error(value)) {
+      // A tuple of the right length as it is; anything else is Python's to judge.
+      if (!(PyTuple_CheckExact(value.ptr()) && PyTuple_GET_SIZE(value.ptr()) == step.num_returns)) {
+        elements = nb::steal(PyObject_CallFunction(check_elements_.ptr(), "Ois", value.ptr(), step.num_returns, step.label.c_str()));
+        if (!elements.is_valid()) {
+          nb::python_error error;
+          value = elements = failed(error.value(), step.label);
+        }
+      }
+    }
+    const bool error = is_error(elements);
+    for (size_t i = 0; i < step.outs.size(); ++i)
+      if (step.outs[i] >= 0)
+        regs_[size_t(step.outs[i])] = error ? elements : nb::borrow(PyTuple_GET_ITEM(elements.ptr(), Py_ssize_t(i)));
+  }
+  if (step.out >= 0) regs_[size_t(step.out)] = std::move(value);
+}
+
+nb::object Program::failed(nb::handle exception, const std::string& label) {
+  nb::object meta = nb::steal(PyObject_CallFunction(encode_error_.ptr(), "Os", exception.ptr(), label.c_str()));
+  if (!meta.is_valid()) throw nb::python_error();
+  return nb::cast(ErrorFrame{nb::borrow<nb::bytes>(meta)}, nb::rv_policy::move);
+}
+
+}  // namespace conveyor

@@ -1,0 +1,86 @@
+// One actor's program of one graph: the steps of an execution, run as far as input is there. Native
+// because it is the worker's whole cost of a hop; what is rare (containers, keyword arguments,
+// coroutines, errors) is asked of Python (runtime/program.py).
+#pragma once
+
+#include <variant>
+
+#include "endpoints.h"
+
+namespace conveyor {
+
+class Program {
+ public:
+  // `encode_error(exception, label)` gives the meta bytes of an error frame;
+  // `check_elements(value, count, label)` the elements of a result that has several.
+  Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, std::string actor, nb::object encode_error,
+          nb::object check_elements);
+
+  // One frame of `reader` to register `reg`, or if `spread` is not empty its elements to those
+  // registers (-1: not used here).
+  void add_receive(nb::object reader, int reg, std::vector<int> spread);
+  // Call `method` with `args`, each a register (>= 0) or the constant at -1 - arg. With `invoke`, call
+  // that with the register list instead; with `start`, call that with the register list and this
+  // program, which is then suspended until `resume`. `uses`: registers whose errors are passed on.
+  void add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
+                std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs, int num_returns);
+  // Publish register `reg`; `last`: nothing later in this execution needs it.
+  void add_send(nb::object writer, int reg, bool last);
+
+  // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
+  void advance();
+  // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
+  void resume(nb::object value, nb::object error);
+  void close() { closed_ = true; }
+  uint64_t execution() const { return execution_; }
+  uint32_t bit() const { return bit_; }
+
+ private:
+  struct Receive {
+    Reader* reader;
+    int reg;
+    std::vector<int> spread;
+  };
+  struct Call {
+    nb::object method;
+    uint32_t node;
+    std::string label;
+    std::vector<int> args;
+    std::vector<nb::object> constants;
+    std::vector<int> uses;
+    nb::object invoke;
+    nb::object start;
+    int out;
+    std::vector<int> outs;
+    int num_returns;
+  };
+  struct Send {
+    Writer* writer;
+    int reg;
+    bool last;
+  };
+
+  bool run(Receive& step);
+  bool run(Call& step);
+  bool run(Send& step);
+  void store(Call& step, nb::object value);
+  nb::object failed(nb::handle exception, const std::string& label);
+  nb::list registers() const;
+
+  nb::object inbox_object_;
+  Inbox* inbox_;
+  uint32_t graph_;
+  uint32_t bit_;
+  std::string actor_;
+  nb::object encode_error_;
+  nb::object check_elements_;
+  std::vector<nb::object> keep_;
+  std::vector<std::variant<Receive, Call, Send>> steps_;
+  std::vector<nb::object> regs_;
+  size_t pc_ = 0;
+  uint64_t execution_ = 0;
+  bool suspended_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace conveyor

@@ -1,0 +1,63 @@
+"""What a value goes through on its way from one actor to another: a channel within this process.
+
+It is a real one, a ring and an arena, so that what arrives is what would arrive in another process:
+a copy, read-only where it would be, and an error where it could not be sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import ArenaFullError
+from conveyor.runtime.layout import RESULT_BIT
+from conveyor.runtime.process import Process
+
+
+class ArrivalError(Exception):
+    """The value was sent, and could not be rebuilt where it arrived: ``error`` says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Crossing:
+    """Carries values. Each thread has rings of its own, so that nobody waits for anybody."""
+
+    def __init__(self, process: Process, slot_bytes: int) -> None:
+        """``slot_bytes``: what a slot holds in place; larger values lie in the arena."""
+        self._process = process
+        self._stride = -(-slot_bytes // 64) * 64
+        self._rings = threading.local()
+
+    def carry(self, value: Any, *, shared: bool) -> Any:
+        """What arrives when ``value`` is sent. ``shared``: others read the same memory.
+
+        Raises ``SerializationError`` or ``ArenaFullError`` where it cannot be sent, ``ArrivalError``
+        where it cannot be rebuilt.
+        """
+        try:
+            writer, reader = self._rings.ends[shared]
+        except AttributeError:
+            self._rings.ends = (self._make(shared=False), self._make(shared=True))
+            writer, reader = self._rings.ends[shared]
+        try:
+            writer.send(value, 0)
+        except _core.ArenaFull as error:
+            raise ArenaFullError(str(error)) from None
+        try:
+            return reader.receive()
+        except Exception as error:
+            raise ArrivalError(error) from None
+
+    def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
+        # More than one slot: user code that runs while a value is rebuilt may send another.
+        segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
+        segment.make_ring(0, 4, self._stride, 1)
+        me = (self._process.slot, RESULT_BIT)
+        writer = self._process.writer(segment, 0, [me])
+        reader = self._process.reader(segment, 0, 0, me, shared=shared)
+        segment.close_fd()
+        return writer, reader

@@ -1,0 +1,200 @@
+"""Who is where, and who waits for whom: the threads of this process as actors see them.
+
+With processes, an actor is blocked when its process is. Here a call runs on its caller's thread, so
+one thread is inside of several actors at once, each waiting for the next. Every wait of the engine
+goes through :meth:`Lines.block`, which refuses one that nobody but the waiting thread could end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import DeadlockError
+from conveyor.runtime.process import Process
+from conveyor.runtime.waiting import Patience
+
+
+class Line:
+    """One thread: the hosts it is inside of, outermost first, and the job that it waits for."""
+
+    __slots__ = ("inside", "loop", "sent", "waits_for")
+
+    def __init__(self, loop: Host | None = None) -> None:
+        #: The actor whose event loop this thread runs.
+        self.loop = loop
+        self.inside: list[Host] = [] if loop is None else [loop]
+        #: Jobs that the loop's coroutines have submitted elsewhere, and that are not done yet.
+        self.sent: set[Job] = set()
+        self.waits_for: Job | None = None
+
+    def names_from(self, host: Host) -> list[str]:
+        """``host`` and what this line has entered from there; each waits for the next."""
+        if host not in self.inside:
+            return []
+        return [h.name for h in self.inside[self.inside.index(host) :]]
+
+
+class Job:
+    """Something to be done on one host: a call, a constructor, a task of a graph."""
+
+    def __init__(self, host: Host, label: str) -> None:
+        self.host = host
+        self.label = label
+        #: The line that stands in the queue for it; none: whoever has the turn does it.
+        self.attendant: Line | None = None
+        #: The line that runs it (that will, on an event loop).
+        self.runner: Line | None = None
+        self.started = False
+        self.done = False
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        """Do it; or return a coroutine that goes on with it, on a host that has an event loop.
+
+        What user code raises is the job's own affair. What comes out is meant for the program: it
+        interrupts it.
+        """
+        raise NotImplementedError
+
+    def interrupted(self, error: BaseException) -> None:
+        """``start`` or its coroutine has raised ``error``."""
+
+
+class Host:
+    """Where the jobs of one actor are done. Made by and for one session."""
+
+    def __init__(self, lines: Lines, name: str) -> None:
+        self.lines = lines
+        self.name = name
+
+    def submit(self, job: Job) -> None:
+        """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
+        would be wrong or in vain."""
+        raise NotImplementedError
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        """Wait until a submitted job is done. ``DeadlockError`` where that would never end."""
+        raise NotImplementedError
+
+    def run(self, job: Job) -> None:
+        """Submit and finish; a job that could not be finished is never started."""
+        try:
+            self.submit(job)
+            self.finish(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def movers(self, job: Job) -> list[Line]:
+        """The lines that must go on so that ``job`` does."""
+        raise NotImplementedError
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        """Whether ``job`` can only go on when something outside happens; see :meth:`Lines.rests`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No more jobs will come, and those that run are not wanted."""
+
+
+class Lines:
+    """All threads of a session, and the one lock that orders what they know of each other."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        # Reentrant: a finalizer may drop the last handle of something in the middle of anything.
+        self.changed = threading.Condition(threading.RLock())
+        self._local = threading.local()
+
+    def current(self) -> Line:
+        """The calling thread."""
+        line: Line | None = getattr(self._local, "line", None)
+        if line is None:
+            line = self._local.line = Line()
+        return line
+
+    def adopt(self, line: Line) -> None:
+        """The calling thread is ``line``."""
+        self._local.line = line
+
+    def finished(self, job: Job) -> None:
+        """``job`` is done, or will not be."""
+        with self.changed:
+            job.done = True
+            job.runner = None
+            self.changed.notify_all()
+        # For those who wait for results in general: `conveyor.wait`, event loops.
+        self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+
+    def block(
+        self, job: Job, ready: Callable[[], bool], timeout: float | None = None
+    ) -> None:
+        """Wait for ``job``, until ``ready()``, which is asked with the lock held.
+
+        Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
+        """
+        line = self.current()
+        patience = Patience(timeout)
+        with self.changed:
+            if ready():
+                return
+            before, line.waits_for = line.waits_for, job
+            self.changed.notify_all()  # that this line stands still may be news
+            try:
+                while True:
+                    names = self._way_back(line, job, {line})
+                    if names is not None:
+                        raise _deadlock(line, job, names)
+                    woken = self.changed.wait(patience.step())
+                    if ready():
+                        return
+                    if not woken:
+                        patience.check(lambda: job.label, lambda: self._doing(job))
+            finally:
+                line.waits_for = before
+
+    def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
+        """The names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
+        movers = job.host.movers(job)
+        names: list[str] | None = None
+        for line in movers:
+            found = line.names_from(job.host)
+            if line is not me:
+                if line in seen or line.waits_for is None:
+                    return None
+                rest = self._way_back(me, line.waits_for, seen | {line})
+                if rest is None:
+                    return None
+                found += rest
+            names = names or found
+        return names
+
+    def rests(self, job: Job, seen: set[Job] | None = None) -> bool:
+        """Whether ``job`` waits for something outside the calls that it made: a timer, I/O, another
+        call to come. Nobody knows how long, so its caller goes on. Asked with the lock held."""
+        seen = seen or set()
+        if job.done:
+            return False
+        if job in seen:
+            return True
+        return job.host.rests(job, seen | {job})
+
+    def _doing(self, job: Job) -> str:
+        if job.runner is None:
+            held = ", ".join(dict.fromkeys(n for x in job.host.movers(job) for n in x.names_from(job.host)))
+            return f"it has not been started; {held or 'nobody'} runs before it"
+        return f"{job.host.name} runs it in this process"
+
+
+def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:
+    # The way ends where the waiting line is; the cycle is told from there.
+    names = (line.inside[-1].name, *way[:-1]) if line.inside else tuple(way)
+    chain = " waits for ".join((*names, names[0]))
+    return DeadlockError(
+        f"waiting for {job.label} would never end: {chain}, and each runs one call at a time. Make "
+        "one of them an async actor or give it max_concurrency > 1, or pass the ref on instead of "
+        "getting it",
+        names,
+    )

@@ -1,0 +1,113 @@
+"""Hosts whose jobs run on the threads of those who want them, a few at a time, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+
+from conveyor.engine.inline.lines import Host, Job, Line, Lines
+from conveyor.exceptions import DeadlockError
+
+
+class Turns(Host):
+    """A queue, and ``capacity`` turns. Who wants a job done stands in the queue and does it.
+
+    A job whose caller is inside the host itself (or blocks somebody who is) cannot wait for its
+    turn: it stays in the queue, and whoever has the turn does it before giving the turn back.
+    """
+
+    def __init__(self, lines: Lines, name: str, capacity: int = 1) -> None:
+        super().__init__(lines, name)
+        self._capacity = capacity
+        self._holders: list[Line] = []
+        self._queue: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        with self.lines.changed:
+            self._queue.append(job)
+        if self.lines.current().loop is not None:
+            # A coroutine's call: its loop must not stand still meanwhile.
+            threading.Thread(
+                target=self._wait_quietly, args=(job,), name=f"inline {job.label}", daemon=True
+            ).start()
+            return
+        try:
+            self._wait_quietly(job)
+        except BaseException:
+            job.done = True
+            raise
+
+    def _wait_quietly(self, job: Job) -> None:
+        with suppress(DeadlockError):
+            self.finish(job)
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        line = self.lines.current()
+
+        def take_turn() -> bool:
+            if job.done:
+                return True
+            if job.runner is not None:
+                return False
+            if job.attendant is None:
+                job.attendant = line
+            if job.attendant is not line or not self._is_next(job):
+                return False
+            self._holders.append(line)
+            return True
+
+        try:
+            self.lines.block(job, take_turn, timeout)
+        except BaseException:
+            with self.lines.changed:
+                if job.attendant is line:
+                    job.attendant = None
+                    self.lines.changed.notify_all()
+            raise
+        if not job.done:
+            self._serve(line)
+
+    def _is_next(self, job: Job) -> bool:
+        if len(self._holders) >= self._capacity:
+            return False
+        ahead = next(j for j in self._queue if j is job or j.attendant is not None)
+        return ahead is job
+
+    def _serve(self, line: Line) -> None:
+        """Do what is next, as long as it is this line's or nobody's; then give the turn back."""
+        line.inside.append(self)
+        try:
+            while (job := self._next(line)) is not None:
+                if job.done:  # not wanted any more
+                    continue
+                try:
+                    job.start()
+                except BaseException as error:
+                    job.interrupted(error)
+                    raise
+                finally:
+                    self.lines.finished(job)
+        finally:
+            line.inside.pop()
+            with self.lines.changed:
+                self._holders.remove(line)
+                self.lines.changed.notify_all()
+
+    def _next(self, line: Line) -> Job | None:
+        with self.lines.changed:
+            if not self._queue or self._queue[0].attendant not in (None, line):
+                return None
+            job = self._queue.popleft()
+            job.runner = line
+            job.started = True
+            return job
+
+    def movers(self, job: Job) -> list[Line]:
+        return self._holders if job.runner is None else [job.runner]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        lines = self.movers(job)
+        return bool(lines) and all(
+            line.waits_for is not None and self.lines.rests(line.waits_for, seen) for line in lines
+        )
