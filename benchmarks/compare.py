@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.report import markdown_table
@@ -41,7 +42,9 @@ def main() -> None:
         Results.load(options.a), Results.load(options.b), options.threshold, options.system
     )
     header = ["workload", "system", "placement", "figure", "A", "B", "B / A"]
-    print(markdown_table(header, lines) if lines else "no figure in common, or none that differs")
+    text = markdown_table(header, lines) if lines else "no figure in common, or none that differs"
+    with suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

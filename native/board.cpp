@@ -123,6 +123,14 @@ void Board::guard_signals(uint32_t index) {
   for (int number : kFatal) ::sigaction(number, &action, &previous_action[number]);
 }
 
+void Board::nudge(uint32_t index) {
+  ring(index, kAttentionBit);
+  futex_wake_all(&slot(index)->bell.count);
+  std::lock_guard lock(eventfds_mutex_);
+  const uint64_t one = 1;
+  if (eventfds_[index] >= 0 && ::write(eventfds_[index], &one, sizeof one) < 0) CONVEYOR_ASSERT(errno == EAGAIN);
+}
+
 bool Board::announce_death(uint32_t index) {
   BoardSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;

@@ -55,6 +55,7 @@ struct alignas(kPage) BoardSlot {
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
   alignas(kCacheLine) std::atomic<Condition> condition;
   std::atomic<uint32_t> pid;
+  std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot
   Status status;
   char name[64];  // for people, zero terminated; written before the process starts
@@ -107,6 +108,8 @@ class Board {
   // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
   void ring(uint32_t index, uint32_t bit);
   void ring(Bell* bell, uint32_t bit, uint32_t index);
+  // Wake it even if its flags are down: whoever took them down could not.
+  void nudge(uint32_t index);
   // Mark `index` dead and tell every living process. Returns false if it was known already.
   bool announce_death(uint32_t index);
 
@@ -134,9 +137,16 @@ inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
     // whatever file got the descriptor's number next.
     std::lock_guard lock(eventfds_mutex_);
     const int fd = eventfds_[index];
+    if (fd < 0) {
+      // Not a peer of ours, so we cannot wake it ourselves: the driver's service thread can.
+      slot(index)->nudge.store(1, std::memory_order_seq_cst);
+      header_->alarm.fetch_add(1, std::memory_order_seq_cst);
+      futex_wake_all(&header_->alarm);
+      return;
+    }
     const uint64_t one = 1;
     // The counter cannot overflow: it is written once for each time a sleeper raised its flag.
-    if (fd >= 0 && ::write(fd, &one, sizeof one) < 0 && errno != EAGAIN) {
+    if (::write(fd, &one, sizeof one) < 0 && errno != EAGAIN) {
       CONVEYOR_ASSERT(errno == EINTR);
     }
   }

@@ -85,9 +85,14 @@ Frame Reader::take() {
   return f;
 }
 
+bool Reader::decodes_natively() const {
+  const SlotHeader* slot = ring.front();
+  return slot->block == 0 && slot->codec < kFirstPython && slot->kind != Kind::kError;
+}
+
 nb::object Reader::receive() {
   const SlotHeader* slot = checked_front();
-  if (slot->block == 0 && slot->codec < kFirstPython && slot->kind != Kind::kError) {
+  if (decodes_natively()) {
     tag = slot->tag;
     kind = slot->kind;
     bytes += slot->size;
@@ -171,6 +176,17 @@ bool Gate::ready(uint64_t number, size_t i) {
   return stashes_[i].contains(number);
 }
 
+nb::object Gate::decode_or_keep(Frame f, size_t i) {
+  try {
+    return decode(f);
+  } catch (nb::python_error& error) {
+    // Interrupted (Ctrl-C) rather than impossible: the result is still to be had.
+    const uint64_t tag = f.tag;
+    if (!is_final(error.value())) stashes_[i].emplace(tag, std::move(f));
+    throw;
+  }
+}
+
 nb::object Gate::take(uint64_t number, size_t i) {
   auto& stash = stashes_[i];
   if (!stash.empty()) {
@@ -178,12 +194,13 @@ nb::object Gate::take(uint64_t number, size_t i) {
     if (found != stash.end()) {
       Frame f = std::move(found->second);
       stash.erase(found);
-      return decode(f);
+      return decode_or_keep(std::move(f), i);
     }
   }
   Reader& reader = *readers_[i];
   while (!reader.ring.empty()) {
-    if (reader.ring.front()->tag == number) return reader.receive();
+    if (reader.ring.front()->tag == number)
+      return reader.decodes_natively() ? reader.receive() : decode_or_keep(reader.take(), i);
     stash_front(i);
   }
   return nb::object();

@@ -39,6 +39,8 @@ class Reader {
   Frame take();
   // The next frame's value; cheaper than decode(take()) for what is decoded natively.
   nb::object receive();
+  // The next frame is decoded without any Python code; only if the ring is not empty.
+  bool decodes_natively() const;
 
   RingReader ring;
   std::shared_ptr<ArenaView> view;
@@ -76,6 +78,7 @@ class Gate {
 
  private:
   void stash_front(size_t reader);
+  nb::object decode_or_keep(Frame frame, size_t reader);
   std::vector<Writer*> writers_;
   std::vector<Reader*> readers_;
   std::vector<std::unordered_map<uint64_t, Frame>> stashes_;

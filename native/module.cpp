@@ -7,6 +7,7 @@
 
 #include "endpoints.h"
 #include "program.h"
+#include "ref.h"
 #include "service.h"
 
 namespace nb = nanobind;
@@ -67,31 +68,31 @@ Snapshot snapshot(nb::handle value, nb::handle sent) {
   return s;
 }
 
-struct Gated {
-  std::unique_ptr<Gate> gate;
-  nb::object keep;  // the writers and readers
-  Inbox* inbox;
-  bool closed = false;
+constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
-  // The result; EMPTY when the time is over, when the gate is closed, or when the board counts other
-  // deaths than the caller knows of (-1: it does not ask).
-  nb::object get(uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
-    nb::object value = gate->take(number, reader);
-    if (value.is_valid()) return value;
-    const uint64_t deadline = deadline_after(timeout);
-    for (;;) {
-      const uint32_t seen = inbox->count();
-      value = gate->take(number, reader);
-      if (value.is_valid()) return value;
-      if (closed || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != deaths)) return *empty;
-      inbox->status().checks.fetch_add(1, std::memory_order_seq_cst);
-      if (!inbox->wait(seen, deadline)) {
-        value = gate->take(number, reader);
-        return value.is_valid() ? value : *empty;
-      }
+// ref.get(timeout): what is here or comes soon is returned from here; the rest is Python's.
+nb::object ref_get(nb::handle self, nb::handle timeout) {
+  RefCore& ref = *nb::inst_ptr<RefCore>(self);
+  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && timeout.is_none() && ref.claim()) {
+    nb::object value;
+    try {
+      value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
+    } catch (nb::python_error& error) {
+      // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
+      if (is_final(error.value())) self.attr("_fail")(error.value());
+      ref.unclaim();
+      throw;
     }
+    if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) {
+      ref.outcome = value;
+      ref.unclaim();
+      return value;
+    }
+    if (value.is_valid()) self.attr("_arrived")(value);
+    ref.unclaim();
   }
-};
+  return self.attr("_get")(timeout);
+}
 
 std::vector<Target> targets_of(const std::vector<std::pair<uint32_t, uint32_t>>& pairs) {
   std::vector<Target> targets;
@@ -144,7 +145,7 @@ NB_MODULE(_core, m) {
   m.attr("DEBUG") = false;
 #endif
 
-  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a);
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a);
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
@@ -345,9 +346,21 @@ NB_MODULE(_core, m) {
              new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind)), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a)
+      .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type) -> nb::object {
+             Gated& g = *nb::inst_ptr<Gated>(self);
+             const int64_t number = g.gate->submit(value);
+             if (number < 0) return nb::none();
+             nb::object ref = nb::inst_alloc(type);
+             new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
+             nb::inst_mark_ready(ref);
+             return ref;
+           }, "value"_a.none(), "source"_a, "type"_a)
       .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value); }, "value"_a.none())
       .def("submit_many", [](Gated& g, nb::tuple values) { return g.gate->submit_many(values); }, "values"_a)
-      .def("get", &Gated::get, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
+      .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
+             nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
+             return value.is_valid() ? value : *empty;
+           }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
              nb::object value = g.gate->take(number, reader);
              return value.is_valid() ? value : nb::object(*empty);
@@ -360,6 +373,16 @@ NB_MODULE(_core, m) {
       .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); })
       .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); })
       .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); });
+
+  nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable())
+      .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a)
+      .def("get", &ref_get, "timeout"_a.none() = nb::none())
+      .def("_claim", &RefCore::claim)
+      .def("_unclaim", &RefCore::unclaim)
+      .def_ro("_source", &RefCore::source)
+      .def_rw("_number", &RefCore::number)
+      .def_ro("_reader", &RefCore::reader)
+      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.outcome = std::move(value); }, nb::for_setter("value"_a.none()));
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, std::string, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "actor"_a, "encode_error"_a, "check_elements"_a)

@@ -88,6 +88,7 @@ void DeathWatch::run() {
     for (uint32_t index : slots) {
       BoardSlot* slot = board_->slot(index);
       const Condition condition = slot->condition.load(std::memory_order_acquire);
+      if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) board_->nudge(index);
       bool dead = condition == Condition::kDying;
       if (condition == Condition::kAlive) {
         std::atomic<uint32_t>* word = life_word(slot);

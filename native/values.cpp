@@ -12,6 +12,7 @@ constexpr size_t kMaxTuple = 64 * 1024;
 PyObject* encode_hook = nullptr;
 PyObject* decode_hook = nullptr;
 PyObject* announce_hook = nullptr;
+PyObject* final_error = nullptr;
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -169,17 +170,23 @@ void Encoded::write_body(char* to) const {
     if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce) {
+bool is_final(nb::handle exception) {
+  return final_error != nullptr && PyErr_GivenExceptionMatches(exception.ptr(), final_error);
+}
+
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final) {
   clear_codec();
   encode_hook = encode.release().ptr();
   decode_hook = decode.release().ptr();
   announce_hook = announce.release().ptr();
+  final_error = final.release().ptr();
 }
 
 void clear_codec() {
   Py_CLEAR(encode_hook);
   Py_CLEAR(decode_hook);
   Py_CLEAR(announce_hook);
+  Py_CLEAR(final_error);
 }
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {

@@ -103,7 +103,9 @@ struct ErrorFrame {
   nb::bytes meta;
 };
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce);
+// `final_error`: the class of errors that will not go away by decoding again.
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error);
+bool is_final(nb::handle exception);
 void clear_codec();
 
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.

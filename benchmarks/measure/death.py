@@ -41,10 +41,9 @@ def death(bench: Bench, spec: Death) -> Figures:
 
 
 def _once(bench: Bench, spec: Death) -> tuple[float, str]:
-    if spec.eager:
-        path = bench.system.call_path("hold")
-    else:
-        path = bench.system.path(Topology("chain", 1, "hold"))
+    system = bench.system
+    graph = Topology("chain", 1, "hold")
+    path = system.call_path("hold") if spec.eager else system.path(graph)
     delay = SETTLE_S + SETTLE_PER_GIB_S * spec.mebibytes / 1024
     command = [sys.executable, "-S", "-c", _KILLER, str(path.workers[0]), str(delay)]
     killer = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -22,7 +23,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <semaphore>
 #include <stdexcept>
 #include <thread>
 #include <unordered_map>
@@ -33,6 +33,23 @@
 namespace model {
 
 struct Abandoned {};  // thrown in threads that are asleep when a schedule ends
+
+// std::binary_semaphore of libstdc++ 12 can sleep for ever (GCC bug 104928).
+class Semaphore {
+ public:
+  Semaphore() { ::sem_init(&semaphore_, 0, 0); }
+  ~Semaphore() { ::sem_destroy(&semaphore_); }
+  Semaphore(const Semaphore&) = delete;
+  Semaphore& operator=(const Semaphore&) = delete;
+  void release() { ::sem_post(&semaphore_); }
+  void acquire() {
+    while (::sem_wait(&semaphore_) != 0) {
+    }
+  }
+
+ private:
+  sem_t semaphore_;
+};
 
 class Explorer;
 thread_local Explorer* explorer = nullptr;
@@ -72,7 +89,7 @@ class Explorer {
       ++schedules_;
       if (stuck_ || !judge()) {
         std::fprintf(stderr, "\nschedule %zu %s:\n", schedules_, stuck_ ? "leaves somebody asleep" : "ends wrong");
-        for (auto& [thread, what] : steps_) std::fprintf(stderr, "  thread %d: %s\n", thread, what);
+        for (const Step& s : steps_) std::fprintf(stderr, "  thread %d: %s %s\n", s.thread, s.what, label ? label(s.word).c_str() : "");
         return false;
       }
     } while (next_schedule());
@@ -80,11 +97,13 @@ class Explorer {
   }
   size_t schedules() const { return schedules_; }
 
+  // What a word is called in the steps.
+  std::function<std::string(const void*)> label;
+
   // Called before every operation on shared memory.
-  void step(const char* what) {
-    const int next = choose(self);
-    hand_over(next);
-    steps_.push_back({self, what});
+  void step(const char* what, const void* word) {
+    hand_over(choose(self));
+    steps_.push_back({self, what, word});
     if (steps_.size() > 5000) throw std::runtime_error("a schedule has no end");
   }
   void sleep_on(const void* word, bool timed) {
@@ -102,7 +121,7 @@ class Explorer {
   enum class State { kReady, kAsleep, kTimed, kDone };
   struct Thread {
     std::thread os;
-    std::binary_semaphore turn{0};
+    Semaphore turn;
     State state = State::kReady;
     const void* word = nullptr;
   };
@@ -111,6 +130,12 @@ class Explorer {
     size_t taken;
     int used;                  // preemptions before it
     bool costs;                // whether the others preempt
+  };
+
+  struct Step {
+    int thread;
+    const char* what;
+    const void* word;
   };
 
   static bool asleep(const Thread& t) { return t.state == State::kAsleep || t.state == State::kTimed; }
@@ -204,14 +229,14 @@ class Explorer {
   size_t depth_ = 0;
   int used_ = 0;
   size_t schedules_ = 0;
-  std::vector<std::pair<int, const char*>> steps_;
+  std::vector<Step> steps_;
   bool stuck_ = false, quit_ = false;
-  std::binary_semaphore over_{0};
-  std::binary_semaphore left_{0};
+  Semaphore over_;
+  Semaphore left_;
 };
 
-inline void step(const char* what) {
-  if (explorer != nullptr) explorer->step(what);
+inline void step(const char* what, const void* word) {
+  if (explorer != nullptr) explorer->step(what, word);
 }
 
 template <class T>
@@ -220,11 +245,11 @@ class Atomic {
   Atomic() = default;
   constexpr Atomic(T value) : value_(value) {}
   Atomic(const Atomic&) = delete;
-  T load(std::memory_order = std::memory_order_seq_cst) const { return step("load"), value_; }
-  void store(T value, std::memory_order = std::memory_order_seq_cst) { step("store"), value_ = value; }
-  T exchange(T value, std::memory_order = std::memory_order_seq_cst) { return step("exchange"), std::exchange(value_, value); }
-  T fetch_add(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_add"), std::exchange(value_, T(value_ + n)); }
-  T fetch_or(T bits, std::memory_order = std::memory_order_seq_cst) { return step("fetch_or"), std::exchange(value_, T(value_ | bits)); }
+  T load(std::memory_order = std::memory_order_seq_cst) const { return step("load", this), value_; }
+  void store(T value, std::memory_order = std::memory_order_seq_cst) { step("store", this), value_ = value; }
+  T exchange(T value, std::memory_order = std::memory_order_seq_cst) { return step("exchange", this), std::exchange(value_, value); }
+  T fetch_add(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_add", this), std::exchange(value_, T(value_ + n)); }
+  T fetch_or(T bits, std::memory_order = std::memory_order_seq_cst) { return step("fetch_or", this), std::exchange(value_, T(value_ | bits)); }
 
  private:
   T value_;
@@ -236,11 +261,11 @@ long system_call(long number, A... arguments) {
   if (explorer == nullptr || number != SYS_futex) return ::syscall(number, arguments...);
   const auto* word = reinterpret_cast<const uint32_t*>(a[0]);
   if (a[1] == FUTEX_WAKE) {
-    explorer->step("futex wake");
+    explorer->step("futex wake", word);
     explorer->wake(word);
     return 0;
   }
-  explorer->step("futex wait");
+  explorer->step("futex wait", word);
   if (*word != uint32_t(a[2])) return errno = EAGAIN, -1;
   explorer->sleep_on(word, a[3] != 0);
   return 0;
@@ -269,7 +294,7 @@ using model_atomic = model::Atomic<T>;
 #include "ring.h"
 #include "waiter.h"
 
-#include "../board.cpp"
+#include "board.cpp"
 #undef atomic
 #undef syscall
 #undef write
@@ -289,23 +314,31 @@ void take_bits(Bell& bell, uint64_t wanted) {
   }
 }
 
-void wait_for_count(Bell& bell, uint32_t count) {
+// What is waited for where several wait on one bell.
+model::Atomic<int> published{0};
+
+void publish(Board& board, uint32_t bit) {
+  published.fetch_add(1);
+  board.ring(0, bit);
+}
+
+void wait_for(Bell& bell, int enough) {
   Waiter waiter(&bell);
   for (;;) {
     const uint32_t seen = waiter.count();
-    if (seen >= count) return;
+    if (published.load() >= enough) return;
     waiter.park(seen, 0);
   }
 }
 
 // The same asleep in a poll on the eventfd (Inbox::park_main).
-void poll_for_count(Bell& bell, uint32_t count) {
+void poll_for(Bell& bell, int enough) {
   Waiter waiter(&bell);
   for (;;) {
     const uint32_t seen = waiter.count();
-    if (seen >= count) return;
+    if (published.load() >= enough) return;
     if (!waiter.arm_event(seen)) continue;
-    model::step("poll");
+    model::step("poll", &model::events);
     if (model::events == 0) model::explorer->sleep_on(&model::events, false);
     model::events = 0;
   }
@@ -320,12 +353,32 @@ struct Bells {
       board->slot(i)->condition.store(Condition::kAlive);
     }
     model::events = 0;
+    published.store(0);
   }
   Bell& bell(uint32_t i) { return board->slot(i)->bell; }
 };
 
-void explore(int preemptions, size_t at_least, std::vector<std::function<void()>> bodies, const std::function<void()>& reset, const std::function<bool()>& judge = [] { return true; }) {
+// Names for the words of a board, and of what else is shared.
+std::string label_of(const Board& board, const void* word) {
+  const auto* at = static_cast<const char*>(word);
+  for (uint32_t i = 0; i < 4; ++i) {
+    BoardSlot* slot = board.slot(i);
+    const Bell& bell = slot->bell;
+    const std::string of = " of slot " + std::to_string(i);
+    if (word == &bell.count) return "count" + of;
+    if (word == &bell.asleep) return "asleep" + of;
+    if (word == &slot->condition) return "condition" + of;
+    if (at >= reinterpret_cast<const char*>(bell.ready) && at < reinterpret_cast<const char*>(&bell + 1)) return "ready" + of;
+    if (at >= reinterpret_cast<const char*>(slot) && at < reinterpret_cast<const char*>(slot + 1)) return "something" + of;
+  }
+  if (word == &published) return "published";
+  if (word == &model::events) return "eventfd";
+  return "something in the ring";
+}
+
+void explore(const Bells& b, int preemptions, size_t at_least, std::vector<std::function<void()>> bodies, const std::function<void()>& reset, const std::function<bool()>& judge = [] { return true; }) {
   model::Explorer explorer(preemptions, std::move(bodies));
+  explorer.label = [&](const void* word) { return label_of(*b.board, word); };
   CHECK(explorer.explore(reset, judge));
   CHECK(explorer.schedules() >= at_least || check::failures() != 0);
   std::printf("[%zu schedules] ", explorer.schedules());
@@ -340,8 +393,9 @@ constexpr int kMore = check::kThreadSanitizer ? 0 : 1;
 TEST(a_bell_that_looks_before_it_counts_is_caught) {
   Bells b;
   Bell& bell = b.bell(0);
-  model::Explorer explorer(2, {[&] { wait_for_count(bell, 1); },
+  model::Explorer explorer(2, {[&] { wait_for(bell, 1); },
                                [&] {
+                                 published.store(1);
                                  const bool wake = bell.asleep.load() != 0;  // the two lines of Board::ring in
                                  bell.count.fetch_add(1);                    // the wrong order
                                  if (wake && bell.asleep.exchange(0) & kFutex) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
@@ -358,31 +412,31 @@ TEST(a_bell_that_looks_before_it_counts_is_caught) {
 
 TEST(one_ringer_one_sleeper) {
   Bells b;
-  explore(3 + kMore, 100, {[&] { take_bits(b.bell(0), 6); }, [&] { b.board->ring(0, 1), b.board->ring(0, 2); }}, [&] { b.reset(); });
+  explore(b, 3 + kMore, 100, {[&] { take_bits(b.bell(0), 6); }, [&] { b.board->ring(0, 1), b.board->ring(0, 2); }}, [&] { b.reset(); });
 }
 
 TEST(two_ringers_one_sleeper) {
   Bells b;
-  explore(2 + kMore, 100, {[&] { take_bits(b.bell(0), 14); }, [&] { b.board->ring(0, 1); }, [&] { b.board->ring(0, 2), b.board->ring(0, 3); }}, [&] { b.reset(); });
+  explore(b, 2 + kMore, 100, {[&] { take_bits(b.bell(0), 14); }, [&] { b.board->ring(0, 1); }, [&] { b.board->ring(0, 2), b.board->ring(0, 3); }}, [&] { b.reset(); });
 }
 
 TEST(one_ringer_two_sleepers) {
   Bells b;
-  explore(2 + kMore, 100, {[&] { wait_for_count(b.bell(0), 2); }, [&] { wait_for_count(b.bell(0), 2); }, [&] { b.board->ring(0, 1), b.board->ring(0, 1); }}, [&] { b.reset(); });
+  explore(b, 2 + kMore, 100, {[&] { wait_for(b.bell(0), 2); }, [&] { wait_for(b.bell(0), 2); }, [&] { publish(*b.board, 1), publish(*b.board, 1); }}, [&] { b.reset(); });
 }
 
 TEST(a_sleeper_in_the_futex_and_one_in_poll) {
   Bells b;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   b.board->set_eventfd(0, event);
-  explore(2 + kMore, 100, {[&] { wait_for_count(b.bell(0), 2); }, [&] { poll_for_count(b.bell(0), 2); }, [&] { b.board->ring(0, 1), b.board->ring(0, 1); }}, [&] { b.reset(); });
+  explore(b, 2 + kMore, 100, {[&] { wait_for(b.bell(0), 2); }, [&] { poll_for(b.bell(0), 2); }, [&] { publish(*b.board, 1), publish(*b.board, 1); }}, [&] { b.reset(); });
   ::close(event);
 }
 
 TEST(a_deadline_ends_a_sleep_in_vain) {
   Bells b;
   bool moved = true;
-  explore(2, 1, {[&] { moved = Waiter(&b.bell(0)).park(0, now_ns() + 1); }}, [&] { b.reset(); }, [&] { return !moved; });
+  explore(b, 2, 1, {[&] { moved = Waiter(&b.bell(0)).park(0, now_ns() + 1); }}, [&] { b.reset(); }, [&] { return !moved; });
 }
 
 namespace {
@@ -445,20 +499,20 @@ struct Pipe {
 
 TEST(a_full_ring_wakes_its_writer) {
   Pipe p(1, 1);
-  explore(1 + kMore, 50, {[&] { p.write(3); }, [&] { p.read(0, 3); }}, [&] { p.reset(); }, [&] { return p.received[0] == 3; });
+  explore(p.bells, 1 + kMore, 50, {[&] { p.write(3); }, [&] { p.read(0, 3); }}, [&] { p.reset(); }, [&] { return p.received[0] == 3; });
 }
 
 TEST(the_slower_of_two_readers_holds_the_writer) {
   Pipe p(1, 2);
-  explore(1 + kMore, 50, {[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.read(1, 2); }}, [&] { p.reset(); }, [&] { return p.received[0] == 2 && p.received[1] == 2; });
+  explore(p.bells, 1 + kMore, 50, {[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.read(1, 2); }}, [&] { p.reset(); }, [&] { return p.received[0] == 2 && p.received[1] == 2; });
 }
 
 TEST(a_reader_that_closes_frees_its_writer) {
   Pipe p(1, 1);
-  explore(2 + kMore, 50, {[&] { p.write(2); }, [&] { p.readers[0]->close(); }}, [&] { p.reset(); });
+  explore(p.bells, 2 + kMore, 50, {[&] { p.write(2); }, [&] { p.readers[0]->close(); }}, [&] { p.reset(); });
 }
 
 TEST(a_reader_that_dies_frees_its_writer) {
   Pipe p(1, 2);
-  explore(1 + kMore, 50, {[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.bells.board->announce_death(2); }}, [&] { p.reset(); }, [&] { return p.received[0] == 2; });
+  explore(p.bells, 1 + kMore, 50, {[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.bells.board->announce_death(2); }}, [&] { p.reset(); }, [&] { return p.received[0] == 2; });
 }

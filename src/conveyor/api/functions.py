@@ -8,6 +8,7 @@ from typing import Any
 from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.methods import make_table
 from conveyor.runtime import context
+from conveyor.runtime.refs import Ref
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
@@ -23,6 +24,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         ActorDiedError: the actor has died.
         WaitTimeoutError: the timeout is over; the same call can be tried again.
     """
+    if isinstance(refs, Ref):
+        return refs.get(timeout)
     return context.current().get(refs, timeout)
 
 

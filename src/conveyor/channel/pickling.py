@@ -89,14 +89,14 @@ class _Sink:
 
 
 class _FastPickler(pickle.Pickler):
-    def __init__(self) -> None:
+    def __init__(self, out_of_band: bool = True) -> None:
         self.parts: list[bytes] = []
         self.buffers: list[pickle.PickleBuffer] = []
         self.notes: dict[Any, Any] = {}
         super().__init__(
             _Sink(self.parts.append),
             5,
-            buffer_callback=self.buffers.append,
+            buffer_callback=self.buffers.append if out_of_band else None,
         )
         self.dispatch_table = {**copyreg.dispatch_table, **_reducers(self.notes)}
 
@@ -128,6 +128,15 @@ def _drop_picklers() -> None:
     _full_pool = []
 
 
+def _catch_up_if_needed() -> None:
+    if (
+        len(sys.modules) != _seen_modules
+        or len(copyreg.dispatch_table) != _seen_reducers
+        or len(_registered) != _seen_registered
+    ):
+        _catch_up()
+
+
 def _catch_up() -> None:
     """Look at what has changed in the process: modules, reducers, modules by value."""
     global _seen_modules, _seen_reducers, _seen_registered, _registered, _by_value_patterns
@@ -145,6 +154,8 @@ def _catch_up() -> None:
 
         fullpickle.register_modules_in_memory()
         _registered = fullpickle.registered_modules()
+        if len(_registered) != _seen_registered:
+            fullpickle.forget_names()
     # As protocol 5 writes the name; a text that mentions __main__ is no match.
     _by_value_patterns = (
         b"\x8c\x08__main__",
@@ -166,7 +177,7 @@ def _nothing() -> None:
 
 def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
     """Pickle ``value`` for a channel that has carried ``sent`` (``None``: nothing yet)."""
-    if (
+    if (  # _catch_up_if_needed, without the call
         len(sys.modules) != _seen_modules
         or len(copyreg.dispatch_table) != _seen_reducers
         or len(_registered) != _seen_registered
@@ -273,20 +284,31 @@ def _can_pickle(value: Any) -> bool:
 def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     """Pickle ``value`` with all that it needs into one string: buffers in band, definitions too.
 
-    For what travels beside a channel, such as an actor's class and arguments.
+    For what travels beside a channel, such as an error.
     """
     if sent is None:
         sent = SentDefinitions()
-    _catch_up()
-    pickler = _full_pickler(out_of_band=False)
+    _catch_up_if_needed()
+    fast = _FastPickler(out_of_band=False)
     try:
-        pickler.dump(value)
+        fast.dump(value)
     except SerializationError:
         raise
     except Exception:
-        pickler = _try_again(value, out_of_band=False)
-    definitions = byvalue.definitions_of(pickler.groups.values(), sent)
-    data = byvalue.pack(definitions, pickler.payload())
+        pass
+    else:
+        pickled = b"".join(fast.parts)
+        if not any(pattern in pickled for pattern in _by_value_patterns):
+            return byvalue.pack((), pickled)
+    full = _full_pickler(out_of_band=False)
+    try:
+        full.dump(value)
+    except SerializationError:
+        raise
+    except Exception:
+        full = _try_again(value, out_of_band=False)
+    definitions = byvalue.definitions_of(full.groups.values(), sent)
+    data = byvalue.pack(definitions, full.payload())
     sent.groups.update(tokens[0] for tokens, _, _ in definitions)
     return data
 

@@ -81,7 +81,6 @@ class Driver(CallingRuntime):
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arena_fd = _core.Arena.create_fd(arena.file)
         super().__init__(Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena))
-        board.set_eventfd(DRIVER_SLOT, self._eventfd)
         board.alive_unwatched(DRIVER_SLOT)
         self._pid = os.getpid()
         self._engine = engine

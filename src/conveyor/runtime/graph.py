@@ -88,7 +88,8 @@ class CompiledGraph:
             self._process.inbox,
         )
         # The one thing the hot path looks at: replaced by a function that raises at the end.
-        self._submit: Callable[[Any], int] = self.gate.submit
+        self._start: Callable[[Any, CompiledGraph, type[GraphRef]], GraphRef | None]
+        self._start = self.gate.start
         self._plain = plan.whole_input
         self._single_output = not plan.multi_output
         self._finalizer = weakref.finalize(
@@ -143,27 +144,25 @@ class CompiledGraph:
         """
         if self._plain and len(args) == 1 and not kwargs:
             with self._lock:
-                number = self._submit(args[0])
-            if number >= 0:
-                if self._single_output:
-                    return GraphRef(self, number)
-                return self._refs(number)
+                ref = self._start(args[0], self, GraphRef)
+            if ref is not None:
+                return ref if self._single_output else self._refs(ref)
         return self._execute(args, kwargs, timeout)
 
     def try_execute(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
-        number = self._submit_once(self._inputs(args, kwargs))
-        if number < 0:
+        ref = self._submit_once(self._inputs(args, kwargs))
+        if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
-        return self._refs(number)
+        return self._refs(ref)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`; waits for room without blocking the event loop."""
         inputs = self._inputs(args, kwargs)
         while True:
-            number = self._submit_once(inputs)
-            if number >= 0:
-                return self._refs(number)
+            ref = self._submit_once(inputs)
+            if ref is not None:
+                return self._refs(ref)
             from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
             await wait_until(self._may_submit)
@@ -181,9 +180,9 @@ class CompiledGraph:
         try:
             # Held while waiting for room: who comes first goes first.
             while True:
-                number = self._submit_inputs(inputs)
-                if number >= 0:
-                    return self._refs(number)
+                ref = self._submit_inputs(inputs)
+                if ref is not None:
+                    return self._refs(ref)
                 wait_until(
                     self._process.inbox,
                     self._may_submit,
@@ -194,20 +193,21 @@ class CompiledGraph:
         finally:
             self._lock.release()
 
-    def _submit_once(self, inputs: tuple[Any, ...]) -> int:
+    def _submit_once(self, inputs: tuple[Any, ...]) -> GraphRef | None:
         if not self._lock.acquire(False):
-            return -1
+            return None
         try:
             return self._submit_inputs(inputs)
         finally:
             self._lock.release()
 
-    def _submit_inputs(self, inputs: tuple[Any, ...]) -> int:
-        if self._submit is not self.gate.submit and self._closed_or_failed():
-            self._submit(None)  # raises
+    def _submit_inputs(self, inputs: tuple[Any, ...]) -> GraphRef | None:
+        if self._closed_or_failed():
+            raise self._why().with_traceback(None)
         if len(inputs) == 1:
-            return self._submit(inputs[0])
-        return self.gate.submit_many(inputs)
+            return self._start(inputs[0], self, GraphRef)
+        number = self.gate.submit_many(inputs)
+        return GraphRef(self, number) if number >= 0 else None
 
     def _may_submit(self) -> bool:
         return self._closed_or_failed() or self.gate.has_room
@@ -239,10 +239,12 @@ class CompiledGraph:
             for bundle in plan.inputs
         )
 
-    def _refs(self, number: int) -> Any:
+    def _refs(self, first: GraphRef) -> Any:
+        """What ``execute`` returns, given the ref of the first output."""
         if self._single_output:
-            return GraphRef(self, number)
-        made = [GraphRef(self, number, i) for i in range(max(self._outputs) + 1)]
+            return first
+        number = first._number
+        made = [first, *(GraphRef(self, number, i) for i in range(1, max(self._outputs) + 1))]
         return [made[i] for i in self._outputs]
 
     # Waiting
@@ -274,7 +276,7 @@ class CompiledGraph:
         for record in self._records:
             if not record.alive:
                 self._failure = record.death(self._label)
-                self._submit = self._raise_why
+                self._start = self._raise_why
                 return True
         return False
 
@@ -283,7 +285,7 @@ class CompiledGraph:
         assert error is not None
         return error
 
-    def _raise_why(self, _value: Any) -> NoReturn:
+    def _raise_why(self, _value: Any, _source: CompiledGraph, _type: type[GraphRef]) -> NoReturn:
         raise self._why().with_traceback(None)
 
     def _label(self, graph: int, node: int) -> str | None:
@@ -334,7 +336,7 @@ class CompiledGraph:
             if self._closed is not None:
                 return False
             self._closed = error
-            self._submit = self._raise_why
+            self._start = self._raise_why
         # Other threads may wait for a result that will not come.
         self.gate.closed = True
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)

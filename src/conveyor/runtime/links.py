@@ -78,24 +78,22 @@ class Link:
     ) -> Any:
         """Start a call; one ref, or a list of them for ``num_returns > 1``."""
         call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
-        if any(isinstance(a, Ref) for a in args) or any(
-            isinstance(a, Ref) for a in kwargs.values()
-        ):
+        if _has_ref(args, kwargs):
             ref = self._submit_later(call)
         else:
             with self._lock:
-                number = -1
+                ref = None
                 if not self._pending:
-                    self._check()
-                    number = self.gate.submit(call)
-                ref = CallRef(self, number, method) if number >= 0 else self._submit_later(call)
+                    if self._gone():
+                        raise self._on_death()
+                    ref = self.gate.start(call, self, CallRef)
+                if ref is None:
+                    ref = self._submit_later(call)
+                else:
+                    ref.method = method
         if num_returns == 1:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]
-
-    def _check(self) -> None:
-        if self._gone():
-            raise self._on_death()
 
     def _gone(self) -> bool:
         return self._process.board.gone(self.actor_slot, self._incarnation)
@@ -123,7 +121,8 @@ class Link:
                 if not all(r.done() for r in refs):
                     return False
                 try:
-                    self._check()
+                    if self._gone():
+                        raise self._on_death()
                     args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
                     if kwargs:
                         kwargs = {
@@ -213,6 +212,13 @@ class Link:
 
     def doing(self) -> str:
         return f"{self.actor_name} is {describe_status(self._process.board, self.actor_slot)}"
+
+
+def _has_ref(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    for value in args:
+        if isinstance(value, Ref):
+            return True
+    return bool(kwargs) and any(isinstance(value, Ref) for value in kwargs.values())
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

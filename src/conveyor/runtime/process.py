@@ -52,6 +52,7 @@ class Process:
         self.slot = slot
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
+        board.set_eventfd(slot, eventfd)  # threads of this process ring it too
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap)
         self._views: dict[int, _core.ArenaView] = {}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.channel import decode_error
-from conveyor.exceptions import SerializationError, WaitTimeoutError
+from conveyor.exceptions import SerializationError
+from conveyor.runtime import context
+from conveyor.runtime.waiting import wait_until
 
 EMPTY = _core.EMPTY
 ErrorFrame = _core.ErrorFrame
@@ -39,30 +40,34 @@ class Source(Protocol):
     def describe(self, ref: Ref) -> str: ...
 
 
-class Ref:
+class Ref(_core.RefCore):
     """The result of one execution or call, which may not be there yet.
 
     It can be got any number of times, awaited, and waited for together with others
     (:func:`conveyor.wait`). Dropping it costs nothing and blocks nothing.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_number", "_outcome", "_reader", "_source")
+    # What is taken from the channel at once is got in the native part; see ``RefCore.get``.
+    __slots__ = ()
 
     def __init__(self, source: Source, number: int, reader: int = 0) -> None:
-        self._source = source
-        self._number = number
-        self._reader = reader
-        self._outcome: Any = EMPTY
-        # One thread takes the result out of the channel; others who want it wait for that one.
-        self._lock = threading.Lock()
+        super().__init__(source, source.gate, number, reader)
 
-    def get(self, timeout: float | None = None) -> Any:
-        """The result; waits for it.
+    if TYPE_CHECKING:
 
-        timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when it is over, and
-        then can be tried again; ``TaskError`` (also an instance of the user's exception) if the
-        method raised; ``ActorDiedError`` if an actor it needs is gone.
-        """
+        def get(self, timeout: float | None = None) -> Any:
+            """The result; waits for it.
+
+            timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when it is over,
+            and then can be tried again; ``TaskError`` (also an instance of the user's exception) if
+            the method raised; ``ActorDiedError`` if an actor it needs is gone.
+            """
+
+    def done(self) -> bool:
+        """Whether ``get`` would return at once."""
+        return self._outcome is not EMPTY or self._source.is_ready(self)
+
+    def _get(self, timeout: float | None) -> Any:
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(None if timeout is not None and timeout < 0 else timeout)
@@ -70,51 +75,46 @@ class Ref:
             raise _fresh(outcome.error)
         return outcome
 
-    def done(self) -> bool:
-        """Whether ``get`` would return at once."""
-        return self._outcome is not EMPTY or self._source.is_ready(self)
-
     def _settle(self, timeout: float | None) -> Any:
-        lock = self._lock
-        if not lock.acquire(False) and not lock.acquire(
-            timeout=-1 if timeout is None else max(timeout, 0)
-        ):
-            raise WaitTimeoutError(f"timed out waiting for {self._source.describe(self)}")
-        try:
+        # One thread takes the result out of the channel; others who want it wait for that one.
+        if not self._claim():
+            wait_until(
+                context.current().inbox,
+                lambda: self._outcome is not EMPTY or self._claim(),
+                timeout,
+                lambda: self._source.describe(self),
+                lambda: "another thread of this process is getting it",
+            )
             if self._outcome is not EMPTY:
                 return self._outcome
-            try:
-                value = self._source.wait_for(self, timeout)
-            except (SerializationError, _Final) as error:
-                value = _Failed(error.error if isinstance(error, _Final) else error)
-            else:
-                if type(value) is ErrorFrame:
-                    value = _Failed(decode_error(value.meta))
-            self._outcome = value
-            return value
+        try:
+            if self._outcome is EMPTY:
+                try:
+                    self._arrived(self._source.wait_for(self, timeout))
+                except SerializationError as error:
+                    self._fail(error)
+                except _Final as ended:
+                    self._fail(ended.error)
+            return self._outcome
         finally:
-            lock.release()
+            self._unclaim()
 
-    def _resolve(self, value: Any) -> None:
-        """Give the ref its outcome from outside the channel (put, failed submissions)."""
+    def _arrived(self, value: Any) -> None:
+        """What came out of the channel is the outcome."""
+        if type(value) is ErrorFrame:
+            value = _Failed(decode_error(value.meta))
         self._outcome = value
 
     def _fail(self, error: BaseException) -> None:
+        """``error`` is the outcome."""
         self._outcome = _Failed(error)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
-            from conveyor.runtime.aio import wait_until
+            from conveyor.runtime.aio import wait_until as wait_async  # asyncio is slow to import
 
-            yield from wait_until(self.done).__await__()
+            yield from wait_async(self.done).__await__()
         return self.get()
-
-    def __del__(self) -> None:
-        try:
-            if self._outcome is EMPTY and self._number >= 0:
-                self._source.gate.drop(self._number, self._reader)
-        except AttributeError:  # not fully made, or the interpreter is ending
-            pass
 
     def __reduce__(self) -> Any:
         raise SerializationError(

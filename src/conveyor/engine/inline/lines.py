@@ -47,6 +47,8 @@ class Job:
         self.attendant: Line | None = None
         #: The line that runs it (that will, on an event loop).
         self.runner: Line | None = None
+        #: The line of the event loop whose coroutine has submitted it.
+        self.sender: Line | None = None
         self.started = False
         self.done = False
 
@@ -98,6 +100,9 @@ class Host:
     def close(self) -> None:
         """No more jobs will come, and those that run are not wanted."""
 
+    def soon(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done by the host's event loop, if it has one."""
+
 
 class Lines:
     """All threads of a session, and the one lock that orders what they know of each other."""
@@ -119,14 +124,28 @@ class Lines:
         """The calling thread is ``line``."""
         self._local.line = line
 
+    def from_a_loop(self, job: Job) -> bool:
+        """Whether a coroutine submits ``job``. Then its loop must not stand still meanwhile."""
+        line = self.current()
+        if line.loop is None:
+            return False
+        with self.changed:
+            job.sender = line
+            line.sent.add(job)
+        return True
+
     def finished(self, job: Job) -> None:
         """``job`` is done, or will not be."""
         with self.changed:
             job.done = True
             job.runner = None
+            sender, job.sender = job.sender, None
             self.changed.notify_all()
         # For those who wait for results in general: `conveyor.wait`, event loops.
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        if sender is not None and sender.loop is not None:
+            # By the loop itself, after the ring: until it has seen that, it is not at rest.
+            sender.loop.soon(lambda: sender.sent.discard(job))
 
     def block(
         self, job: Job, ready: Callable[[], bool], timeout: float | None = None
@@ -182,10 +201,10 @@ class Lines:
         return job.host.rests(job, seen | {job})
 
     def _doing(self, job: Job) -> str:
-        if job.runner is None:
-            held = ", ".join(dict.fromkeys(n for x in job.host.movers(job) for n in x.names_from(job.host)))
-            return f"it has not been started; {held or 'nobody'} runs before it"
-        return f"{job.host.name} runs it in this process"
+        if job.runner is not None:
+            return f"{job.host.name} runs it in this process"
+        names = [name for line in job.host.movers(job) for name in line.names_from(job.host)]
+        return f"it has not been started; {', '.join(dict.fromkeys(names)) or 'nobody'} comes first"
 
 
 def _deadlock(line: Line, job: Job, way: list[str]) -> DeadlockError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from conveyor.runtime.driver import Driver, SpawnOptions
 from conveyor.runtime.process import ArenaSize
 
 
+#: Dead actors whose last lines of stderr are kept.
+_TAILS_KEPT = 1000
+
+
 class LocalEngine:
     """Starts and ends processes for the driver."""
 
@@ -25,6 +30,7 @@ class LocalEngine:
         self._events = EventLoop()
         self._printer = LogPrinter(show=log_to_driver)
         self._gpus = GpuPool()
+        self._dead: deque[int] = deque()
         self._gpus_of: dict[int, tuple[tuple[str, ...], float]] = {}
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
         self._launcher = Launcher(self._events, self._exited, self._output)
@@ -49,14 +55,19 @@ class LocalEngine:
             gpu_ids=gpus,
         )
 
+        forked = False
+
         def spawned(pid: int) -> None:
+            nonlocal forked
+            forked = True  # from now on the GPUs are given back by its exit
             self._printer.add(pid, name)
             self._gpus_of[pid] = (gpus, spec.num_gpus)
 
         try:
             pid = self._launcher.spawn(child, fds, spawned)
         except BaseException:
-            self._gpus.release(gpus, spec.num_gpus)
+            if not forked:
+                self._gpus.release(gpus, spec.num_gpus)
             raise
         return pid, lambda: self._printer.stderr_tail(pid)
 
@@ -77,6 +88,10 @@ class LocalEngine:
         gpus, amount = self._gpus_of.pop(pid, ((), 0.0))
         self._gpus.release(gpus, amount)
         self._on_exit(pid, status)
+        # Tails are kept for error reports, of the latest dead only.
+        self._dead.append(pid)
+        if len(self._dead) > _TAILS_KEPT:
+            self._printer.forget(self._dead.popleft())
 
     def _output(self, pid: int, stream: str, data: bytes) -> None:
         self._printer.feed(pid, stream, data)

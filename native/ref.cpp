@@ -1,0 +1,44 @@
+#include "ref.h"
+
+namespace conveyor {
+
+nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
+  nb::object value = gate->take(number, reader);
+  if (value.is_valid()) return value;
+  for (;;) {
+    const uint32_t seen = inbox->count();
+    value = gate->take(number, reader);
+    if (value.is_valid()) return value;
+    if (closed || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
+      return nb::object();
+    inbox->status().checks.fetch_add(1, std::memory_order_seq_cst);
+    if (!inbox->wait(seen, deadline)) return gate->take(number, reader);
+  }
+}
+
+RefCore::~RefCore() {
+  // The result is not wanted: its memory comes back when it arrives, or now.
+  if (gate == nullptr || number < 0 || outcome.is_valid()) return;
+  try {
+    gate->gate->drop(uint64_t(number), reader);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("a dropped result");
+  }
+}
+
+bool RefCore::claim() {
+  if (claimed) {
+    contended = true;
+    return false;
+  }
+  return claimed = true;
+}
+
+void RefCore::unclaim() {
+  claimed = false;
+  if (!contended || gate == nullptr) return;
+  contended = false;
+  gate->inbox->board()->ring(gate->inbox->slot(), kAttentionBit);
+}
+
+}  // namespace conveyor

@@ -1,0 +1,44 @@
+// The part of a ref that every get passes through. Its Python subclass (runtime/refs.py) does what is
+// slow anyway: waiting for long, errors, asyncio.
+#pragma once
+
+#include "endpoints.h"
+
+namespace conveyor {
+
+// A gate with what its Python face adds: the bell to wait on, and who keeps its ends alive.
+struct Gated {
+  std::unique_ptr<Gate> gate;
+  nb::object keep;
+  Inbox* inbox;
+  bool closed = false;
+
+  // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed,
+  // or when the board counts other deaths than the caller knows of (-1: it does not ask).
+  nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
+};
+
+class RefCore {
+ public:
+  RefCore(nb::object source, nb::object gate, int64_t number, size_t reader)
+      : source(std::move(source)), gate_object(std::move(gate)), gate(gate_object.is_none() ? nullptr : nb::cast<Gated*>(gate_object)), number(number), reader(reader) {}
+  ~RefCore();
+  RefCore(const RefCore&) = delete;
+  RefCore& operator=(const RefCore&) = delete;
+
+  // Take the right to settle this ref; false if another thread has it. Whoever has it ends with
+  // `unclaim`, which wakes those who were refused.
+  bool claim();
+  void unclaim();
+
+  nb::object source;
+  nb::object gate_object;
+  Gated* gate;
+  int64_t number;  // -1: not submitted
+  size_t reader;
+  nb::object outcome;  // invalid: not settled
+  bool claimed = false;
+  bool contended = false;
+};
+
+}  // namespace conveyor

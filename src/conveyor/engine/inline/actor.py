@@ -1,0 +1,304 @@
+"""An actor in the driver's process: its instance, and what is asked of it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from conveyor.channel import decode_error, encode_error
+from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.lines import Host, Job
+from conveyor.exceptions import ActorDiedError, ArenaFullError
+from conveyor.runtime.program import check_method
+from conveyor.runtime.protocol import ActorId, MethodInfo
+from conveyor.runtime.refs import EMPTY, Ref
+
+if TYPE_CHECKING:
+    from conveyor.engine.inline.outbox import Outbox
+
+
+class Failure:
+    """An error as it travels, and as it was raised: with its traceback and everything in it."""
+
+    __slots__ = ("_meta", "_original")
+
+    def __init__(self, error: BaseException, actor: str, label: str) -> None:
+        if isinstance(error, ArenaFullError):
+            error = ArenaFullError(f"{label}: {error}")
+        self._meta = encode_error(error, actor, label)
+        self._original = error
+
+    def error(self) -> BaseException:
+        """The error to raise at the receiver. Its ``__cause__`` is for the debugger."""
+        made = decode_error(self._meta)
+        made.__cause__ = self._original
+        return made
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether ``error`` is meant for the program as a whole: Ctrl-C, or the debugger's "quit"."""
+    debugger = sys.modules.get("bdb")
+    return isinstance(error, KeyboardInterrupt) or (
+        debugger is not None and isinstance(error, debugger.BdbQuit)
+    )
+
+
+class Actor:
+    """One actor. Lives as long as anything asks about it."""
+
+    def __init__(
+        self,
+        identity: ActorId,
+        class_name: str,
+        methods: Mapping[str, MethodInfo],
+        host: Host,
+        crossing: Crossing,
+        *,
+        named: bool,
+        shared: bool,
+    ) -> None:
+        self.id = identity
+        self.class_name = class_name
+        self.methods = methods
+        self.host = host
+        self.crossing = crossing
+        self.named = named
+        self.shared = shared  # a handle may be inside of a value: it is not known when the last is gone
+        self.handles = 0
+        self.instance: Any = None
+        self.start_failure: Failure | None = None
+        self.calls: set[Call] = set()  # not done yet
+        self.call_numbers = itertools.count()
+        self.outboxes: dict[Host | None, Outbox] = {}
+        self.start: Start | None = None
+        self._end: tuple[str, str | None, int | None] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.id.name
+
+    @property
+    def alive(self) -> bool:
+        return self._end is None
+
+    def check_alive(self) -> None:
+        if self._end is not None:
+            raise self.death()
+
+    def death(self) -> ActorDiedError:
+        """The error for whoever needs this actor."""
+        assert self._end is not None
+        how, doing, code = self._end
+        return ActorDiedError(f"actor {self.name} (inline) {how}", self.name, doing, code)
+
+    def end(self, how: str, doing: str | None = None, code: int | None = None) -> None:
+        """It is dead from now on. A method that still runs is not stopped, but nobody hears of it."""
+        if self._end is not None:
+            return
+        self._end = (how, doing, code)
+        for call in list(self.calls):
+            call.settle(error=self.death())
+        self.instance = None
+        self.host.close()
+
+    def exited(self, error: SystemExit, label: str) -> None:
+        """User code has asked for the end of the process that it believes to be in."""
+        code = error.code
+        if code is None:
+            number = 0
+        elif isinstance(code, int):
+            number = code
+        else:
+            number = 1
+            print(code, file=sys.stderr)
+        self.end(f"exited with code {number} while running {label}", label, number)
+
+    def method(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """The instance's method ``name``, and whether it is a coroutine function."""
+        failure = self.start_failure
+        if failure is not None:
+
+            def failed(*_args: Any, **_kwargs: Any) -> Any:
+                raise failure.error()
+
+            return failed, False
+        return check_method(self.instance, name)
+
+
+class Start(Job):
+    """The making of an actor's instance."""
+
+    def __init__(
+        self, actor: Actor, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__(actor.host, f"{actor.name}.__init__")
+        self._actor = actor
+        self._make = lambda: cls(*args, **kwargs)
+
+    def start(self) -> None:
+        actor, make = self._actor, self._make
+        del self._make  # the arguments are the instance's now
+        try:
+            instance = make()
+        except SystemExit as error:
+            actor.exited(error, "__init__")
+        except BaseException as error:
+            if interrupts(error):
+                raise
+            # Every later call, and every step of a graph, answers with this.
+            actor.start_failure = Failure(error, actor.name, self.label)
+        else:
+            if actor.alive:
+                actor.instance = instance
+
+    def interrupted(self, error: BaseException) -> None:
+        self._actor.end(f"was interrupted by {type(error).__name__} while running __init__")
+
+
+class InlineRef(Ref):
+    """The result of an actor call."""
+
+    __slots__ = ()
+
+
+class Call(Job):
+    """A method call, and where its result comes from."""
+
+    #: For `Ref`: there is no channel that a result would have to be taken out of.
+    gate: Any = None
+
+    def __init__(self, actor: Actor, method: str, num_returns: int) -> None:
+        number = next(actor.call_numbers)
+        super().__init__(actor.host, f"{actor.name}.{method} (call {number})")
+        self.actor = actor
+        self.method = method
+        self._num_returns = num_returns
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._arrival: Failure | None = None
+        # None once it is settled, so that a result is not kept by what it is the result of.
+        self._ref: InlineRef | None = InlineRef(self, -1)
+        self.outbox: Outbox | None = None
+        self._submitted = False
+        actor.calls.add(self)
+
+    @property
+    def ref(self) -> InlineRef:
+        assert self._ref is not None
+        return self._ref
+
+    def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments across; refs among them by value. Raises what keeps it from being
+        sent, their errors among it."""
+        args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
+        given = {k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()}
+        message = (self.method, args, given or None, self._num_returns)
+        try:
+            _, self._args, given_there, _ = self.actor.crossing.carry(message, shared=False)
+            self._kwargs = given_there or {}
+        except ArrivalError as error:
+            self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
+
+    def submit(self) -> None:
+        self._submitted = True
+        self.host.submit(self)
+
+    # On its host
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        actor = self.actor
+        args, kwargs, self._args, self._kwargs = self._args, self._kwargs, (), {}
+        failure = self._arrival or actor.start_failure
+        if failure is not None:
+            self.settle(error=failure.error())
+            return None
+        try:
+            method, is_async = check_method(actor.instance, self.method)
+        except Exception as error:
+            self._raised(error)
+            return None
+        from conveyor.engine.inline.loop import Loop
+
+        if is_async and isinstance(actor.host, Loop):
+            return actor.host.limited(self._go_on(method, args, kwargs))
+        try:
+            result = method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+        return None
+
+    async def _go_on(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            result = await method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+
+    def _raised(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self.actor.exited(error, self.method)
+        elif interrupts(error):
+            raise error
+        else:
+            label = f"{self.actor.name}.{self.method}"
+            self.settle(error=Failure(error, self.actor.name, label).error())
+
+    def _returned(self, result: Any) -> None:
+        count = self._num_returns
+        if count > 1 and not (isinstance(result, (tuple, list)) and len(result) == count):
+            self._raised(
+                ValueError(
+                    f"{self.actor.name}.{self.method} has num_returns={count} and must return a "
+                    f"sequence of that length, but returned a {type(result).__name__}"
+                )
+            )
+            return
+        try:
+            value = self.actor.crossing.carry(result, shared=True)
+        except ArrivalError as error:
+            self.settle(error=error.error)
+        except Exception as error:
+            self._raised(error)
+        else:
+            self.settle(value)
+
+    def interrupted(self, error: BaseException) -> None:
+        self.settle(error=error)
+
+    def settle(self, value: Any = None, *, error: BaseException | None = None) -> None:
+        """Give the ref its outcome; the first one counts."""
+        with self.host.lines.changed:
+            ref, self._ref = self._ref, None
+            if ref is None:
+                return
+            self.actor.calls.discard(self)
+            if error is not None:
+                ref._fail(error)
+            else:
+                ref._resolve(value)
+        if self.runner is None or error is not None:
+            # It is not in the hands of a host, or will not be much longer.
+            self.host.lines.finished(self)
+
+    # Source of its ref
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        lines = self.host.lines
+        if not self._submitted:
+            lines.block(self, lambda: self._submitted or ref._outcome is not EMPTY, timeout)
+        if ref._outcome is EMPTY:
+            self.host.finish(self, timeout)
+        return ref._outcome
+
+    def is_ready(self, ref: Ref) -> bool:
+        return ref._outcome is not EMPTY
+
+    def describe(self, ref: Ref) -> str:
+        return self.label

@@ -1,0 +1,151 @@
+"""Hosts with an event loop of their own: actors that have async methods.
+
+As in a process, everything of such an actor runs on one thread, its constructor and its plain
+methods too, and its coroutines run side by side. A caller waits until its call is done, or until it
+could only wait on: for a timer, for I/O, for somebody else to set an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from conveyor.engine.inline.lines import Host, Job, Line, Lines
+from conveyor.exceptions import DeadlockError
+
+#: Coroutines of one actor that run side by side, if it does not say.
+DEFAULT_CONCURRENCY = 1000
+#: How long the end of a session waits for a loop that a method keeps from ending.
+_GOODBYE = 1.0
+
+
+class Loop(Host):
+    """One thread with one event loop."""
+
+    def __init__(self, lines: Lines, name: str, capacity: int) -> None:
+        super().__init__(lines, name)
+        self.line = Line(self)
+        self._capacity = capacity
+        self._asleep = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.SelectorEventLoop(_Selector(self._sleeps))
+        self._thread = threading.Thread(target=self._main, name=f"inline {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        lines = self.lines
+        with lines.changed:
+            job.runner = self.line
+        waits = not lines.from_a_loop(job)
+        self.soon(lambda: self._start(job))
+        if waits:
+            with suppress(DeadlockError):
+                lines.block(job, lambda: job.done or lines.rests(job))
+
+    def finish(self, job: Job, timeout: float | None = None) -> None:
+        self.lines.block(job, lambda: job.done, timeout)
+
+    def movers(self, job: Job) -> list[Line]:
+        return [self.line]
+
+    def rests(self, job: Job, seen: set[Job]) -> bool:
+        return (
+            self._asleep
+            and job.started
+            and all(self.lines.rests(other, seen) for other in self.line.sent)
+        )
+
+    def soon(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # it is closed: the actor is gone, and its jobs with it
+            self._loop.call_soon_threadsafe(work)
+
+    def close(self) -> None:
+        self.soon(self._loop.stop)
+
+    def join(self) -> None:
+        """Wait until a closed loop has ended."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_GOODBYE)
+
+    def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """``coroutine`` as one of those that ``max_concurrency`` counts."""
+
+        async def run() -> None:
+            try:
+                async with self._slots:
+                    await coroutine
+            finally:
+                coroutine.close()  # should it never have begun
+
+        return run()
+
+    # On its thread
+
+    def _main(self) -> None:
+        self.lines.adopt(self.line)
+        loop = self._loop
+        self._slots = asyncio.Semaphore(self._capacity)
+        try:
+            loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    def _start(self, job: Job) -> None:
+        if job.done:  # not wanted any more
+            return
+        try:
+            coroutine = job.start()
+        except BaseException as error:
+            job.interrupted(error)
+            self.lines.finished(job)
+            return
+        if coroutine is None:
+            self.lines.finished(job)
+            return
+        task = self._loop.create_task(self._await(job, coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with self.lines.changed:
+            job.started = True
+
+    async def _await(self, job: Job, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except BaseException as error:
+            job.interrupted(error)
+        finally:
+            self.lines.finished(job)
+
+    def _sleeps(self, asleep: bool) -> None:
+        """The loop has nothing to do, but to wait for a timer or for I/O; or no longer so."""
+        with self.lines.changed:
+            self._asleep = asleep
+            if asleep:
+                self.lines.changed.notify_all()
+
+
+class _Selector(selectors.DefaultSelector):
+    """Tells when the loop that it belongs to falls asleep."""
+
+    def __init__(self, sleeps: Callable[[bool], None]) -> None:
+        super().__init__()
+        self._sleeps = sleeps
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        self._sleeps(True)
+        try:
+            return super().select(timeout)
+        finally:
+            self._sleeps(False)

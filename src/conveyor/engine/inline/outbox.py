@@ -1,0 +1,59 @@
+"""Calls that cannot be made yet, because an argument of theirs is not there."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.engine.inline.actor import Actor, Call
+from conveyor.engine.inline.lines import Host, Line
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Outbox:
+    """The calls of one caller to one actor, in order, with a thread that waits for their arguments.
+
+    There only while a call is in it. Later calls of the same caller queue up behind.
+    """
+
+    def __init__(self, actor: Actor, caller: Host | None) -> None:
+        self._actor = actor
+        self._caller = caller
+        self._calls: deque[tuple[Call, Arguments]] = deque()
+        self.line = Line()
+
+    def add(self, call: Call, arguments: Arguments) -> None:
+        """Asked with the lock held."""
+        call.outbox = self
+        self._calls.append((call, arguments))
+        if len(self._calls) == 1:
+            name = f"inline calls of {self._actor.name}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        lines = self._actor.host.lines
+        lines.adopt(self.line)
+        while True:
+            call, arguments = self._calls[0]
+            make_call(call, arguments)
+            with lines.changed:
+                call.outbox = None
+                self._calls.popleft()
+                lines.changed.notify_all()
+                if not self._calls:
+                    del self._actor.outboxes[self._caller]
+                    return
+
+
+def make_call(call: Call, arguments: Arguments) -> None:
+    """Make a call of which somebody has the ref already: what is wrong with it goes there."""
+    try:
+        call.actor.check_alive()
+        call.pack(*arguments)
+    except Exception as error:
+        call.settle(error=error)
+    else:
+        call.submit()
