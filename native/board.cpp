@@ -78,6 +78,11 @@ void Board::forget_eventfd(uint32_t index) {
   eventfds_[index] = -1;
 }
 
+void Board::close_fds() {
+  for (uint32_t i = 0; i < header_->used.load(std::memory_order_acquire); ++i) forget_eventfd(i);
+  fd_.reset();
+}
+
 void Board::prepare(uint32_t index, const std::string& name) {
   BoardSlot* s = slot(index);
   const uint32_t incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;

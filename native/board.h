@@ -91,6 +91,8 @@ class Board {
   // The eventfd that wakes process `index` when it sleeps in ppoll; kept as a duplicate.
   void set_eventfd(uint32_t index, int fd);
   void forget_eventfd(uint32_t index);
+  // At the end of a session: what is left to do works on the mapping alone.
+  void close_fds();
 
   // True if the process that had `index` as its `incarnation`th is no more.
   bool gone(uint32_t index, uint32_t incarnation) const {

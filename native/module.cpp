@@ -159,6 +159,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("slots", &Board::slots)
       .def_prop_ro("deaths", [](Board& b) { return b.header()->deaths.load(); })
       .def("set_eventfd", &Board::set_eventfd, "slot"_a, "fd"_a)
+      .def("close_fds", &Board::close_fds)
       .def("forget_eventfd", &Board::forget_eventfd, "slot"_a)
       .def("prepare", &Board::prepare, "slot"_a, "name"_a)
       .def("name", [](Board& b, uint32_t slot) { return nb::steal(PyUnicode_DecodeUTF8(b.slot(slot)->name, Py_ssize_t(::strnlen(b.slot(slot)->name, sizeof b.slot(slot)->name)), "replace")); }, "slot"_a)
@@ -385,10 +386,10 @@ NB_MODULE(_core, m) {
       .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.outcome = std::move(value); }, nb::for_setter("value"_a.none()));
 
   nb::class_<Program>(m, "Program")
-      .def(nb::init<nb::object, uint32_t, uint32_t, size_t, std::string, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "actor"_a, "encode_error"_a, "check_elements"_a)
-      .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a)
+      .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a)
+      .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a)
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
-      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a)
+      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "label"_a)
       .def("advance", &Program::advance)
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
       .def("close", &Program::close)

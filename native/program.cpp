@@ -11,13 +11,12 @@ bool is_error(const nb::object& value) { return value.is_valid() && nb::isinstan
 
 }  // namespace
 
-Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, std::string actor,
+Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers,
                  nb::object encode_error, nb::object check_elements)
-    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), actor_(std::move(actor)),
-      encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), regs_(registers) {}
+    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), regs_(registers) {}
 
-void Program::add_receive(nb::object reader, int reg, std::vector<int> spread) {
-  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread)});
+void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label) {
+  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label)});
   keep_.push_back(std::move(reader));
 }
 
@@ -30,8 +29,8 @@ void Program::add_call(nb::object method, uint32_t node, std::string label, std:
   steps_.push_back(std::move(call));
 }
 
-void Program::add_send(nb::object writer, int reg, bool last) {
-  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last});
+void Program::add_send(nb::object writer, int reg, bool last, std::string label) {
+  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, std::move(label)});
   keep_.push_back(std::move(writer));
 }
 
@@ -71,7 +70,7 @@ bool Program::run(Receive& step) {
   try {
     value = step.reader->receive();
   } catch (nb::python_error& error) {
-    value = failed(error.value(), actor_);
+    value = failed(error.value(), step.label);
   }
   if (step.spread.empty()) {
     regs_[size_t(step.reg)] = std::move(value);
@@ -147,11 +146,11 @@ bool Program::run(Send& step) {
       return true;
     }
   } catch (nb::python_error& error) {
-    value = failed(error.value(), actor_);
+    value = failed(error.value(), step.label);
   } catch (const ArenaFull& error) {
     PyErr_SetString(PyExc_MemoryError, error.what());
     nb::python_error memory;
-    value = failed(memory.value(), actor_);
+    value = failed(memory.value(), step.label);
   }
   nb::bytes meta = nb::inst_ptr<ErrorFrame>(value)->meta;
   Encoded e;

@@ -13,19 +13,20 @@ class Program {
  public:
   // `encode_error(exception, label)` gives the meta bytes of an error frame;
   // `check_elements(value, count, label)` the elements of a result that has several.
-  Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, std::string actor, nb::object encode_error,
+  Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, nb::object encode_error,
           nb::object check_elements);
 
   // One frame of `reader` to register `reg`, or if `spread` is not empty its elements to those
   // registers (-1: not used here).
-  void add_receive(nb::object reader, int reg, std::vector<int> spread);
+  void add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label);
+  // `label` names what came or goes, for errors.
   // Call `method` with `args`, each a register (>= 0) or the constant at -1 - arg. With `invoke`, call
   // that with the register list instead; with `start`, call that with the register list and this
   // program, which is then suspended until `resume`. `uses`: registers whose errors are passed on.
   void add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
                 std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs, int num_returns);
   // Publish register `reg`; `last`: nothing later in this execution needs it.
-  void add_send(nb::object writer, int reg, bool last);
+  void add_send(nb::object writer, int reg, bool last, std::string label);
 
   // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
   void advance();
@@ -40,6 +41,7 @@ class Program {
     Reader* reader;
     int reg;
     std::vector<int> spread;
+    std::string label;
   };
   struct Call {
     nb::object method;
@@ -58,6 +60,7 @@ class Program {
     Writer* writer;
     int reg;
     bool last;
+    std::string label;
   };
 
   bool run(Receive& step);
@@ -71,7 +74,6 @@ class Program {
   Inbox* inbox_;
   uint32_t graph_;
   uint32_t bit_;
-  std::string actor_;
   nb::object encode_error_;
   nb::object check_elements_;
   std::vector<nb::object> keep_;

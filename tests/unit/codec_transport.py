@@ -8,8 +8,10 @@ import pickle
 import struct
 import subprocess
 import sys
+import textwrap
 from typing import Any, BinaryIO
 
+import conveyor
 from conveyor.channel import codec
 from conveyor.channel.codec import KnownDefinitions, SentDefinitions
 
@@ -43,7 +45,8 @@ class Buffer(mmap.mmap):
         return buffer
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 def bytes_of(exported: Any) -> memoryview:
@@ -183,3 +186,15 @@ def _do(link: Link, state: dict[str, Any], request: str, *args: Any) -> Any:
         link.skip()
         return None
     raise ValueError(request)
+
+
+def run(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a script as ``__main__`` of a new process that can import this module."""
+    paths = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(conveyor.__file__))]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        timeout=60,
+        **options,
+    )

@@ -66,7 +66,7 @@ class ActorRuntime(CallingRuntime):
             spec.max_concurrency,
         )
         assert isinstance(actor, ActorId)
-        self.link(actor).call("__start__", (spec.cls, spec.args, spec.kwargs), {})
+        self.link(actor).call("__start__", (spec.cls, *spec.args), spec.kwargs)
         return actor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:

@@ -99,7 +99,10 @@ class Driver(CallingRuntime):
         self._garbage: deque[Callable[[], None]] = deque()
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         self._closed = False
+        self.at_shutdown: Callable[[], None] = lambda: None
+        self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         engine.start(self._on_exit)
+        engine.watch(self._garbage_event, self._on_garbage)
 
     # Actors
 
@@ -108,7 +111,7 @@ class Driver(CallingRuntime):
         record = self.start_process(class_name, spec.methods, spec.name, spec, spec.max_concurrency)
         assert record.calls is not None
         try:
-            record.calls.call("__start__", (spec.cls, spec.args, spec.kwargs), {})
+            record.calls.call("__start__", (spec.cls, *spec.args), spec.kwargs)
         except BaseException:
             self.kill(record.id)
             raise
@@ -236,7 +239,7 @@ class Driver(CallingRuntime):
             record.handles += 1
 
     def release(self, actor: ActorId) -> None:
-        self._garbage.append(lambda: self._released(actor))
+        self._throw_away(lambda: self._released(actor))
 
     def share(self, actor: ActorId) -> None:
         record = self._records.get(actor.index)
@@ -331,7 +334,18 @@ class Driver(CallingRuntime):
                     record.control("unload", number)
                 record.bits.give_back(places[actor].bit)
 
-        self._garbage.append(unload)
+        self._throw_away(unload)
+
+    def _throw_away(self, work: Callable[[], None]) -> None:
+        # In a finalizer: nothing that takes a lock.
+        self._garbage.append(work)
+        if not self._closed:
+            os.eventfd_write(self._garbage_event, 1)
+
+    def _on_garbage(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._garbage_event)
+        self.tidy()
 
     def tidy(self) -> None:
         """Do what finalizers have asked for."""
@@ -362,6 +376,7 @@ class Driver(CallingRuntime):
         for record in list(self._records.values()):
             record.killed = True
         self.pump.close()
+        self._engine.unwatch(self._garbage_event)
         self._requests.close()
         self._engine.close()
         self._watches.stop()
@@ -369,5 +384,7 @@ class Driver(CallingRuntime):
             if record.arena_fd >= 0:
                 self.process.board.announce_death(record.slot)
                 self._forget(record)
-        os.close(self._eventfd)
-        os.close(self._arena_fd)
+        for fd in (self._eventfd, self._arena_fd, self._garbage_event):
+            os.close(fd)
+        self.process.board.close_fds()
+        self.at_shutdown()

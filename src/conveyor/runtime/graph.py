@@ -116,6 +116,7 @@ class CompiledGraph:
                 layout.reads.get(program.actor, ()),
                 layout.writes.get(program.actor, ()),
                 layout.peers_of(program.actor, self._places),
+                {edge.id: edge.source for edge in self.plan.edges},
             )
             acks.append(self._driver.load(record, assignment, layout.segment.fd))
         for ack in acks:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
 from conveyor import _core
 from conveyor.plan.model import DRIVER, Plan, Program, Task
 from conveyor.runtime.process import Process
@@ -45,7 +43,10 @@ class WriteEnd:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one actor is told about a graph: its program, and its ends of the rings."""
+    """What one actor is told about a graph: its program, and its ends of the rings.
+
+    ``sources`` says what each edge carries, for errors.
+    """
 
     graph: int
     name: str
@@ -56,7 +57,7 @@ class Assignment:
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     peers: tuple[int, ...]
-    extra: Any = None
+    sources: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True)

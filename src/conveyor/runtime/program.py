@@ -38,7 +38,6 @@ def make_program(
         assignment.graph,
         assignment.bit,
         assignment.program.registers,
-        actor,
         error_meta,
         _check_elements,
     )
@@ -50,12 +49,12 @@ def make_program(
         if isinstance(step, Recv):
             reg = -1 if step.reg is None else step.reg
             spread = [] if step.spread is None else _places(step.spread)
-            program.add_receive(readers[step.edge], reg, spread)
+            program.add_receive(readers[step.edge], reg, spread, assignment.sources[step.edge])
         elif isinstance(step, Call):
             _add_call(worker, program, step, tasks[step.task])
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
-            program.add_send(writers[step.edge], step.reg, last)
+            program.add_send(writers[step.edge], step.reg, last, assignment.sources[step.edge])
     return program
 
 

@@ -198,7 +198,7 @@ class Worker:
                 return
             tag = reader.tag
             if call[0] == "__start__" and not self._started:
-                self._start(mailbox, tag, *call[1])
+                self._start(mailbox, tag, call[1][0], call[1][1:], call[2] or {})
             else:
                 self._call(mailbox, tag, *call)
         self.process.board.ring(self.process.slot, mailbox.bit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.lines import Host, Job
+from conveyor.engine.inline.lines import Host, Job, Line
 from conveyor.exceptions import ActorDiedError, ArenaFullError
 from conveyor.runtime.program import check_method
 from conveyor.runtime.protocol import ActorId, MethodInfo
@@ -65,8 +65,11 @@ class Actor:
         self.host = host
         self.crossing = crossing
         self.named = named
-        self.shared = shared  # a handle may be inside of a value: it is not known when the last is gone
+        self.shared = (
+            shared  # a handle may be inside of a value: it is not known when the last is gone
+        )
         self.handles = 0
+        self.retired = False
         self.instance: Any = None
         self.start_failure: Failure | None = None
         self.calls: set[Call] = set()  # not done yet
@@ -100,8 +103,15 @@ class Actor:
         self._end = (how, doing, code)
         for call in list(self.calls):
             call.settle(error=self.death())
+            self.host.lines.finished(call)
         self.instance = None
         self.host.close()
+
+    def retire(self) -> None:
+        """Nobody can call it any more: it ends when what was asked of it is done."""
+        self.retired = True
+        if not self.calls:
+            self.end("has ended: its last handle is gone")
 
     def exited(self, error: SystemExit, label: str) -> None:
         """User code has asked for the end of the process that it believes to be in."""
@@ -114,6 +124,12 @@ class Actor:
             number = 1
             print(code, file=sys.stderr)
         self.end(f"exited with code {number} while running {label}", label, number)
+
+    def wait_for_start(self) -> None:
+        """Until the constructor has run."""
+        if self.start is not None:
+            self.host.finish(self.start)
+            self.start = None
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
         """The instance's method ``name``, and whether it is a coroutine function."""
@@ -205,6 +221,11 @@ class Call(Job):
         self._submitted = True
         self.host.submit(self)
 
+    def withdraw(self) -> None:
+        """It could not be made, and nobody has its ref."""
+        self._ref = None
+        self.actor.calls.discard(self)
+
     # On its host
 
     def start(self) -> Coroutine[Any, Any, None] | None:
@@ -219,9 +240,7 @@ class Call(Job):
         except Exception as error:
             self._raised(error)
             return None
-        from conveyor.engine.inline.loop import Loop
-
-        if is_async and isinstance(actor.host, Loop):
+        if is_async and actor.host.has_loop:
             return actor.host.limited(self._go_on(method, args, kwargs))
         try:
             result = method(*args, **kwargs)
@@ -282,10 +301,18 @@ class Call(Job):
             if error is not None:
                 ref._fail(error)
             else:
-                ref._resolve(value)
-        if self.runner is None or error is not None:
-            # It is not in the hands of a host, or will not be much longer.
-            self.host.lines.finished(self)
+                ref._arrived(value)
+        if self.actor.retired:
+            self.actor.retire()
+
+    def movers(self) -> list[Line]:
+        return super().movers() if self.outbox is None else [self.outbox.line]
+
+    def rests(self, seen: set[Job]) -> bool:
+        if self.outbox is None:
+            return super().rests(seen)
+        waits_for = self.outbox.line.waits_for
+        return waits_for is not None and self.host.lines.rests(waits_for, seen)
 
     # Source of its ref
 

@@ -63,9 +63,20 @@ class Job:
     def interrupted(self, error: BaseException) -> None:
         """``start`` or its coroutine has raised ``error``."""
 
+    def movers(self) -> list[Line]:
+        """The lines that must go on so that this does."""
+        return self.host.movers(self)
+
+    def rests(self, seen: set[Job]) -> bool:
+        """Whether this can only go on when something outside happens; see :meth:`Lines.rests`."""
+        return self.host.rests(self, seen)
+
 
 class Host:
     """Where the jobs of one actor are done. Made by and for one session."""
+
+    #: Whether a job may return a coroutine.
+    has_loop = False
 
     def __init__(self, lines: Lines, name: str) -> None:
         self.lines = lines
@@ -90,18 +101,23 @@ class Host:
             raise
 
     def movers(self, job: Job) -> list[Line]:
-        """The lines that must go on so that ``job`` does."""
         raise NotImplementedError
 
     def rests(self, job: Job, seen: set[Job]) -> bool:
-        """Whether ``job`` can only go on when something outside happens; see :meth:`Lines.rests`."""
         raise NotImplementedError
 
     def close(self) -> None:
         """No more jobs will come, and those that run are not wanted."""
 
+    # With an event loop
+
     def soon(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done by the host's event loop, if it has one."""
+        """Have ``work`` done on the loop."""
+        raise NotImplementedError
+
+    def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """``coroutine`` as one of those that ``max_concurrency`` counts."""
+        raise NotImplementedError
 
 
 class Lines:
@@ -147,9 +163,7 @@ class Lines:
             # By the loop itself, after the ring: until it has seen that, it is not at rest.
             sender.loop.soon(lambda: sender.sent.discard(job))
 
-    def block(
-        self, job: Job, ready: Callable[[], bool], timeout: float | None = None
-    ) -> None:
+    def block(self, job: Job, ready: Callable[[], bool], timeout: float | None = None) -> None:
         """Wait for ``job``, until ``ready()``, which is asked with the lock held.
 
         Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
@@ -176,7 +190,7 @@ class Lines:
 
     def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
         """The names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""
-        movers = job.host.movers(job)
+        movers = job.movers()
         names: list[str] | None = None
         for line in movers:
             found = line.names_from(job.host)
@@ -198,12 +212,12 @@ class Lines:
             return False
         if job in seen:
             return True
-        return job.host.rests(job, seen | {job})
+        return job.rests(seen | {job})
 
     def _doing(self, job: Job) -> str:
         if job.runner is not None:
             return f"{job.host.name} runs it in this process"
-        names = [name for line in job.host.movers(job) for name in line.names_from(job.host)]
+        names = [name for line in job.movers() for name in line.names_from(job.host)]
         return f"it has not been started; {', '.join(dict.fromkeys(names)) or 'nobody'} comes first"
 
 

@@ -26,6 +26,8 @@ _GOODBYE = 1.0
 class Loop(Host):
     """One thread with one event loop."""
 
+    has_loop = True
+
     def __init__(self, lines: Lines, name: str, capacity: int) -> None:
         super().__init__(lines, name)
         self.line = Line(self)
@@ -72,8 +74,6 @@ class Loop(Host):
             self._thread.join(_GOODBYE)
 
     def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        """``coroutine`` as one of those that ``max_concurrency`` counts."""
-
         async def run() -> None:
             try:
                 async with self._slots:

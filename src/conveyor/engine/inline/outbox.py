@@ -55,5 +55,6 @@ def make_call(call: Call, arguments: Arguments) -> None:
         call.pack(*arguments)
     except Exception as error:
         call.settle(error=error)
+        call.host.lines.finished(call)
     else:
         call.submit()

@@ -74,16 +74,18 @@ class Turns(Host):
     def _is_next(self, job: Job) -> bool:
         if len(self._holders) >= self._capacity:
             return False
-        ahead = next(j for j in self._queue if j is job or j.attendant is not None)
-        return ahead is job
+        self._forget_unwanted()
+        return next(j for j in self._queue if j is job or j.attendant is not None) is job
+
+    def _forget_unwanted(self) -> None:
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()
 
     def _serve(self, line: Line) -> None:
         """Do what is next, as long as it is this line's or nobody's; then give the turn back."""
         line.inside.append(self)
         try:
             while (job := self._next(line)) is not None:
-                if job.done:  # not wanted any more
-                    continue
                 try:
                     job.start()
                 except BaseException as error:
@@ -99,6 +101,7 @@ class Turns(Host):
 
     def _next(self, line: Line) -> Job | None:
         with self.lines.changed:
+            self._forget_unwanted()
             if not self._queue or self._queue[0].attendant not in (None, line):
                 return None
             job = self._queue.popleft()

@@ -108,10 +108,22 @@ def start(*, log_to_driver: bool = True, arena_bytes: int | None = None, **unkno
     size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
     driver = Driver(LocalEngine(log_to_driver), size)
 
-    def at_exit() -> None:
-        driver.shutdown()
-        if context.running() is driver:
-            context.install(None)
-
-    atexit.register(at_exit)
+    driver.at_shutdown = _AtExit(driver).cancel
     return driver
+
+
+class _AtExit:
+    """Ends the session with the interpreter. Cancelled when the session ends before, so that nothing
+    keeps the driver's memory and descriptors."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        atexit.register(self._run)
+
+    def cancel(self) -> None:
+        atexit.unregister(self._run)
+
+    def _run(self) -> None:
+        self._driver.shutdown()
+        if context.running() is self._driver:
+            context.install(None)

@@ -1,0 +1,288 @@
+"""Running a Plan once, here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.engine.inline.actor import Actor, Failure, interrupts
+from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.lines import Job
+from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One task with what its actor's program has it receive before and send afterwards."""
+
+    actor: int
+    receives: tuple[Recv, ...]
+    call: Call
+    sends: tuple[Send, ...]
+
+
+def in_order(plan: Plan) -> tuple[Stage, ...]:
+    """The whole Plan in one order that every program allows, as near as can be to bind order."""
+    programs = [_stages(program.actor, program.steps) for program in plan.programs]
+    position = [0] * len(programs)
+    published = {edge.id for edge in plan.edges if edge.writer == DRIVER}
+    order: list[Stage] = []
+    while True:
+        ready = [
+            (stages[at].call.task, index)
+            for index, (stages, at) in enumerate(zip(programs, position, strict=True))
+            if at < len(stages) and all(r.edge in published for r in stages[at].receives)
+        ]
+        if not ready:
+            return tuple(order)  # `lower` has proved that this is all
+        _, index = min(ready)
+        stage = programs[index][position[index]]
+        position[index] += 1
+        published.update(send.edge for send in stage.sends)
+        order.append(stage)
+
+
+def _stages(actor: int, steps: Sequence[Recv | Call | Send]) -> list[Stage]:
+    stages: list[Stage] = []
+    receives: list[Recv] = []
+    for i, step in enumerate(steps):
+        if isinstance(step, Recv):
+            receives.append(step)
+        elif isinstance(step, Call):
+            end = i + 1
+            while end < len(steps) and isinstance(steps[end], Send):
+                end += 1
+            sends = [s for s in steps[i + 1 : end] if isinstance(s, Send)]
+            stages.append(Stage(actor, tuple(receives), step, tuple(sends)))
+            receives = []
+    return stages
+
+
+class Loaded:
+    """A Plan with the actors it runs on: each has its constants, as sent to it once."""
+
+    def __init__(self, plan: Plan, actors: Sequence[Actor], crossing: Crossing) -> None:
+        self.plan = plan
+        self.actors = actors
+        self.crossing = crossing
+        self.stages = in_order(plan)
+        self.registers = [program.registers for program in plan.programs]
+        self.readers = {edge.id: edge.readers for edge in plan.edges}
+        self.tasks: dict[int, Task] = {}
+        self.methods: dict[int, tuple[Callable[..., Any], bool]] = {}
+        for index, actor in enumerate(actors):
+            actor.wait_for_start()
+            own = {task.id: task for task in plan.tasks if task.actor == index}
+            self.tasks.update(_carried(own, actor))
+            for task in own.values():
+                self.methods[task.id] = _method(actor, task)
+
+
+def _carried(own: Mapping[int, Task], actor: Actor) -> dict[int, Task]:
+    try:
+        arrived: dict[int, Task] = actor.crossing.carry(dict(own), shared=False)
+    except ArrivalError as error:
+        raise Failure(error.error, actor.name, f"{actor.name}.call").error() from error.error
+    return arrived
+
+
+def _method(actor: Actor, task: Task) -> tuple[Callable[..., Any], bool]:
+    try:
+        return actor.method(task.method)
+    except Exception as error:
+        raise Failure(error, actor.name, "load").error() from error
+
+
+class _Undecoded:
+    """A value that has reached its reader and could not be rebuilt there."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Execution:
+    """One run through the Plan. A failed task leaves a ``Failure`` where its result would be; who
+    needs it passes it on instead of running."""
+
+    def __init__(self, loaded: Loaded, number: int, inputs: tuple[Any, ...]) -> None:
+        """Takes the inputs across; raises what keeps one of them from being sent."""
+        self.loaded = loaded
+        self.number = number
+        self._frames: dict[tuple[int, int], Any] = {}
+        self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
+        for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
+            self._publish(bundle.edge, value)
+
+    def run(self) -> None:
+        """Run all tasks. Raises ``ActorDiedError`` where an actor has died, ``DeadlockError``, and
+        what interrupts the program."""
+        for stage in self.loaded.stages:
+            actor = self.loaded.actors[stage.actor]
+            task = self.loaded.tasks[stage.call.task]
+            job = _StageJob(self, stage, task, actor)
+            actor.host.run(job)
+            if job.interrupt is not None:
+                raise job.interrupt
+            if not actor.alive:
+                raise actor.death()
+
+    def output(self, edge: int) -> Any:
+        """What the driver has received on ``edge``: a value, or a ``Failure``. ``KeyError`` if
+        nothing has come; raises ``SerializationError`` for what cannot be rebuilt."""
+        value = self._frames.pop((edge, DRIVER))
+        if isinstance(value, _Undecoded):
+            raise value.error
+        return value
+
+    def _publish(self, edge: int, value: Any) -> None:
+        readers = self.loaded.readers[edge]
+        for reader in readers:
+            # A result that can be got again is shared even if nobody else reads it.
+            shared = len(readers) > 1 or reader == DRIVER
+            try:
+                arrived = self.loaded.crossing.carry(value, shared=shared)
+            except ArrivalError as error:
+                arrived = _Undecoded(error.error)
+            self._frames[edge, reader] = arrived
+
+    # The parts of a stage, in the actor's turn
+
+    def receive(self, stage: Stage, actor: Actor) -> None:
+        regs = self._regs[stage.actor]
+        for step in stage.receives:
+            value = self._frames.pop((step.edge, stage.actor))
+            if isinstance(value, _Undecoded):
+                value = Failure(value.error, actor.name, actor.name)
+            if step.spread is None:
+                assert step.reg is not None
+                regs[step.reg] = value
+                continue
+            for i, reg in enumerate(step.spread):
+                if reg is not None:
+                    regs[reg] = value if isinstance(value, Failure) else value[i]
+
+    def arguments(self, stage: Stage, task: Task) -> tuple[list[Any], dict[str, Any]] | Failure:
+        regs = _Registers(self._regs[stage.actor])
+        args = [_value(a, regs) for a in task.args]
+        kwargs = {name: _value(a, regs) for name, a in task.kwargs}
+        return regs.failure or (args, kwargs)
+
+    def store(self, stage: Stage, task: Task, actor: Actor, value: Any) -> None:
+        regs, step = self._regs[stage.actor], stage.call
+        count = task.num_returns
+        if (
+            count is not None
+            and not isinstance(value, Failure)
+            and not (isinstance(value, (tuple, list)) and len(value) == count)
+        ):
+            error = ValueError(
+                f"{task.label} has num_returns={count} and must return a sequence of that length, "
+                f"but returned {_shape(value)}"
+            )
+            value = Failure(error, actor.name, task.label)
+        if step.out is not None:
+            regs[step.out] = value
+        for i, reg in enumerate(step.outs):
+            if reg is not None:
+                regs[reg] = value if isinstance(value, Failure) else value[i]
+
+    def send(self, stage: Stage, actor: Actor) -> None:
+        regs = self._regs[stage.actor]
+        for step in stage.sends:
+            value = regs[step.reg]
+            if not isinstance(value, Failure):
+                try:
+                    self._publish(step.edge, value)
+                    continue
+                except Exception as error:
+                    value = Failure(error, actor.name, actor.name)
+            for reader in self.loaded.readers[step.edge]:
+                self._frames[step.edge, reader] = value
+
+
+class _StageJob(Job):
+    """A stage on its actor."""
+
+    def __init__(self, execution: Execution, stage: Stage, task: Task, actor: Actor) -> None:
+        super().__init__(actor.host, f"{task.label} (execution {execution.number})")
+        self._execution = execution
+        self._stage = stage
+        self._task = task
+        self._actor = actor
+        self.interrupt: BaseException | None = None
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        execution, stage, task = self._execution, self._stage, self._task
+        if not self._actor.alive:
+            return None
+        execution.receive(stage, self._actor)
+        arguments = execution.arguments(stage, task)
+        if isinstance(arguments, Failure):
+            self._finish(arguments)
+            return None
+        args, kwargs = arguments
+        method, is_async = execution.loaded.methods[task.id]
+        if is_async and self.host.has_loop:
+            return self._go_on(method, args, kwargs)
+        try:
+            value = method(*args, **kwargs)
+        except BaseException as error:
+            value = self._failure(error)
+        self._finish(value)
+        return None
+
+    async def _go_on(
+        self, method: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            value = await method(*args, **kwargs)
+        except BaseException as error:
+            value = self._failure(error)
+        self._finish(value)
+
+    def _failure(self, error: BaseException) -> Failure | None:
+        if isinstance(error, SystemExit):
+            self._actor.exited(error, f"{self._task.label} (execution {self._execution.number})")
+            return None
+        if interrupts(error):
+            raise error
+        return Failure(error, self._actor.name, self._task.label)
+
+    def interrupted(self, error: BaseException) -> None:
+        self.interrupt = error
+
+    def _finish(self, value: Any) -> None:
+        if self._actor.alive:
+            self._execution.store(self._stage, self._task, self._actor, value)
+            self._execution.send(self._stage, self._actor)
+
+
+class _Registers:
+    """A register file that notes the first failure read from it."""
+
+    def __init__(self, regs: list[Any]) -> None:
+        self._regs = regs
+        self.failure: Failure | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        value = self._regs[index]
+        if self.failure is None and isinstance(value, Failure):
+            self.failure = value
+        return value
+
+
+def _value(argument: Argument, regs: Any) -> Any:
+    if isinstance(argument, Reg):
+        return regs[argument.index]
+    if isinstance(argument, Const):
+        return argument.value
+    return fill(argument.template, regs)
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,213 @@
+"""A compiled graph in the driver's process: ``execute`` runs all of it before it returns."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from conveyor.config import Config
+from conveyor.engine.inline.actor import Failure
+from conveyor.engine.inline.crossing import Crossing
+from conveyor.engine.inline.execution import Execution, Loaded
+from conveyor.engine.inline.lines import Job
+from conveyor.engine.inline.turns import Turns
+from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
+from conveyor.plan import explain
+from conveyor.plan.model import Plan
+from conveyor.runtime.arguments import match_inputs
+from conveyor.runtime.graph import GraphRef
+from conveyor.runtime.refs import EMPTY, Ref
+
+if TYPE_CHECKING:
+    from conveyor.engine.inline.runtime import InlineRuntime
+
+
+class InlineGraph:
+    """Has what ``conveyor.CompiledGraph`` has. Its refs are done when one gets them.
+
+    Executions of one graph run one after the other, whatever threads they come from; ``depth``
+    limits nothing.
+    """
+
+    #: For `Ref`: there is no channel that a result would have to be taken out of.
+    gate: Any = None
+
+    def __init__(self, runtime: InlineRuntime, plan: Plan, config: Config) -> None:
+        self.plan = plan
+        self.config = config
+        self._actors = [runtime.actor(info.key) for info in plan.actors]
+        for actor in self._actors:
+            actor.check_alive()
+        self._number = runtime.next_graph_number()
+        self._executions = itertools.count()
+        self._closed: ConveyorError | None = None
+        self._failure: ActorDiedError | None = None
+        self._host = Turns(runtime.lines, self.name)
+        self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
+        distinct = list(dict.fromkeys(plan.outputs))
+        self._distinct = distinct
+        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self._runtime = runtime
+        # The actors are as much the graph's as any handle's.
+        for actor in self._actors:
+            runtime.retain(actor.id)
+            weakref.finalize(self, runtime.release, actor.id).atexit = False
+        runtime.graphs.add(self)
+
+    @property
+    def name(self) -> str:
+        return self.config.name or f"graph {self._number}"
+
+    # Executing
+
+    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run one execution and return its ref (a list of refs for ``MultiOutputNode``).
+
+        Raises what ``CompiledGraph.execute`` raises. ``timeout`` has no effect: nothing waits for
+        room here.
+        """
+        if "timeout" in self.plan.keywords:
+            kwargs["timeout"] = timeout
+        return self._execute(args, kwargs)
+
+    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`; there is always room."""
+        return self._execute(args, kwargs)
+
+    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`. The event loop stands still meanwhile, as it does in a debugger."""
+        return self._execute(args, kwargs)
+
+    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        job = _ExecutionJob(self, match_inputs(self.plan, self.name, args, kwargs))
+        if self._host.lines.current().loop is None:
+            self._host.run(job)
+        else:  # from a coroutine of an actor
+            job.start()
+        if job.error is not None:
+            raise job.error
+        made = job.refs
+        if not self.plan.multi_output:
+            return made[0]
+        return [made[i] for i in self._outputs]
+
+    def run(self, inputs: tuple[Any, ...]) -> list[GraphRef]:
+        """One execution, in the graph's turn: its distinct results."""
+        self._check()
+        execution = Execution(self._loaded, next(self._executions), inputs)
+        refs = [GraphRef(self, execution.number, i) for i in range(len(self._distinct))]
+        try:
+            execution.run()
+        except ActorDiedError as error:
+            self._failure = error
+        for ref, edge in zip(refs, self._distinct, strict=True):
+            try:
+                value = execution.output(edge)
+            except KeyError:  # the actor has died that would have made it
+                assert self._failure is not None
+                ref._fail(self._failure)
+            except ConveyorError as error:
+                ref._fail(error)
+            else:
+                if isinstance(value, Failure):
+                    ref._fail(value.error())
+                else:
+                    ref._arrived(value)
+        return refs
+
+    def _check(self) -> None:
+        if self._closed is None and self._failure is None:
+            dead = next((actor for actor in self._actors if not actor.alive), None)
+            if dead is None:
+                return
+            self._failure = dead.death()
+        error = self._closed or self._failure
+        assert error is not None
+        raise error.with_traceback(None)
+
+    # Source of its refs
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        if ref._outcome is EMPTY:
+            # User code has got hold of a ref whose execution was interrupted.
+            raise GraphTornDownError(f"{self.describe(ref)} was interrupted")
+        return ref._outcome
+
+    def is_ready(self, ref: Ref) -> bool:
+        return True
+
+    def describe(self, ref: Ref) -> str:
+        output = (
+            "" if not self.plan.multi_output else f", output {self._outputs.index(ref._reader)}"
+        )
+        source = self.plan.edges[self._distinct[ref._reader]].source
+        return f"{self.name}, execution {ref._number}{output} (from {source})"
+
+    # Ending
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Take the graph down; its actors are free. With ``kill_actors`` they are killed as well.
+
+        Results can still be got. Safe to call more than once.
+        """
+        if self.close(GraphTornDownError(f"{self.name} has been torn down")) and kill_actors:
+            for actor in self._actors:
+                self._runtime.kill(actor.id)
+
+    def close(self, error: ConveyorError) -> bool:
+        """No more executions: ``error`` says why. False if it was closed before."""
+        if self._closed is not None:
+            return False
+        self._closed = error
+        self._runtime.graphs.discard(self)
+        return True
+
+    def __enter__(self) -> InlineGraph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.teardown()
+
+    def explain(self) -> str:
+        """The Plan as text: what every actor does, in which order, over which channel, and why.
+
+        It is the Plan that processes would follow; here one thread does.
+        """
+        return explain(self.plan)
+
+    @property
+    def is_teardown(self) -> bool:
+        return self._closed is not None
+
+    def __repr__(self) -> str:
+        state = "torn down" if self._closed else "failed" if self._failure else "ready"
+        size = f"{len(self.plan.tasks)} tasks on {len(self._actors)} actors"
+        return f"<InlineGraph {self.name}: {size}, {state}>"
+
+
+class _ExecutionJob(Job):
+    """One execution, as what the graph has its turns for."""
+
+    def __init__(self, graph: InlineGraph, inputs: tuple[Any, ...]) -> None:
+        super().__init__(graph._host, f"an execution of {graph.name}")
+        self._graph = graph
+        self._inputs = inputs
+        self.refs: list[GraphRef] = []
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        inputs, self._inputs = self._inputs, ()
+        try:
+            self.refs = self._graph.run(inputs)
+        except Exception as error:
+            self.error = error
+
+    def interrupted(self, error: BaseException) -> None:
+        self.error = error

@@ -1,0 +1,279 @@
+"""The runtime of a session without other processes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor import _core
+from conveyor.config import Config
+from conveyor.dag import DAGNode
+from conveyor.engine.inline.actor import Actor, Call, Failure, Start
+from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.graph import InlineGraph
+from conveyor.engine.inline.lines import Host, Lines
+from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
+from conveyor.engine.inline.outbox import Outbox, make_call
+from conveyor.engine.inline.turns import Turns
+from conveyor.exceptions import RuntimeStateError
+from conveyor.plan import lower
+from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
+from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.refs import ElementRef, Ref
+
+logger = logging.getLogger("conveyor")
+
+_SLOT = 0
+
+
+class InlineRuntime(CallingRuntime):
+    """Actors and graphs in this process. The program and its actors share the one runtime."""
+
+    def __init__(self, arena: ArenaSize | None = None) -> None:
+        arena = arena or default_arena_size()
+        board = _core.Board.create(1)
+        board.prepare(_SLOT, "driver")
+        self._fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
+        self._fds.append(_core.Arena.create_fd(arena.file))
+        eventfd, arena_fd = self._fds
+        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena))
+        self.process.adopt(_SLOT, arena_fd, eventfd)  # values come from this very process
+        board.alive_unwatched(_SLOT)
+        self._pid = os.getpid()
+        self.lines = Lines(self.process)
+        self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
+        self._crossing = Crossing(self.process, CALL_STRIDE)
+        self._actors: dict[int, Actor] = {}
+        self._names: dict[str, Actor] = {}
+        self._of_class: Counter[str] = Counter()
+        self._actor_numbers = itertools.count(1)
+        self._graph_numbers = itertools.count(1)
+        # What finalizers have noted: they may run in any thread, in the middle of anything.
+        self._released: deque[ActorId] = deque()
+        self._tidying = threading.Lock()
+        self._closed = False
+
+    @property
+    def _inside(self) -> Host | None:
+        """The actor whose code runs on this thread, if any."""
+        inside = self.lines.current().inside
+        return inside[-1] if inside else None
+
+    # Actors
+
+    def create_actor(self, spec: ActorSpec) -> ActorId:
+        self._check_open()
+        self._tidy()
+        actor = self._add_actor(spec)
+        try:
+            args, kwargs = self._constructor_arguments(spec, actor)
+        except BaseException:
+            self._remove(actor)
+            raise
+        if actor.start_failure is None:
+            actor.start = Start(actor, spec.cls, args, kwargs)
+            actor.host.submit(actor.start)
+        return actor.id
+
+    def _add_actor(self, spec: ActorSpec) -> Actor:
+        class_name = spec.cls.__name__
+        with self.lines.changed:
+            # Unnamed actors of one class are told apart, so that every message names exactly one.
+            self._of_class[class_name] += 1
+            count = self._of_class[class_name]
+            label = spec.name or (class_name if count == 1 else f"{class_name}#{count}")
+            if spec.name is not None and spec.name in self._names:
+                raise ValueError(f"there is an actor named {spec.name!r} already")
+            host: Host
+            if any(method.is_async for method in spec.methods.values()):
+                host = Loop(self.lines, label, spec.max_concurrency or DEFAULT_CONCURRENCY)
+            else:
+                host = Turns(self.lines, label, spec.max_concurrency or 1)
+            actor = Actor(
+                ActorId(next(self._actor_numbers), label),
+                class_name,
+                spec.methods,
+                host,
+                self._crossing,
+                named=spec.name is not None,
+                shared=self._inside is not None,
+            )
+            self._actors[actor.id.index] = actor
+            if spec.name is not None:
+                self._names[spec.name] = actor
+        if spec.env_vars:
+            logger.warning(
+                "%s: env_vars have no effect inline, where all actors share one environment", label
+            )
+        return actor
+
+    def _constructor_arguments(
+        self, spec: ActorSpec, actor: Actor
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        label = f"{actor.name}.__init__"
+        try:
+            args = tuple(a.get() if isinstance(a, Ref) else a for a in spec.args)
+            kwargs = {k: v.get() if isinstance(v, Ref) else v for k, v in spec.kwargs.items()}
+        except Exception as error:
+            actor.start_failure = Failure(error, actor.name, label)
+            return (), {}
+        try:
+            # The class as well: it has to be something that can be sent. What arrives is the same
+            # class, since this process has it.
+            _, args, kwargs = self._crossing.carry((spec.cls, args, kwargs), shared=False)
+        except ArrivalError as error:
+            actor.start_failure = Failure(error.error, actor.name, f"{actor.name}.call")
+        return args, kwargs
+
+    def actor(self, actor: ActorId) -> Actor:
+        """The actor that a handle stands for."""
+        self._check_open()
+        found = self._actors.get(actor.index)
+        if found is None:
+            raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        return found
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        actor = self._names.get(name)
+        if actor is None:
+            known = ", ".join(sorted(self._names)) or "none"
+            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        if self._inside is not None:
+            actor.shared = True
+        return actor.id, actor.class_name, actor.methods
+
+    def kill(self, actor: ActorId) -> None:
+        self._end(self.actor(actor), "was killed by conveyor.kill()")
+
+    def _end(self, actor: Actor, how: str) -> None:
+        actor.end(how)
+        if actor.named and self._names.get(actor.name) is actor:
+            del self._names[actor.name]
+
+    def _remove(self, actor: Actor) -> None:
+        self._end(actor, "was never started")
+        del self._actors[actor.id.index]
+
+    def retain(self, actor: ActorId) -> None:
+        found = self._actors.get(actor.index)
+        if found is not None:
+            found.handles += 1
+
+    def release(self, actor: ActorId) -> None:
+        self._released.append(actor)
+        self._tidy()
+
+    def share(self, actor: ActorId) -> None:
+        found = self._actors.get(actor.index)
+        if found is not None:
+            found.shared = True
+
+    def _tidy(self) -> None:
+        """End actors that nobody can reach any more."""
+        # Not twice at a time: it may be a finalizer that asks, in the middle of this.
+        while self._released and self._tidying.acquire(blocking=False):
+            try:
+                actor = self._actors.get(self._released.popleft().index)
+                if actor is None:
+                    continue
+                actor.handles -= 1
+                if actor.handles <= 0 and not actor.named and not actor.shared:
+                    actor.retire()
+            finally:
+                self._tidying.release()
+
+    # Calls
+
+    def call(
+        self,
+        actor: ActorId,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Any:
+        target = self.actor(actor)
+        ref = self._start_call(target, method, args, kwargs, num_returns)
+        if num_returns == 1:
+            return ref
+        return [ElementRef(ref, i) for i in range(num_returns)]
+
+    def _start_call(
+        self,
+        actor: Actor,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Ref:
+        refs = [a for a in (*args, *kwargs.values()) if isinstance(a, Ref)]
+        caller = self._inside
+        if not refs and caller not in actor.outboxes:
+            actor.check_alive()
+            call = Call(actor, method, num_returns)
+            ref = call.ref
+            try:
+                call.pack(args, kwargs)
+            except BaseException:
+                call.withdraw()
+                raise
+            call.submit()
+            return ref
+        call = Call(actor, method, num_returns)
+        ref = call.ref
+        with self.lines.changed:
+            outbox = actor.outboxes.get(caller)
+            if outbox is None and not all(r.done() for r in refs):
+                outbox = actor.outboxes[caller] = Outbox(actor, caller)
+            if outbox is not None:
+                outbox.add(call, (args, kwargs))
+                return ref
+        make_call(call, (args, kwargs))
+        return ref
+
+    # Graphs
+
+    def compile(self, root: DAGNode, config: Config) -> InlineGraph:
+        self._check_open()
+        if self._inside is not None:
+            raise RuntimeStateError(
+                "graphs are compiled in the driver; compiling one inside an actor is not supported "
+                "yet"
+            )
+        return InlineGraph(self, lower(root, config), config)
+
+    def next_graph_number(self) -> int:
+        return next(self._graph_numbers)
+
+    # The end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeStateError("this session has been shut down")
+
+    def shutdown(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: the session is its parent's
+        if self._inside is not None:
+            raise RuntimeStateError("a session is shut down by the driver, not by an actor")
+        with self.lines.changed:
+            if self._closed:
+                return
+            self._closed = True
+        error = RuntimeStateError("the session has been shut down")
+        for graph in list(self.graphs):
+            graph.close(error)
+        for actor in list(self._actors.values()):
+            actor.end("ended with its session")
+        for actor in self._actors.values():
+            if isinstance(actor.host, Loop):
+                actor.host.join()
+        for fd in self._fds:
+            os.close(fd)

@@ -1,0 +1,191 @@
+"""Ctrl-C, and other signals, while the main thread waits."""
+
+import signal
+import time
+
+import pytest
+
+WAIT = 20
+
+PROGRAM = """
+    import os, signal, sys, threading, time
+    import conveyor
+    from conveyor.dag import InputNode
+
+    @conveyor.remote
+    class Actor:
+        def echo(self, x):
+            return x
+        def hold(self, path):
+            end = time.monotonic() + 30
+            while not os.path.exists(path) and time.monotonic() < end:
+                time.sleep(0.002)
+            return "held"
+        def pid(self):
+            return os.getpid()
+
+    latch = "latch"
+    a, b = Actor.remote(), Actor.remote()
+    conveyor.get([a.pid.remote(), b.pid.remote()])
+    with InputNode() as inp:
+        graph = b.echo.bind(a.hold.bind(inp)).compile(depth=1)
+
+    def interrupt_later():
+        # From outside the main thread, once it is waiting for sure.
+        def run():
+            time.sleep(DELAY)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    sent = []
+    DELAY = 0.2
+    BODY
+"""
+
+
+def program(body):
+    lines = body.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    body = "\n".join("    " + line[indent:] for line in lines).lstrip()
+    return PROGRAM.replace("BODY", body)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "conveyor.get(ref)",
+        "conveyor.get(ref, timeout=20)",
+        "conveyor.get([done, ref])",
+        "conveyor.get(call)",
+        "conveyor.wait([ref, call])",
+        "graph.execute(latch)",
+        "graph.execute(latch, timeout=20)",
+    ],
+)
+def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
+    body = f"""
+        ref = graph.execute(latch)
+        call = a.echo.remote("call")
+        done = b.echo.remote("done")
+        for _ in range(3):
+            thread = interrupt_later()
+            try:
+                {wait}
+            except KeyboardInterrupt:
+                took = time.monotonic() - sent[-1]
+                assert took < 1, took
+                print("interrupted", file=sys.stderr)
+            else:
+                raise AssertionError("not interrupted")
+            thread.join()
+        open(latch, "w").close()
+        assert conveyor.get([ref, call, done], timeout=20) == ["held", "call", "done"]
+        assert conveyor.get(graph.execute(latch), timeout=20) == "held"
+        print("went on")
+    """
+    assert scripts.run(program(body)) == "went on\n"
+    assert scripts.stderr.count("interrupted") == 3
+
+
+def test_ctrl_c_right_at_the_start_of_a_wait(scripts):
+    # Many interrupts at all moments around the beginning of a wait: none may be slept through.
+    body = """
+        ref = graph.execute(latch)
+        slow = 0
+        for i in range(300):
+            fired = []
+            def alarm(number, frame):
+                fired.append(time.monotonic())
+                raise KeyboardInterrupt
+            signal.signal(signal.SIGALRM, alarm)
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + (i % 100) * 0.00002)
+            try:
+                conveyor.get(ref, timeout=5)
+            except KeyboardInterrupt:
+                slow += time.monotonic() - fired[0] > 1
+            except conveyor.exceptions.WaitTimeoutError:
+                raise AssertionError("slept through the signal")
+        open(latch, "w").close()
+        assert conveyor.get(ref, timeout=20) == "held"
+        print("slow", slow)
+    """
+    assert scripts.run(program(body)) == "slow 0\n"
+
+
+def test_a_signal_handler_that_does_not_raise_does_not_disturb(scripts):
+    body = """
+        count = []
+        signal.signal(signal.SIGALRM, lambda *_: count.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        with InputNode() as inp:
+            quick = b.echo.bind(a.echo.bind(inp)).compile()
+        for i in range(2000):
+            assert conveyor.get(quick.execute(i), timeout=20) == i
+        ref = graph.execute(latch)
+        try:
+            conveyor.get(ref, timeout=0.3)
+        except conveyor.exceptions.WaitTimeoutError:
+            print("timed out")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        open(latch, "w").close()
+        assert conveyor.get(ref, timeout=20) == "held"
+        assert len(count) > 50
+        print("fine")
+    """
+    assert scripts.run(program(body)) == "timed out\nfine\n"
+
+
+def test_a_handler_may_use_the_library(scripts):
+    body = """
+        results = []
+        def handler(*_):
+            results.append(conveyor.get(b.echo.remote("from the handler"), timeout=10))
+            open(latch, "w").close()
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        assert conveyor.get(graph.execute(latch), timeout=20) == "held"
+        print(*results)
+    """
+    assert scripts.run(program(body)) == "from the handler\n"
+
+
+def test_ctrl_c_at_the_terminal_ends_the_program_and_its_actors(scripts, wait_until):
+    # A terminal sends the signal to every process of the foreground group, actors included.
+    import os
+
+    import psutil
+
+    body = """
+        ref = graph.execute(latch)
+        print(*conveyor.get([b.pid.remote()]), flush=True)
+        conveyor.get(ref)
+    """
+    process = scripts.start(program(body), start_new_session=True)
+    pid = int(process.stdout.readline())
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(WAIT) != 0
+    wait_until(lambda: not psutil.pid_exists(pid), 2, "the actor's end")
+    err = process.stderr.read()
+    # One traceback, the driver's own: actors say nothing of a Ctrl-C.
+    assert err.count("Traceback") == 1, err
+    assert "KeyboardInterrupt" in err
+
+
+def test_ctrl_c_does_not_harm_actors(scripts):
+    body = """
+        import threading
+        signal.signal(signal.SIGINT, lambda *_: None)
+        refs = [a.echo.remote(i) for i in range(100)]
+        os.killpg(0, signal.SIGINT)
+        ref = graph.execute(latch)
+        os.killpg(0, signal.SIGINT)
+        open(latch, "w").close()
+        assert conveyor.get(refs, timeout=20) == list(range(100))
+        assert conveyor.get(ref, timeout=20) == "held"
+        print("unharmed")
+    """
+    assert scripts.run(program(body), start_new_session=True) == "unharmed\n"
