@@ -68,7 +68,7 @@ def program(body):
 def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
     body = f"""
         ref = graph.execute(latch)
-        call = a.echo.remote("call")
+        call = a.hold.remote(latch)
         done = b.echo.remote("done")
         for _ in range(3):
             thread = interrupt_later()
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
                 raise AssertionError("not interrupted")
             thread.join()
         open(latch, "w").close()
-        assert conveyor.get([ref, call, done], timeout=20) == ["held", "call", "done"]
+        assert conveyor.get([ref, call, done], timeout=20) == ["held", "held", "done"]
         assert conveyor.get(graph.execute(latch), timeout=20) == "held"
         print("went on")
     """

@@ -190,11 +190,10 @@ def _do(link: Link, state: dict[str, Any], request: str, *args: Any) -> Any:
 
 def run(script: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     """Run a script as ``__main__`` of a new process that can import this module."""
+    return run_python("-c", textwrap.dedent(script), *arguments, **options)
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
     paths = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(conveyor.__file__))]
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        timeout=60,
-        **options,
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run([sys.executable, *arguments], check=True, env=env, timeout=60, **options)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from conveyor.channel import codec
 from conveyor.exceptions import SerializationError
 
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+
 np = pytest.importorskip("numpy")
 hnp = pytest.importorskip("hypothesis.extra.numpy")
 

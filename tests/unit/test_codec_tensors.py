@@ -14,18 +14,15 @@ torch = pytest.importorskip("torch")
 from conveyor.channel import codec, tensors  # noqa: E402
 from conveyor.exceptions import SerializationError  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning:torch")]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 codec.encode({}, None)  # torch is here: from now on the codec knows
 
-DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-        "complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-]
+NAMES = """
+    bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
+    complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e8m0fnu
+"""
+DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 
 
 def as_bytes(tensor):

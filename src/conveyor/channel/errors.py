@@ -255,6 +255,7 @@ def _is_group(error: BaseException) -> Any:
 _NOT_STATE = frozenset(
     {
         "__cause__",
+        "__class__",
         "__context__",
         "__dict__",
         "__suppress_context__",
@@ -326,7 +327,10 @@ def _put_together(
 
 def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """An instance of ``kind`` for which none of the user's code has run."""
-    base = next(owner for owner in kind.__mro__ if not _is_heap_type(owner))
+    # Not the first built-in class of the MRO: the one whose layout instances have.
+    base: Any = kind
+    while _is_heap_type(base):
+        base = base.__base__
     made = base.__new__(kind, *args)
     assert isinstance(made, BaseException)
     return made

@@ -238,3 +238,7 @@ def register_modules_in_memory() -> None:
 
 def by_value_modules() -> set[str]:
     return {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+
+
+# For the value that had this module imported; later ones find them registered.
+register_modules_in_memory()

@@ -103,6 +103,8 @@ def _views() -> dict[torch.dtype, torch.dtype | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some dtypes are experimental
         for dtype in {d for d in vars(torch).values() if isinstance(d, torch.dtype)}:
+            if str(dtype).startswith("torch.q"):  # quantized: bytes are not all there is to it
+                continue
             try:
                 probe = torch.empty(0, dtype=dtype)
                 try:
@@ -111,7 +113,7 @@ def _views() -> dict[torch.dtype, torch.dtype | None]:
                 except TypeError:
                     probe.view(same_size[dtype.itemsize]).numpy()
                     views[dtype] = same_size[dtype.itemsize]
-            except Exception:  # quantized, or torch is without NumPy
+            except Exception:  # torch is without NumPy
                 continue
     return views
 

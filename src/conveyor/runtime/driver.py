@@ -255,8 +255,8 @@ class Driver(CallingRuntime):
             return
         record.stopping = True
         assert record.calls is not None
-        if record.alive and not record.calls.has_pending:
-            record.control("stop")
+        if record.alive:
+            record.calls.when_all_sent(lambda: record.control("stop"))
 
     def _on_exit(self, pid: int, status: int) -> None:
         with self._lock:

@@ -67,6 +67,7 @@ class Link:
         # Reentrant: a finalizer may drop the last handle, and so call, in the middle of a call.
         self._lock = threading.RLock()
         self._pending: deque[tuple[CallRef, Call]] = deque()
+        self._then: Callable[[], object] | None = None
         self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)])
         self._reader = process.reader(
             segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
@@ -112,6 +113,12 @@ class Link:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
+    def when_all_sent(self, then: Callable[[], object]) -> None:
+        """Call ``then`` once no call waits in this process any more: now, or when the last is sent."""
+        with self._lock:
+            self._then = then
+            self.flush()
+
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         with self._lock:
@@ -138,7 +145,10 @@ class Link:
                     return False
                 self._pending.popleft()
                 ref._number = number
-            return True
+            then, self._then = self._then, None
+        if then is not None:
+            then()
+        return True
 
     # Source protocol
 

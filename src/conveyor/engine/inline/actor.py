@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -151,7 +152,7 @@ class Start(Job):
     ) -> None:
         super().__init__(actor.host, f"{actor.name}.__init__")
         self._actor = actor
-        self._make = lambda: cls(*args, **kwargs)
+        self._make: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
 
     def start(self) -> None:
         actor, make = self._actor, self._make

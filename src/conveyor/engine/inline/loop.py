@@ -92,10 +92,7 @@ class Loop(Host):
         try:
             loop.run_forever()
         finally:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(_cancel_all())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
@@ -132,6 +129,13 @@ class Loop(Host):
             self._asleep = asleep
             if asleep:
                 self.lines.changed.notify_all()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Selector(selectors.DefaultSelector):
