@@ -37,8 +37,10 @@ size_t Arena::class_of(size_t size) {
 }
 
 Block* Arena::allocate(size_t payload) {
-  if (payload > size_ / 2) throw ArenaFull("the value is larger than the arena");
+  if (fd_.get() < 0) throw ArenaFull("the session has been shut down, and its memory with it");
   const size_t need = kBlockHeader + payload;
+  if (need > cap_)
+    throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the memory cap of " + std::to_string(cap_) + " bytes");
   const size_t index = class_of(need);
   const size_t size = class_size(index);
   auto& list = free_[index];

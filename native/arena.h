@@ -66,6 +66,8 @@ class Arena {
   size_t blocks_out() const { return out_.size(); }
   size_t bytes_out() const;
   size_t cap() const { return cap_; }
+  // At the end of a session: nothing more can be allocated.
+  void close_fd() { fd_.reset(); }
   // Free the pages of blocks that have been free for `idle_ns`.
   void trim(uint64_t idle_ns);
   void reclaim(size_t at_most);

@@ -16,7 +16,7 @@ bool Inbox::wait(uint32_t seen, uint64_t deadline) {
     nb::gil_scoped_release unlocked;
     if (waiter_.spin(seen, start)) return true;
     release_unpinned();
-    if (PyThread_get_thread_ident() != main_thread_) {
+    if (PyThread_get_thread_ident() != main_thread_ || eventfd_.get() < 0) {
       const bool moved = waiter_.park(seen, deadline);
       waiter_.learn_parked(start);
       return moved;
@@ -41,10 +41,10 @@ bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
       throw nb::python_error();
     }
     bool timed_out = false;
+    // Before the flag is raised: an event that is written after it must find us here (clear_event).
+    main_parked_.store(true, std::memory_order_seq_cst);
     {
       nb::gil_scoped_release unlocked;
-      // Before the flag is raised: an event that is written after it must find us here (clear_event).
-      main_parked_.store(true, std::memory_order_seq_cst);
       if (waiter_.arm_event(seen)) {
         timespec left;
         if (deadline != 0) {
@@ -83,6 +83,13 @@ void Inbox::clear_event(int own) {
   std::lock_guard lock(relays_mutex_);
   for (int fd : relays_)
     if (fd != own) wake(fd);
+}
+
+void Inbox::close_fds() {
+  std::lock_guard lock(relays_mutex_);
+  if (main_parked_.load(std::memory_order_seq_cst) || !relays_.empty()) return;
+  eventfd_.reset();
+  main_relay_.reset();
 }
 
 void Inbox::add_relay(int fd) {

@@ -30,6 +30,8 @@ class Inbox {
   // Take the event down. Whoever does must wake the others in this process who sleep on it: the main
   // thread in ppoll, event loops in other threads. `own` is the caller's relay, -1 for none.
   void clear_event(int own);
+  // At the end of a session, unless somebody sleeps on them; waits then use the futex alone.
+  void close_fds();
   // A descriptor that is written whenever somebody else took the event down.
   void add_relay(int fd);
   void remove_relay(int fd);

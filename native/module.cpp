@@ -68,6 +68,30 @@ Snapshot snapshot(nb::handle value, nb::handle sent) {
   return s;
 }
 
+// A failed ref holds its error, whose traceback holds the frames that got it, which hold the ref.
+int ref_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  RefCore* ref = nb::inst_ptr<RefCore>(self);
+  Py_VISIT(ref->source.ptr());
+  Py_VISIT(ref->gate_object.ptr());
+  Py_VISIT(ref->outcome.ptr());
+  return 0;
+}
+
+int ref_clear(PyObject* self) {
+  if (!nb::inst_ready(self)) return 0;
+  RefCore* ref = nb::inst_ptr<RefCore>(self);
+  // Only the outcome: every cycle goes through it, and the rest is needed to drop the result.
+  nb::object outcome = std::move(ref->outcome);
+  ref->outcome = nb::none();
+  return 0;
+}
+
+PyType_Slot ref_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ref_traverse)},
+                           {Py_tp_clear, reinterpret_cast<void*>(ref_clear)},
+                           {0, nullptr}};
+
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
 // ref.get(timeout): what is here or comes soon is returned from here; the rest is Python's.
@@ -116,10 +140,11 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   m.doc() = "The native core of conveyor.";
 
-  nb::exception<ArenaFull>(m, "ArenaFull", PyExc_MemoryError);
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
+    } catch (const ArenaFull& e) {
+      raise_arena_full(e);
     } catch (const std::system_error& e) {
       nb::object args = nb::make_tuple(e.code().value(), nb::str(e.what()));
       PyErr_SetObject(PyExc_OSError, args.ptr());
@@ -145,7 +170,7 @@ NB_MODULE(_core, m) {
   m.attr("DEBUG") = false;
 #endif
 
-  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a);
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a, "arena_full"_a);
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
@@ -212,6 +237,7 @@ NB_MODULE(_core, m) {
       .def("next", [](Inbox& i, nb::handle timeout) { return i.next(deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)
       .def("arm", &Inbox::arm, "seen"_a)
+      .def("close_fds", &Inbox::close_fds)
       .def("clear_event", &Inbox::clear_event, "own"_a)
       .def("add_relay", &Inbox::add_relay, "fd"_a)
       .def("remove_relay", &Inbox::remove_relay, "fd"_a)
@@ -268,6 +294,7 @@ NB_MODULE(_core, m) {
            }, "size"_a)
       .def("trim", [](Arena& a, double idle) { a.reclaim(SIZE_MAX); a.trim(uint64_t(idle * 1e9)); }, "idle"_a = 0.0)
       .def("reclaim", [](Arena& a) { a.reclaim(SIZE_MAX); })
+      .def("close_fd", &Arena::close_fd)
       .def_prop_ro("bytes_touched", &Arena::bytes_touched)
       .def_prop_ro("bytes_out", &Arena::bytes_out)
       .def_prop_ro("blocks_out", &Arena::blocks_out)
@@ -375,7 +402,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); })
       .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); });
 
-  nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable())
+  nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots))
       .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a)
       .def("get", &ref_get, "timeout"_a.none() = nb::none())
       .def("_claim", &RefCore::claim)

@@ -51,7 +51,17 @@ void Program::advance() {
   inbox_->board()->ring(inbox_->slot(), bit_);
 }
 
+void Program::close() {
+  closed_ = true;
+  // Steps refer to Python functions that refer to this program: nobody else breaks that circle.
+  auto steps = std::move(steps_);
+  auto regs = std::move(regs_);
+  steps_.clear();
+  regs_.clear();
+}
+
 void Program::resume(nb::object value, nb::object error) {
+  if (closed_) return;
   Call& step = std::get<Call>(steps_[pc_ - 1]);
   store(step, error.is_none() ? std::move(value) : failed(error, step.label));
   suspended_ = false;
@@ -148,7 +158,7 @@ bool Program::run(Send& step) {
   } catch (nb::python_error& error) {
     value = failed(error.value(), step.label);
   } catch (const ArenaFull& error) {
-    PyErr_SetString(PyExc_MemoryError, error.what());
+    raise_arena_full(error);
     nb::python_error memory;
     value = failed(memory.value(), step.label);
   }

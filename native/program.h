@@ -32,7 +32,8 @@ class Program {
   void advance();
   // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
   void resume(nb::object value, nb::object error);
-  void close() { closed_ = true; }
+  // The graph is taken down; called between steps, or while suspended.
+  void close();
   uint64_t execution() const { return execution_; }
   uint32_t bit() const { return bit_; }
 

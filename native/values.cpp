@@ -13,6 +13,7 @@ PyObject* encode_hook = nullptr;
 PyObject* decode_hook = nullptr;
 PyObject* announce_hook = nullptr;
 PyObject* final_error = nullptr;
+PyObject* arena_full = nullptr;
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -170,16 +171,21 @@ void Encoded::write_body(char* to) const {
     if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
+void raise_arena_full(const ArenaFull& error) {
+  PyErr_SetString(arena_full != nullptr ? arena_full : PyExc_MemoryError, error.what());
+}
+
 bool is_final(nb::handle exception) {
   return final_error != nullptr && PyErr_GivenExceptionMatches(exception.ptr(), final_error);
 }
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final) {
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full) {
   clear_codec();
   encode_hook = encode.release().ptr();
   decode_hook = decode.release().ptr();
   announce_hook = announce.release().ptr();
   final_error = final.release().ptr();
+  arena_full = full.release().ptr();
 }
 
 void clear_codec() {
@@ -187,6 +193,7 @@ void clear_codec() {
   Py_CLEAR(decode_hook);
   Py_CLEAR(announce_hook);
   Py_CLEAR(final_error);
+  Py_CLEAR(arena_full);
 }
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {

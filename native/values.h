@@ -103,8 +103,10 @@ struct ErrorFrame {
   nb::bytes meta;
 };
 
-// `final_error`: the class of errors that will not go away by decoding again.
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error);
+// `final_error`: the class of errors that will not go away by decoding again; `arena_full`: what to
+// raise at an arena's memory cap.
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full);
+void raise_arena_full(const ArenaFull& error);
 bool is_final(nb::handle exception);
 void clear_codec();
 

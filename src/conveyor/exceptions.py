@@ -132,6 +132,10 @@ class TaskError(ConveyorError):
         # Not passed on: that a user's exception travels must not run the hooks of its class.
         pass
 
+    # A frozen dataclass as the user's class would refuse what Python's own library sets on errors.
+    __setattr__ = Exception.__setattr__
+    __delattr__ = Exception.__delattr__
+
     @property
     def cause(self) -> BaseException | None:
         return self._origin[1]

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from conveyor.channel import codec
 from conveyor.exceptions import SerializationError
 
-pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-
 np = pytest.importorskip("numpy")
 hnp = pytest.importorskip("hypothesis.extra.numpy")
 
@@ -118,14 +116,13 @@ def test_structured_dtype_keeps_offsets_and_titles():
         np.array([{"a": 1}, None, [2]], dtype=object),
         np.array([[(1, "x")]], dtype=[("a", "i4"), ("b", object)]),
         np.ma.masked_array([1, 2], [True, False]),
-        np.matrix([[1, 2]]),
         np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
         np.zeros(3, "V0"),
         np.zeros((2, 0, 3), order="F"),
         np.array("text"),
         np.array(b"", "S"),
     ],
-    ids=["object", "object field", "masked", "matrix", "record", "V0", "empty", "0-d", "S0"],
+    ids=["object", "object field", "masked", "record", "V0", "empty", "0-d", "S0"],
 )
 def test_other_arrays(array):
     for carried in (Channel().carry(array), Channel().carry([array])[0]):

@@ -80,7 +80,7 @@ def decode_error(meta: bytes) -> TaskError:
     state["_frame"] = frame
     if frame.notes:
         state["__notes__"] = list(frame.notes)
-    error.__cause__ = cause
+    _set_cause(error, cause)
     return error
 
 
@@ -312,7 +312,7 @@ def _put_together(
     kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     made = _new(kind, args)
-    made.args = args
+    _set_args(made, args)
     for name, value in state.items():
         for owner in kind.__mro__:
             field = vars(owner).get(name)
@@ -323,6 +323,11 @@ def _put_together(
         else:
             made.__dict__[name] = value
     return made
+
+
+# Not by assignment: a frozen dataclass, say, has a __setattr__ that refuses.
+_set_args = BaseException.__dict__["args"].__set__
+_set_cause = BaseException.__dict__["__cause__"].__set__
 
 
 def _new(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:

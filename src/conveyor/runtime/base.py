@@ -9,7 +9,6 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions
-from conveyor.exceptions import ArenaFullError
 from conveyor.runtime.links import Link
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
@@ -115,10 +114,7 @@ class CallingRuntime:
         return link.call(method, args, kwargs, num_returns)
 
     def allocate(self, size: int) -> _core.Buffer:
-        try:
-            return self.process.arena.allocate(size)
-        except _core.ArenaFull as error:
-            raise ArenaFullError(str(error)) from None
+        return self.process.arena.allocate(size)
 
     def get(self, refs: Any, timeout: float | None) -> Any:
         if isinstance(refs, Ref):

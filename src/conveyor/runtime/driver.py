@@ -109,8 +109,9 @@ class Driver(CallingRuntime):
     def create_actor(self, spec: ActorSpec) -> ActorId:
         class_name = spec.cls.__name__
         record = self.start_process(class_name, spec.methods, spec.name, spec, spec.max_concurrency)
-        assert record.calls is not None
         try:
+            if record.calls is None:  # gone already
+                raise record.death()
             record.calls.call("__start__", (spec.cls, *spec.args), spec.kwargs)
         except BaseException:
             self.kill(record.id)
@@ -188,7 +189,8 @@ class Driver(CallingRuntime):
             for fd in fds:
                 os.close(fd)
         with self._lock:
-            self._links[identity.index] = record.calls
+            if record.calls is not None:
+                self._links[identity.index] = record.calls
             self._by_pid[record.pid] = record
             early = self._early_exits.pop(record.pid, None)
         if early is not None:
@@ -254,8 +256,7 @@ class Driver(CallingRuntime):
         if record.handles > 0 or record.named or record.shared or record.stopping:
             return
         record.stopping = True
-        assert record.calls is not None
-        if record.alive:
+        if record.calls is not None:
             record.calls.when_all_sent(lambda: record.control("stop"))
 
     def _on_exit(self, pid: int, status: int) -> None:
@@ -284,6 +285,8 @@ class Driver(CallingRuntime):
             if record.named and self._names.get(record.id.name) is record:
                 del self._names[record.id.name]
             self._links.pop(record.id.index, None)
+            # Refs keep what they need of these; the record only keeps what can be asked of the dead.
+            record.calls = record.control_link = None
             self._free_slots.append(record.slot)
 
     # Graphs
@@ -386,5 +389,5 @@ class Driver(CallingRuntime):
                 self._forget(record)
         for fd in (self._eventfd, self._arena_fd, self._garbage_event):
             os.close(fd)
-        self.process.board.close_fds()
+        self.process.close()
         self.at_shutdown()

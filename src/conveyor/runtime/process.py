@@ -61,6 +61,13 @@ class Process:
         self._views[slot] = _core.ArenaView(arena_fd, self.arena_size.file)
         self.board.set_eventfd(slot, eventfd)
 
+    def close(self) -> None:
+        """The session is over: values that are held stay, nothing new can come or go."""
+        self._views.clear()
+        self.board.close_fds()
+        self.arena.close_fd()
+        self.inbox.close_fds()
+
     def forget(self, slot: int) -> None:
         """``slot`` is no peer any more; values received from it stay as long as they are held."""
         self._views.pop(slot, None)

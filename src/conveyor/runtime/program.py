@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
-from conveyor.exceptions import ArenaFullError, GraphError
+from conveyor.exceptions import GraphError
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
 from conveyor.runtime.layout import Assignment
@@ -29,8 +29,6 @@ def make_program(
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str) -> bytes:
-        if isinstance(error, MemoryError) and "memory cap" in str(error):
-            error = ArenaFullError(f"{label}: {error}")
         return encode_error(error, actor, label)
 
     program = _core.Program(

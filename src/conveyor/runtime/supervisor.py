@@ -73,12 +73,18 @@ class ActorRecord:
 
     def control(self, operation: str, *args: Any) -> Any:
         """Ask the actor's main loop for something that is not a call of the user's."""
-        assert self.control_link is not None
-        return self.control_link.call(operation, args, {})
+        link = self.control_link
+        if link is None:
+            raise self.death()
+        return link.call(operation, args, {})
 
     def send_fds(self, fds: list[int]) -> None:
         assert self.control_socket is not None
-        socket.send_fds(self.control_socket, [b"+"], fds)
+        try:
+            socket.send_fds(self.control_socket, [b"+"], fds)
+        except OSError:
+            self.check_alive()
+            raise
 
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
         """The error for whoever needed this actor. ``label`` names a (graph, node)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
-from conveyor.exceptions import ActorStartError, ArenaFullError
+from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context
 from conveyor.runtime.actor_runtime import ActorRuntime
 from conveyor.runtime.layout import RESULT_BIT, Assignment
@@ -346,8 +346,6 @@ class Worker:
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         label = f"{self.hello.name}.{name}"
-        if isinstance(error, _core.ArenaFull):
-            error = ArenaFullError(f"{label}: {error}")
         with mailbox.reply_lock:
             mailbox.replies.send_error(encode_error(error, self.hello.name, label), tag)
 

@@ -26,6 +26,7 @@ call of the same thread waits for ever (this is logged after 10 s). What ends a 
 from __future__ import annotations
 
 import atexit
+import weakref
 from typing import Any
 
 from conveyor.engine.inline.runtime import InlineRuntime
@@ -45,11 +46,14 @@ def start(
         raise TypeError(f"the inline engine has no option {next(iter(unknown))!r}")
     size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
     runtime = InlineRuntime(size)
+    # A session that is over and forgotten is nobody's at the program's end either.
+    atexit.register(_shut_down, weakref.ref(runtime))
+    return runtime
 
-    def at_exit() -> None:
+
+def _shut_down(session: weakref.ref[InlineRuntime]) -> None:
+    runtime = session()
+    if runtime is not None:
         runtime.shutdown()
         if context.running() is runtime:
             context.install(None)
-
-    atexit.register(at_exit)
-    return runtime

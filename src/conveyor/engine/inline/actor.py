@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line
-from conveyor.exceptions import ActorDiedError, ArenaFullError
+from conveyor.exceptions import ActorDiedError
 from conveyor.runtime.program import check_method
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs import EMPTY, Ref
@@ -26,8 +26,6 @@ class Failure:
     __slots__ = ("_meta", "_original")
 
     def __init__(self, error: BaseException, actor: str, label: str) -> None:
-        if isinstance(error, ArenaFullError):
-            error = ArenaFullError(f"{label}: {error}")
         self._meta = encode_error(error, actor, label)
         self._original = error
 
@@ -66,9 +64,8 @@ class Actor:
         self.host = host
         self.crossing = crossing
         self.named = named
-        self.shared = (
-            shared  # a handle may be inside of a value: it is not known when the last is gone
-        )
+        #: A handle may be inside of a value, so it is not known when the last one is gone.
+        self.shared = shared
         self.handles = 0
         self.retired = False
         self.instance: Any = None

@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 from conveyor import _core
-from conveyor.exceptions import ArenaFullError
 from conveyor.runtime.layout import RESULT_BIT
 from conveyor.runtime.process import Process
 
@@ -43,14 +42,15 @@ class Crossing:
         except AttributeError:
             self._rings.ends = (self._make(shared=False), self._make(shared=True))
             writer, reader = self._rings.ends[shared]
-        try:
-            writer.send(value, 0)
-        except _core.ArenaFull as error:
-            raise ArenaFullError(str(error)) from None
+        writer.send(value, 0)
         try:
             return reader.receive()
         except Exception as error:
             raise ArrivalError(error) from None
+
+    def close(self) -> None:
+        """Nothing is carried any more; what was carried stays as long as it is held."""
+        self._rings = threading.local()
 
     def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
         # More than one slot: user code that runs while a value is rebuilt may send another.

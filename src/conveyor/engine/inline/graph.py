@@ -18,7 +18,7 @@ from conveyor.plan import explain
 from conveyor.plan.model import Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.graph import GraphRef
-from conveyor.runtime.refs import EMPTY, Ref
+from conveyor.runtime.refs import Ref
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime
@@ -130,10 +130,7 @@ class InlineGraph:
     # Source of its refs
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        if ref._outcome is EMPTY:
-            # User code has got hold of a ref whose execution was interrupted.
-            raise GraphTornDownError(f"{self.describe(ref)} was interrupted")
-        return ref._outcome
+        raise AssertionError("a ref that execute() has returned has its outcome")
 
     def is_ready(self, ref: Ref) -> bool:
         return True
@@ -162,6 +159,7 @@ class InlineGraph:
             return False
         self._closed = error
         self._runtime.graphs.discard(self)
+        self._loaded.crossing.close()
         return True
 
     def __enter__(self) -> InlineGraph:

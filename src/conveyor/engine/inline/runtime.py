@@ -275,5 +275,7 @@ class InlineRuntime(CallingRuntime):
         for actor in self._actors.values():
             if isinstance(actor.host, Loop):
                 actor.host.join()
+        self._crossing.close()
         for fd in self._fds:
             os.close(fd)
+        self.process.close()

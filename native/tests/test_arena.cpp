@@ -1,0 +1,648 @@
+// The arena and its leases: where blocks lie, when they come back, what they cost, and what a fork does
+// to those who hold them.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "arena.h"
+#include "check.h"
+
+using namespace conveyor;
+
+namespace {
+
+constexpr size_t kMiB = size_t(1) << 20;
+constexpr size_t kFile = 16 * kWindow;
+
+// An arena of this process, and a view of it as its readers (slots 1 and 2 of the board) have one.
+struct Setup {
+  std::shared_ptr<Board> board = Board::create(4);
+  Fd file = Arena::create_file(kFile);
+  Arena arena;
+  std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile);
+
+  explicit Setup(size_t cap = 64 * kMiB) : arena(file.get(), kFile, cap) {
+    for (uint32_t i = 0; i < 4; ++i) start(i);
+  }
+  void start(uint32_t slot) {
+    board->prepare(slot, "");
+    board->slot(slot)->condition.store(Condition::kAlive);
+  }
+  std::shared_ptr<ReaderSet> readers(uint32_t count = 1) {
+    auto set = std::make_shared<ReaderSet>();
+    set->board = board;
+    for (uint32_t r = 0; r < count; ++r) set->add(r + 1);
+    return set;
+  }
+  Block* publish(size_t size, uint32_t count = 1) {
+    Block* block = arena.allocate(size);
+    std::memset(block->data(), int(size % 251), size);
+    arena.publish(block, readers(count));
+    return block;
+  }
+  std::unique_ptr<Lease> lease(const Block* block, uint32_t reader = 0) { return std::make_unique<Lease>(view, block->offset, block->size, reader); }
+  bool is_out(const Block* block) {
+    arena.reclaim(SIZE_MAX);
+    return block->readers != nullptr;
+  }
+  // What the file costs.
+  size_t memory() const {
+    struct stat s;
+    ::fstat(file.get(), &s);
+    return size_t(s.st_blocks) * 512;
+  }
+};
+
+// Waits until `condition` holds; false after 10 s.
+bool soon(const std::function<bool()>& condition) {
+  for (int i = 0; i < 10'000; ++i) {
+    if (condition()) return true;
+    ::usleep(1'000);
+  }
+  return false;
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1'024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0;
+  return count;
+}
+
+}  // namespace
+
+TEST(blocks_have_room_and_keep_to_themselves) {
+  Setup s(8 << 30);
+  std::vector<size_t> sizes;
+  for (size_t size = 0; size <= 3 * kPage; size += 61) sizes.push_back(size);
+  for (size_t size = kPage; size <= 64 * kMiB; size += size / 3)
+    for (size_t near : {size - 1, size, size + 1, size - kBlockHeader, size - kBlockHeader + 1}) sizes.push_back(near);
+  std::vector<Block*> blocks;
+  for (size_t size : sizes) {
+    if (size > kFile / 2) continue;
+    Block* block;
+    try {
+      block = s.arena.allocate(size);
+    } catch (const ArenaFull&) {
+      break;  // no addresses left
+    }
+    CHECK(block->capacity() >= size);
+    CHECK(block->size <= std::max(size_t(2 * kPage), (size + kBlockHeader) / 4 * 5 + kPage));
+    CHECK_EQ(block->offset % kPage, 0u);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(block->data()) % 64, 0u);
+    CHECK(block->offset + block->size <= kFile);
+    if (block->size >= kBigBlock)
+      CHECK_EQ(block->offset % kWindow, 0u);
+    else
+      CHECK_EQ(block->offset / kWindow, (block->offset + block->size - 1) / kWindow);
+    block->data()[0] = block->data()[size != 0 ? size - 1 : 0] = char(blocks.size());
+    blocks.push_back(block);
+  }
+  CHECK(blocks.size() > 300);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    CHECK_EQ(blocks[i]->data()[0], char(i));
+    CHECK(s.arena.find(blocks[i]->data()) == blocks[i]);
+    CHECK(s.arena.find(blocks[i]->data() + blocks[i]->capacity() - 1) == blocks[i]);
+    // The same bytes in a reader's mapping.
+    CHECK_EQ(s.view->block(blocks[i]->offset, blocks[i]->size)[kBlockHeader], char(i));
+  }
+  std::sort(blocks.begin(), blocks.end(), [](Block* a, Block* b) { return a->offset < b->offset; });
+  for (size_t i = 1; i < blocks.size(); ++i) CHECK(blocks[i - 1]->offset + blocks[i - 1]->size <= blocks[i]->offset);
+  CHECK(s.arena.find(&s) == nullptr);
+  for (Block* block : blocks) s.arena.release(block);
+}
+
+TEST(a_block_comes_back_when_every_reader_is_done) {
+  Setup s;
+  Block* block = s.publish(10'000, 3);
+  CHECK_EQ(s.arena.blocks_out(), 1u);
+  CHECK_EQ(s.arena.bytes_out(), align_up(10'000 + kBlockHeader, kPage));
+  std::vector<std::unique_ptr<Lease>> leases;
+  for (uint32_t r = 0; r < 3; ++r) leases.push_back(s.lease(block, r));
+  CHECK_EQ(live_leases(), 3u);
+  CHECK_EQ(leases[1]->data()[9'999], char(10'000 % 251));
+  for (uint32_t r : {1u, 0u, 2u}) {
+    CHECK(s.is_out(block));
+    leases[r].reset();
+  }
+  CHECK(!s.is_out(block));
+  CHECK_EQ(s.arena.blocks_out(), 0u);
+  CHECK_EQ(live_leases(), 0u);
+}
+
+TEST(a_block_that_nobody_published_is_given_back) {
+  Setup s;
+  Block* block = s.arena.allocate(100);
+  CHECK_EQ(s.arena.blocks_out(), 0u);
+  s.arena.release(block);
+  CHECK(s.arena.allocate(100) == block);
+}
+
+TEST(the_block_freed_last_is_used_first) {
+  Setup s;
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(s.arena.allocate(20'000));
+  for (Block* block : blocks) s.arena.release(block);
+  CHECK(s.arena.allocate(20'000) == blocks[3]);
+  CHECK(s.arena.allocate(20'000) == blocks[2]);
+  // A value sent, read and dropped, over and over, stays in one block.
+  Setup t;
+  Block* first = t.publish(kMiB);
+  t.lease(first).reset();
+  const size_t touched = t.arena.bytes_touched();
+  for (int i = 0; i < 100; ++i) {
+    Block* next = t.publish(kMiB);
+    CHECK(next == first);
+    t.lease(next).reset();
+  }
+  CHECK_EQ(t.arena.bytes_touched(), touched);
+}
+
+TEST(values_held_for_long_do_not_hide_those_that_are_done) {
+  Setup s(1 << 30);
+  std::vector<std::unique_ptr<Lease>> held;
+  for (int i = 0; i < 100; ++i) held.push_back(s.lease(s.publish(8'000)));
+  const size_t touched = s.arena.bytes_touched();
+  for (int i = 0; i < 1'000; ++i) s.lease(s.publish(8'000)).reset();
+  CHECK_EQ(s.arena.bytes_touched(), touched + align_up(8'000 + kBlockHeader, kPage));
+  CHECK(s.arena.blocks_out() <= 101);
+}
+
+TEST(all_that_is_done_comes_back_at_once) {
+  Setup s(1 << 30);
+  for (size_t held_every : {0u, 2u, 7u}) {
+    std::vector<std::unique_ptr<Lease>> leases, held;
+    for (size_t i = 0; i < 1'000; ++i) leases.push_back(s.lease(s.publish(100)));
+    for (size_t i = 0; i < 1'000; ++i)
+      if (held_every != 0 && i % held_every == 0) held.push_back(std::move(leases[i]));
+    s.arena.reclaim(3);  // let the next look begin somewhere
+    leases.clear();
+    s.arena.reclaim(SIZE_MAX);
+    CHECK_EQ(s.arena.blocks_out(), held.size());
+    held.clear();
+    s.arena.reclaim(SIZE_MAX);
+    CHECK_EQ(s.arena.blocks_out(), 0u);
+  }
+}
+
+TEST(the_cap_is_an_error_and_no_more) {
+  Setup s(kMiB);
+  std::vector<std::unique_ptr<Lease>> leases;
+  const size_t size = 256 * 1'024 - kBlockHeader;
+  for (int i = 0; i < 4; ++i) leases.push_back(s.lease(s.publish(size)));
+  CHECK_EQ(s.arena.bytes_touched(), kMiB);
+  for (int i = 0; i < 3; ++i) {
+    CHECK_THROWS(ArenaFull, s.arena.allocate(size));
+    CHECK_THROWS(ArenaFull, s.arena.allocate(1));
+  }
+  try {
+    s.arena.allocate(1);
+  } catch (const ArenaFull& error) {
+    CHECK(std::strstr(error.what(), "4 values") != nullptr);  // what is in the way
+    CHECK(std::strstr(error.what(), "1048576 bytes") != nullptr);
+  }
+  CHECK_EQ(s.arena.bytes_touched(), kMiB);
+  for (auto& lease : leases) CHECK_EQ(lease->data()[size - 1], char(size % 251));
+  leases.pop_back();
+  Block* block = s.publish(size);  // room again
+  CHECK_THROWS(ArenaFull, s.arena.allocate(1));
+  s.lease(block).reset();
+  leases.clear();
+  // The memory may move to another size, also all of it.
+  block = s.arena.allocate(kMiB - kBlockHeader);
+  CHECK(s.arena.bytes_touched() <= kMiB);
+  s.arena.release(block);
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kMiB));
+  s.arena.release(s.arena.allocate(kMiB - kBlockHeader));
+}
+
+TEST(a_large_value_gets_the_memory_of_many_small_ones) {
+  Setup s(4 * kMiB);
+  for (int i = 0; i < 1'000; ++i) s.lease(s.publish(kPage - kBlockHeader)).reset();
+  std::vector<std::unique_ptr<Lease>> leases;
+  for (int i = 0; i < 1'000; ++i) leases.push_back(s.lease(s.publish(kPage - kBlockHeader)));
+  leases.clear();
+  Block* block = s.arena.allocate(4 * kMiB - kBlockHeader);
+  std::memset(block->data(), 1, block->capacity() < 4 * kMiB ? block->capacity() : 4 * kMiB - kBlockHeader);
+  CHECK(s.memory() <= 4 * kMiB);
+  s.arena.release(block);
+}
+
+TEST(addresses_can_run_out) {
+  Setup s(size_t(1) << 40);
+  CHECK_THROWS(ArenaFull, s.arena.allocate(kFile));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(SIZE_MAX));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(SIZE_MAX / 2));
+  std::vector<Block*> blocks;
+  CHECK_THROWS(ArenaFull, [&] {
+    for (int i = 0; i < 1'000; ++i) blocks.push_back(s.arena.allocate(kWindow / 2));
+  }());
+  CHECK(blocks.size() >= kFile / kWindow / 2);
+  for (Block* block : blocks) s.arena.release(block);
+  CHECK_EQ(s.arena.allocate(kWindow / 2), blocks.back());
+}
+
+TEST(trimming_frees_the_memory_of_idle_blocks) {
+  Setup s;
+  const size_t size = 8 * kMiB;
+  std::unique_ptr<Lease> kept = s.lease(s.publish(kMiB));
+  std::vector<std::unique_ptr<Lease>> leases;
+  for (int i = 0; i < 4; ++i) leases.push_back(s.lease(s.publish(size)));
+  CHECK(s.memory() >= 4 * size);
+  leases.clear();
+  s.arena.reclaim(SIZE_MAX);
+  s.arena.trim(3'600'000'000'000);  // nothing has been idle for so long
+  CHECK(s.memory() >= 4 * size);
+  s.arena.trim(0);
+  CHECK(s.memory() < 2 * kMiB);
+  CHECK_EQ(s.arena.bytes_touched(), align_up(kMiB + kBlockHeader, kPage));
+  CHECK_EQ(kept->data()[kMiB - 1], char(kMiB % 251));  // a value that is held keeps its memory
+  // Blocks are as good as new.
+  Block* again = s.publish(size);
+  auto lease = s.lease(again);
+  CHECK_EQ(lease->data()[size - 1], char(size % 251));
+  lease.reset();
+  CHECK(!s.is_out(again));
+}
+
+TEST(what_is_not_touched_costs_nothing) {
+  Setup s;
+  Block* block = s.arena.allocate(40 * kMiB);
+  CHECK(s.memory() < kMiB);
+  CHECK(s.arena.bytes_touched() >= 40 * kMiB);  // it may be, any time
+  s.arena.release(block);
+  // A class is larger than what is asked for; only what is asked for counts.
+  Setup t(kMiB);
+  t.arena.release(t.arena.allocate(kMiB - kBlockHeader - kPage));
+  CHECK_EQ(t.arena.bytes_touched(), kMiB - kPage);
+}
+
+TEST(a_dead_reader_is_done) {
+  Setup s;
+  Block* block = s.publish(5'000, 2);
+  auto mine = s.lease(block, 0);
+  CHECK(s.is_out(block));
+  s.board->announce_death(2);  // reader 1
+  CHECK(s.is_out(block));
+  mine.reset();
+  CHECK(!s.is_out(block));
+  // So is one whose slot has another process by now.
+  s.start(2);
+  block = s.publish(5'000, 2);
+  s.lease(block, 0).reset();
+  CHECK(s.is_out(block));
+  s.start(2);
+  CHECK(!s.is_out(block));
+}
+
+TEST(a_late_end_of_an_old_lease_frees_no_new_value) {
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto late = s.lease(block);
+  s.board->announce_death(1);  // announced; it is still running
+  CHECK(!s.is_out(block));
+  s.start(1);
+  Block* again = s.publish(5'000);
+  CHECK(again == block);
+  auto held = s.lease(again);
+  late.reset();
+  CHECK(s.is_out(again));
+  held.reset();
+  CHECK(!s.is_out(again));
+  // Also when the late end comes before the new reader looks.
+  block = s.publish(5'000);
+  late = s.lease(block);
+  s.board->announce_death(1);
+  CHECK(!s.is_out(block));
+  s.start(1);
+  again = s.publish(5'000);
+  CHECK(again == block);
+  late.reset();
+  CHECK(s.is_out(again));
+  held = s.lease(again);
+  CHECK(s.is_out(again));
+  held.reset();
+  CHECK(!s.is_out(again));
+}
+
+TEST(generations_may_wrap) {
+  Setup s;
+  Block* block = s.arena.allocate(100);
+  block->generation = 0x7ffffffd;
+  s.arena.release(block);
+  for (int i = 0; i < 5; ++i) {
+    CHECK(s.publish(100) == block);
+    auto lease = s.lease(block);
+    CHECK(s.is_out(block));
+    lease.reset();
+    CHECK(!s.is_out(block));
+  }
+}
+
+TEST(a_view_refuses_what_lies_outside) {
+  Setup s;
+  auto& view = *s.view;
+  CHECK_THROWS(std::system_error, view.block(kFile, kPage));
+  CHECK_THROWS(std::system_error, view.block(kFile - kPage, 2 * kPage));
+  CHECK_THROWS(std::system_error, view.block(0, kFile + kPage));
+  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kPage + 1, kPage));
+  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kPage + 1, 2 * kPage));
+  CHECK_THROWS(std::system_error, view.block(kPage, UINT64_MAX));
+  CHECK_THROWS(std::system_error, view.block(0, 0));
+  CHECK_THROWS(std::system_error, view.block(0, kBlockHeader - 1));  // no room for a header
+  CHECK_THROWS(std::system_error, view.block(1, kPage));             // not at a page
+  CHECK_THROWS(std::system_error, view.block(kWindow - kPage, 2 * kPage));  // over a window's end
+  CHECK_THROWS(std::system_error, ArenaView(-1, kFile));
+  // Random requests: an error, or memory that is there.
+  check::Random random(1);
+  int good = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const uint64_t offset = random.below(2) != 0 ? random.below(2 * kFile) : random.below(2 * kFile / kPage) * kPage;
+    const uint64_t size = random.next() >> (44 + random.below(20));
+    try {
+      char* p = view.block(offset, size);
+      ++good;
+      CHECK(offset + size <= kFile);
+      CHECK(*const_cast<volatile char*>(p) == 0);
+      CHECK(*const_cast<volatile char*>(p + size - 1) == 0);
+    } catch (const std::system_error&) {
+    }
+  }
+  CHECK(good > 100);
+  CHECK(s.memory() < kFile);  // looking may allocate pages, not more
+}
+
+TEST(a_lease_refuses_what_is_no_block) {
+  Setup s;
+  CHECK_THROWS(std::system_error, Lease(s.view, 0, kPage, 0));  // no header there yet
+  Block* block = s.publish(100);
+  CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, kMaxReaders));
+  CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, UINT32_MAX));
+  CHECK_THROWS(std::system_error, Lease(s.view, block->offset + kPage, block->size, 0));
+  CHECK_THROWS(std::system_error, Lease(s.view, kFile, kPage, 0));
+  CHECK_EQ(live_leases(), 0u);
+  CHECK(s.is_out(block));
+}
+
+TEST(a_view_outlives_its_arena) {
+  auto s = std::make_unique<Setup>();
+  Block* small = s->publish(1'000);
+  Block* big = s->publish(20 * kMiB);
+  auto a = s->lease(small), b = s->lease(big);
+  s.reset();
+  CHECK_EQ(a->data()[999], char(1'000 % 251));
+  CHECK_EQ(b->data()[20 * kMiB - 1], char(20 * kMiB % 251));
+}
+
+TEST(leases_end_in_any_thread) {
+  Setup s;
+  std::vector<std::unique_ptr<Lease>> leases;
+  for (int i = 0; i < 800; ++i) leases.push_back(s.lease(s.publish(1'000 + size_t(i))));
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < leases.size(); i += 4) leases[i].reset();
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK_EQ(live_leases(), 0u);
+  s.arena.reclaim(SIZE_MAX);
+  CHECK_EQ(s.arena.blocks_out(), 0u);
+}
+
+// --- Forks ---
+
+namespace {
+
+// A child that lives until it is told.
+struct Pause {
+  int ends[2];
+  Pause() { CHECK(::pipe2(ends, O_CLOEXEC) == 0); }
+  ~Pause() { go_on(), ::close(ends[0]); }
+  void wait() {
+    ::close(std::exchange(ends[1], -1));
+    char c;
+    while (::read(ends[0], &c, 1) < 0 && errno == EINTR) {
+    }
+  }
+  void go_on() {
+    if (ends[1] >= 0) ::close(std::exchange(ends[1], -1));
+  }
+};
+
+}  // namespace
+
+TEST(a_forked_child_cannot_end_its_parent_s_lease) {
+  install_fork_handlers();
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  check::Child child([&] {
+    CHECK_EQ(live_leases(), 0u);
+    CHECK_EQ(lease->data()[4'999], char(5'000 % 251));
+    lease.reset();
+    release_unpinned();
+  });
+  CHECK(child.passed());
+  CHECK(s.is_out(block));
+  CHECK_EQ(live_leases(), 1u);
+  lease.reset();
+  CHECK(!s.is_out(block));
+}
+
+TEST(what_a_forked_child_writes_stays_its_own) {
+  install_fork_handlers();
+  Setup s;
+  for (size_t size : {size_t(5'000), 20 * kMiB}) {
+    Block* block = s.publish(size);
+    Block* beside = s.publish(size);
+    auto lease = s.lease(block), other = s.lease(beside);
+    const char before = lease->data()[0];
+    check::Child child([&] {
+      CHECK_EQ(lease->data()[0], before);
+      CHECK_EQ(lease->data()[size - 1], before);
+      std::memset(lease->data(), 77, size);
+      CHECK_EQ(other->data()[0], before);
+      other->data()[size - 1] = 78;
+    });
+    CHECK(child.passed());
+    CHECK_EQ(lease->data()[0], before);
+    CHECK_EQ(lease->data()[size - 1], before);
+    CHECK_EQ(other->data()[size - 1], before);
+    CHECK_EQ(block->data()[0], before);
+  }
+}
+
+TEST(a_value_stays_while_a_forked_child_may_read_it) {
+  install_fork_handlers();
+  Setup s;
+  const int descriptors = open_descriptors();
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  Pause pause;
+  check::Child child([&] {
+    pause.wait();
+    CHECK_EQ(lease->data()[4'999], char(5'000 % 251));
+  });
+  lease.reset();
+  CHECK_EQ(live_leases(), 0u);
+  release_unpinned();
+  CHECK(s.is_out(block));
+  Block* next = s.publish(5'000);
+  CHECK(next != block);
+  pause.go_on();
+  CHECK(child.passed());
+  release_unpinned();
+  CHECK(!s.is_out(block));
+  s.lease(next).reset();
+  CHECK(!s.is_out(next));  // it was made after the fork
+  ::close(std::exchange(pause.ends[0], ::dup(2)));
+  ::close(pause.ends[0]);
+  CHECK_EQ(open_descriptors(), descriptors);
+  pause.ends[0] = -1;
+}
+
+TEST(a_child_that_ended_first_delays_nothing) {
+  install_fork_handlers();
+  Setup s;
+  const int descriptors = open_descriptors();
+  for (int i = 0; i < 5; ++i) {
+    Block* block = s.publish(5'000);
+    auto lease = s.lease(block);
+    for (int children = 0; children < 3; ++children) CHECK(check::Child([] {}).passed());
+    lease.reset();
+    CHECK(!s.is_out(block));
+  }
+  CHECK_EQ(open_descriptors(), descriptors);
+}
+
+TEST(a_grandchild_holds_on_to_it_too) {
+  install_fork_handlers();
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  int started[2];
+  REQUIRE(::pipe2(started, O_CLOEXEC) == 0);
+  Pause pause;
+  check::Child child([&] {
+    if (::fork() == 0) {  // left behind when its parent ends
+      ::close(started[0]);
+      const pid_t self = ::getpid();
+      CHECK(::write(started[1], &self, sizeof self) == sizeof self);
+      pause.wait();
+      ::_exit(lease->data()[0] != char(5'000 % 251));
+    }
+  });
+  lease.reset();
+  pid_t grandchild;
+  REQUIRE(::read(started[0], &grandchild, sizeof grandchild) == sizeof grandchild);
+  CHECK(child.passed());
+  release_unpinned();
+  CHECK(s.is_out(block));
+  pause.go_on();
+  CHECK(soon([&] { return release_unpinned(), !s.is_out(block); }));
+  ::close(started[0]);
+  ::close(started[1]);
+}
+
+TEST(each_child_has_its_own_hold) {
+  install_fork_handlers();
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  Pause first_pause, second_pause;
+  check::Child first([&] {
+    ::close(std::exchange(second_pause.ends[1], -1));
+    first_pause.wait();
+  });
+  check::Child second([&] {
+    ::close(std::exchange(first_pause.ends[1], -1));
+    second_pause.wait();
+  });
+  lease.reset();
+  second_pause.go_on();
+  CHECK(second.passed());
+  release_unpinned();
+  CHECK(s.is_out(block));
+  first_pause.go_on();
+  CHECK(first.passed());
+  release_unpinned();
+  CHECK(!s.is_out(block));
+}
+
+// A lease that was dropped and only waits for the first child is not the second child's to end.
+TEST(a_child_ends_nothing_that_waits_for_another_child) {
+  install_fork_handlers();
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  Pause first_pause, second_pause;
+  check::Child first([&] {
+    ::close(std::exchange(second_pause.ends[1], -1));
+    first_pause.wait();
+  });
+  lease.reset();  // waits for the first child
+  check::Child second([&] {
+    ::close(std::exchange(first_pause.ends[1], -1));
+    second_pause.wait();
+    release_unpinned();
+  });
+  first_pause.go_on();
+  CHECK(first.passed());
+  release_unpinned();
+  CHECK(!s.is_out(block));
+  Block* again = s.publish(5'000);
+  CHECK(again == block);
+  lease = s.lease(again);
+  second_pause.go_on();
+  CHECK(second.passed());
+  CHECK_EQ(again->header()->lease[0].load(), BlockHeader::held(again->generation));
+  lease.reset();
+  CHECK(!s.is_out(again));
+}
+
+TEST(a_child_may_hold_leases_of_its_own) {
+  install_fork_handlers();
+  Setup s;
+  auto held = s.lease(s.publish(5'000));
+  Block* block = s.publish(6'000);
+  check::Child child([&] {
+    auto view = std::make_shared<ArenaView>(s.file.get(), kFile);
+    Lease mine(view, block->offset, block->size, 0);
+    CHECK_EQ(live_leases(), 1u);
+    CHECK_EQ(mine.data()[5'999], char(6'000 % 251));
+  });
+  CHECK(child.passed());
+  CHECK(!s.is_out(block));
+}
+
+TEST(forks_and_leases_meet_in_any_order) {
+  install_fork_handlers();
+  Setup s;
+  std::atomic<bool> stop{false};
+  std::mutex mutex;  // views and arenas are for one thread at a time
+  std::thread reader([&] {
+    check::Random random(3);
+    std::vector<std::unique_ptr<Lease>> leases;
+    while (!stop.load()) {
+      {
+        std::lock_guard lock(mutex);
+        leases.push_back(s.lease(s.publish(1'000 + random.below(5'000))));
+      }
+      while (leases.size() > random.below(20)) leases.erase(leases.begin() + ptrdiff_t(random.below(leases.size())));
+      release_unpinned();
+    }
+  });
+  for (int i = 0; i < 60; ++i) {
+    std::vector<check::Child> children;
+    // A thread may hold the mutex at the fork, so the child leaves it alone.
+    for (int j = 0; j < 3; ++j) children.emplace_back([] { CHECK_EQ(live_leases(), 0u); });
+    for (auto& child : children) CHECK(child.passed());
+  }
+  stop.store(true);
+  reader.join();
+  release_unpinned();
+  s.arena.reclaim(SIZE_MAX);
+  CHECK_EQ(s.arena.blocks_out(), 0u);
+}

@@ -1,0 +1,442 @@
+"""Forks of all kinds in drivers and actors, while they hold values in shared memory.
+
+Each in a program of its own, so that what goes wrong in a child shows in its exit code and output.
+"""
+
+import importlib.util
+
+import pytest
+
+COMMON = """
+    import gc, os, signal, sys, time
+    import numpy as np
+    import conveyor
+    from conveyor.dag import InputNode
+
+    N = 200_000
+
+    @conveyor.remote
+    class Maker:
+        def __init__(self):
+            self.kept = []
+
+        def make(self, i):
+            return np.full(N, float(i))
+
+        def keep(self, x):
+            self.kept.append(x)
+
+        def kept_right(self):
+            return [bool((x == i).all()) for i, x in enumerate(self.kept)]
+
+        def echo(self, x):
+            return x
+
+    def finish(child):
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        assert code == 0, f"the child ended with {code}"
+
+    def churn(graph, n=30):
+        # Uses memory again and again: what was freed too early is overwritten now.
+        for i in range(1000, 1000 + n):
+            value = conveyor.get(graph.execute(i), timeout=20)
+            assert (value == i).all()
+            del value
+
+    def in_child(body):
+        # Like a program's child: it runs, it ends with all its exit handlers.
+        child = os.fork()
+        if child:
+            return child
+        code = 1
+        try:
+            body()
+            gc.collect()
+            code = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            if code:
+                os._exit(code)
+            sys.exit(0)
+
+    maker = Maker.remote()
+    with InputNode() as inp:
+        graph = maker.make.bind(inp).compile(depth=2)
+    held = [conveyor.get(graph.execute(i), timeout=20) for i in range(10)]
+
+    BODY
+
+    print("done")
+"""
+
+
+def program(body):
+    lines = body.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return COMMON.replace("BODY", "\n".join("    " + x[indent:] for x in lines).lstrip())
+
+
+def run(scripts, body):
+    assert scripts.run(program(body)).splitlines()[-1:] == ["done"]
+    assert "Traceback" not in scripts.stderr, scripts.stderr
+
+
+def test_a_childs_end_takes_nothing_from_the_parent(scripts):
+    run(
+        scripts,
+        """
+        def body():
+            global held
+            assert all((x == i).all() for i, x in enumerate(held))
+            held = None   # its finalizers run here
+        for _ in range(3):
+            finish(in_child(body))
+        churn(graph)
+        assert all((x == i).all() for i, x in enumerate(held))
+        """,
+    )
+
+
+def test_a_child_keeps_its_values_when_the_parent_drops_its_own(scripts):
+    run(
+        scripts,
+        """
+        go_read, go_write = os.pipe()
+        def body():
+            os.close(go_write)
+            os.read(go_read, 1)   # the parent has dropped, and used the memory again
+            assert all((x == i).all() for i, x in enumerate(held))
+        child = in_child(body)
+        os.close(go_read)
+        del held
+        gc.collect()
+        churn(graph)
+        os.close(go_write)
+        finish(child)
+        """,
+    )
+
+
+def test_a_child_keeps_its_values_when_the_parent_has_shut_down(scripts):
+    run(
+        scripts,
+        """
+        go_read, go_write = os.pipe()
+        def body():
+            os.close(go_write)
+            os.read(go_read, 1)
+            assert all((x == i).all() for i, x in enumerate(held))
+        child = in_child(body)
+        os.close(go_read)
+        conveyor.shutdown()
+        os.close(go_write)
+        finish(child)
+        """,
+    )
+
+
+def test_a_child_that_writes_changes_nothing_of_the_parents(scripts):
+    pytest.importorskip("torch")
+    run(
+        scripts,
+        """
+        import torch
+        torch.set_num_threads(1)
+        tensors = [conveyor.get(maker.echo.remote(torch.full((N,), float(i)))) for i in range(5)]
+        def body():
+            for tensor in tensors:
+                tensor += 100
+        finish(in_child(body))
+        assert all((t == i).all() for i, t in enumerate(tensors))
+        """,
+    )
+
+
+def test_a_forked_child_is_no_driver_of_the_parents_session(scripts):
+    run(
+        scripts,
+        """
+        from conveyor.exceptions import ConveyorError, RuntimeStateError
+        pending = maker.echo.remote("pending")
+        pid = maker
+        def refused(use):
+            try:
+                use()
+            except RuntimeStateError:
+                return
+            raise AssertionError("no error")
+        def body():
+            refused(lambda: maker.echo.remote(1))
+            refused(lambda: graph.execute(1))
+            refused(lambda: pending.get(timeout=5))
+            refused(lambda: conveyor.kill(maker))
+            assert not conveyor.is_initialized()
+            conveyor.shutdown()
+        finish(in_child(body))
+        assert conveyor.get(pending, timeout=20) == "pending"
+        churn(graph)
+        """,
+    )
+
+
+def test_a_forked_child_can_have_a_session_of_its_own(scripts):
+    run(
+        scripts,
+        """
+        def body():
+            own = Maker.remote()
+            assert (conveyor.get(own.make.remote(3), timeout=20) == 3).all()
+            with InputNode() as inp:
+                mine = own.make.bind(inp).compile()
+            churn(mine)
+            mine.teardown()
+            conveyor.shutdown()
+        finish(in_child(body))
+        churn(graph)
+        assert all((x == i).all() for i, x in enumerate(held))
+        """,
+    )
+
+
+def test_a_child_that_exits_without_ceremony(scripts):
+    run(
+        scripts,
+        """
+        for how in range(3):
+            child = os.fork()
+            if child == 0:
+                if how == 0:
+                    os._exit(0)
+                if how == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                os.abort()
+            os.waitpid(child, 0)
+            churn(graph, 5)
+            assert all((x == i).all() for i, x in enumerate(held))
+            assert conveyor.get(maker.echo.remote(1), timeout=20) == 1
+        """,
+    )
+
+
+def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_until):
+    import os
+
+    import psutil
+
+    source = program(
+        """
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        print(child, *[p.pid for p in __import__("psutil").Process().children(recursive=True)
+                       if p.pid != child], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    driver = scripts.start(source)
+    child, *pids = map(int, driver.stdout.readline().split())
+    driver.wait(20)
+    try:
+        assert pids
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2, "the end of the actors")
+    finally:
+        os.kill(child, 9)
+
+
+def test_multiprocessing_with_fork(scripts):
+    run(
+        scripts,
+        """
+        import multiprocessing
+        context = multiprocessing.get_context("fork")
+        def total(i):
+            return float(held[i].sum())
+        with context.Pool(2) as pool:
+            assert pool.map(total, range(10)) == [float(i * N) for i in range(10)]
+        process = context.Process(target=total, args=(1,))
+        process.start()
+        process.join(20)
+        assert process.exitcode == 0
+        churn(graph)
+        assert all((x == i).all() for i, x in enumerate(held))
+        """,
+    )
+
+
+def test_multiprocessing_with_spawn_and_subprocess(scripts):
+    run(
+        scripts,
+        """
+        import subprocess, multiprocessing
+        for _ in range(3):
+            assert subprocess.run(["true"]).returncode == 0
+            assert os.system("true") == 0
+            assert subprocess.run(["true"], preexec_fn=lambda: None).returncode == 0
+        # No descriptor of ours goes into other programs.
+        out = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True,
+                             close_fds=False).stdout
+        assert "conveyor" not in out and "eventfd" not in out, out
+        churn(graph)
+        assert all((x == i).all() for i, x in enumerate(held))
+        """,
+    )
+
+
+def test_a_fork_while_other_threads_execute(scripts):
+    run(
+        scripts,
+        """
+        import threading
+        stop, failures = threading.Event(), []
+        with InputNode() as inp:
+            second = maker.echo.bind(inp).compile()
+        def work():
+            try:
+                i = 0
+                while not stop.is_set():
+                    assert conveyor.get(second.execute(i), timeout=20) == i
+                    i += 1
+            except BaseException as error:
+                failures.append(error)
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for t in threads:
+            t.start()
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                ok = all((x == i).all() for i, x in enumerate(held))
+                os._exit(0 if ok else 1)
+            finish(child)
+        stop.set()
+        for t in threads:
+            t.join(20)
+        assert not failures, failures
+        """,
+    )
+
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+
+@needs_torch
+def test_a_data_loader_with_workers(scripts):
+    run(
+        scripts,
+        """
+        import torch
+        torch.set_num_threads(1)
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return len(held)
+            def __getitem__(self, i):
+                assert (held[i] == i).all()
+                return torch.from_numpy(held[i].copy())[:10]
+        for _ in range(2):
+            loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
+            rows = torch.cat(list(loader))
+            assert rows[:, 0].tolist() == list(range(10))
+            churn(graph, 10)
+        assert all((x == i).all() for i, x in enumerate(held))
+        """,
+    )
+
+
+ACTOR = """
+    class Forker(Maker.__wrapped__):
+        def fork(self, times):
+            codes = []
+            for _ in range(times):
+                child = os.fork()
+                if child == 0:
+                    ok = all((x == i).all() for i, x in enumerate(self.kept))
+                    self.kept.clear()
+                    gc.collect()
+                    if not ok:
+                        os._exit(1)
+                    sys.exit(0)
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return codes
+
+        def pool(self):
+            import multiprocessing
+            global kept
+            kept = self.kept
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                return pool.map(total, range(len(self.kept)))
+
+        def subprocess(self):
+            import subprocess
+            return subprocess.run(["echo", "text"], capture_output=True, text=True).stdout
+
+        def loader(self):
+            import torch
+            torch.set_num_threads(1)
+            class Data(torch.utils.data.Dataset):
+                def __len__(data):
+                    return len(self.kept)
+                def __getitem__(data, i):
+                    return float(self.kept[i].sum())
+            loader = torch.utils.data.DataLoader(Data(), batch_size=None, num_workers=2)
+            return list(loader)
+
+    def total(i):
+        return float(kept[i].sum())
+
+    forker = conveyor.remote(Forker).remote()
+    with InputNode() as inp:
+        keep = forker.keep.bind(maker.make.bind(inp)).compile(depth=2)
+    conveyor.get([keep.execute(i) for i in range(5)], timeout=20)
+
+    def still_right():
+        churn(graph)
+        return conveyor.get(forker.kept_right.remote(), timeout=20) == [True] * 5
+"""
+
+
+def run_actor(scripts, body):
+    lines = body.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    whole = ACTOR.rstrip("\n") + "\n" + "\n".join("    " + x[indent:] for x in lines)
+    run(scripts, whole)
+
+
+def test_an_actor_that_forks(scripts):
+    run_actor(
+        scripts,
+        """
+        assert conveyor.get(forker.fork.remote(3), timeout=30) == [0, 0, 0]
+        assert still_right()
+        with InputNode() as inp:
+            forking = forker.fork.bind(inp).compile()
+        assert conveyor.get(forking.execute(2), timeout=30) == [0, 0]
+        assert still_right()
+        """,
+    )
+
+
+def test_an_actor_with_a_pool_and_subprocesses(scripts):
+    run_actor(
+        scripts,
+        """
+        assert conveyor.get(forker.pool.remote(), timeout=30) == [float(i * N) for i in range(5)]
+        assert conveyor.get(forker.subprocess.remote(), timeout=30) == "text\\n"
+        assert still_right()
+        """,
+    )
+
+
+@needs_torch
+def test_an_actor_with_a_data_loader(scripts):
+    run_actor(
+        scripts,
+        """
+        assert conveyor.get(forker.loader.remote(), timeout=60) == [float(i * N) for i in range(5)]
+        assert still_right()
+        """,
+    )

@@ -1,0 +1,265 @@
+"""Sessions one after the other, and what is left of them: nothing."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import weakref
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 20
+
+
+@pytest.fixture(autouse=True)
+def no_session():
+    yield
+    conveyor.shutdown()
+
+
+@conveyor.remote
+class Actor:
+    def echo(self, x):
+        return x
+
+    def pid(self):
+        return os.getpid()
+
+    def ones(self, n):
+        return np.ones(n)
+
+    def spawn(self):
+        import subprocess
+
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    def hold(self, x):
+        threading.Event().wait(60)
+
+
+def use(n=2):
+    actors = [Actor.remote() for _ in range(n)]
+    with InputNode() as inp:
+        x = inp
+        for actor in actors:
+            x = actor.echo.bind(x)
+    graph = x.compile()
+    assert conveyor.get(graph.execute(1), timeout=WAIT) == 1
+    array = conveyor.get(actors[0].ones.remote(200_000), timeout=WAIT)
+    assert array.sum() == 200_000
+    return actors, graph
+
+
+def test_shutdown_without_a_session():
+    assert not conveyor.is_initialized()
+    conveyor.shutdown()
+    assert not conveyor.is_initialized()
+
+
+def test_a_session_leaves_nothing(leaves_nothing):
+    use(0 + 1)
+    conveyor.shutdown()  # imports and the like have happened
+    with leaves_nothing():
+        use()
+        assert conveyor.is_initialized()
+        conveyor.shutdown()
+        assert not conveyor.is_initialized()
+
+
+def test_a_session_leaves_nothing_though_its_objects_are_held(leaves_nothing):
+    with leaves_nothing():
+        kept = use()
+        conveyor.shutdown()
+        del kept
+    kept = use()
+    conveyor.shutdown()
+    # Handles and graphs of the ended session hold no process.
+    assert not psutil.Process().children(recursive=True)
+    del kept
+
+
+def test_many_sessions(leaves_nothing):
+    with leaves_nothing():
+        for _ in range(5):
+            conveyor.init()
+            use(1)
+            conveyor.shutdown()
+
+
+def test_shutdown_ends_busy_and_stopped_actors(leaves_nothing):
+    with leaves_nothing():
+        a, b = Actor.remote(), Actor.remote()
+        pid = conveyor.get(b.pid.remote(), timeout=WAIT)
+        a.hold.remote(1)
+        os.kill(pid, signal.SIGSTOP)
+        del a, b
+        conveyor.shutdown()
+
+
+def test_shutdown_while_a_graph_runs(leaves_nothing):
+    with leaves_nothing():
+        actor = Actor.remote()
+        with InputNode() as inp:
+            graph = actor.hold.bind(inp).compile()
+        ref = graph.execute(1)
+        outcome = []
+
+        def wait():
+            try:
+                conveyor.get(ref, timeout=WAIT)
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        conveyor.shutdown()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        assert isinstance(outcome[0], ConveyorError)
+        del actor, graph, ref, inp, outcome, wait, thread
+
+
+def test_calls_and_gets_after_shutdown_are_clear_errors():
+    actors, graph = use()
+    ref = actors[0].echo.remote(1)
+    got = actors[0].echo.remote(2)
+    assert conveyor.get(got, timeout=WAIT) == 2
+    conveyor.shutdown()
+    with pytest.raises(RuntimeStateError):
+        actors[0].echo.remote(1)
+    with pytest.raises(ConveyorError):
+        graph.execute(1)
+    with pytest.raises(RuntimeStateError), InputNode() as inp:
+        actors[0].echo.bind(inp)
+    assert got.get() == 2
+    try:
+        assert ref.get(timeout=WAIT) == 1  # it had come, or
+    except ConveyorError:
+        pass
+
+
+def test_handles_of_an_earlier_session_are_refused():
+    old, graph = use(1)
+    conveyor.shutdown()
+    new, _ = use(1)
+    with pytest.raises(RuntimeStateError, match="shut down"):
+        old[0].echo.remote(1)
+    with pytest.raises(RuntimeStateError):
+        conveyor.kill(old[0])
+    with pytest.raises(RuntimeStateError):
+        new[0].echo.remote(old[0])
+    with pytest.raises(ConveyorError):
+        graph.execute(1)
+    del old, graph
+    gc.collect()
+    # Garbage of the old session ends no actor of the new one.
+    assert conveyor.get(new[0].echo.remote(1), timeout=WAIT) == 1
+
+
+def test_two_hundred_actors_one_after_the_other(fresh_descriptors):
+    Actor.remote()
+    before = fresh_descriptors()
+    for i in range(60):
+        actor = Actor.remote()
+        assert conveyor.get(actor.echo.remote(i), timeout=WAIT) == i
+        if i % 2:
+            conveyor.kill(actor)
+        del actor
+    last = Actor.remote()
+    conveyor.get(last.echo.remote(1), timeout=WAIT)
+    end = 5 + before
+
+    def few():
+        gc.collect()
+        Actor.remote()  # any use of the session tidies up
+        return fresh_descriptors() <= end + 20
+
+    for _ in range(50):
+        if few():
+            break
+    else:
+        pytest.fail(f"{before} descriptors became {fresh_descriptors()}")
+
+
+@pytest.fixture
+def fresh_descriptors():
+    return lambda: len(os.listdir("/proc/self/fd"))
+
+
+def test_values_are_freed_when_they_are_garbage():
+    actor = Actor.remote()
+    array = conveyor.get(actor.ones.remote(1 << 20), timeout=WAIT)
+    alive = weakref.ref(array)
+    del array
+    assert alive() is None
+
+
+def test_no_zombies(wait_until):
+    actors = [Actor.remote() for _ in range(3)]
+    pids = conveyor.get([a.pid.remote() for a in actors], timeout=WAIT)
+    for actor in actors:
+        conveyor.kill(actor)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of the actors")
+
+
+def test_kill_minus_nine_of_everything_leaves_no_shared_memory(scripts, wait_until):
+    before = set(os.listdir("/dev/shm"))
+    program = """
+        import os, psutil
+        import conveyor
+        from conveyor.dag import InputNode
+
+        @conveyor.remote
+        class Actor:
+            def ones(self, n):
+                return bytes(n)
+
+        actors = [Actor.remote() for _ in range(3)]
+        with InputNode() as inp:
+            graph = actors[0].ones.bind(inp).compile()
+        value = conveyor.get(graph.execute(1 << 20))
+        print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+        conveyor.get(conveyor.remote(type("Slow", (), {"hold": lambda self: __import__("time").sleep(60)})).remote().hold.remote())
+    """
+    driver = scripts.start(program)
+    pids = [driver.pid, *map(int, driver.stdout.readline().split())]
+    assert len(pids) >= 5  # driver, fork server, three actors
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    driver.wait(WAIT)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2, "the end of everything")
+    left = [n for n in set(os.listdir("/dev/shm")) - before if "conveyor" in n or "psm" in n]
+    assert not left
+
+
+def test_two_drivers_at_the_same_time(scripts):
+    program = """
+        import conveyor
+
+        @conveyor.remote
+        class Actor:
+            def echo(self, x):
+                return x
+
+        a = Actor.options(name="same name").remote()
+        for i in range(300):
+            assert conveyor.get(a.echo.remote(i), timeout=20) == i
+        print("done")
+    """
+    drivers = [scripts.start(program, name=f"driver{i}.py") for i in range(2)]
+    for driver in drivers:
+        out, err = driver.communicate(timeout=60)
+        assert out == "done\n", err
