@@ -14,6 +14,7 @@ PyObject* decode_hook = nullptr;
 PyObject* announce_hook = nullptr;
 PyObject* final_error = nullptr;
 PyObject* arena_full = nullptr;
+PyObject* held_alone = nullptr;
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -135,22 +136,46 @@ PyObject* decode_tuple(const char* body, size_t size, int depth) {
   return tuple.release().ptr();
 }
 
-// The value was made in our own arena, nobody but the caller's frames holds it, and the whole of it
-// is sent: then the block itself travels. `moved_refs` is what a value has that its maker let go.
-std::shared_ptr<MadeInPlace> take_made(PyObject* value, const Py_buffer& view) {
+std::vector<MadeInPlace*>& made_in_place() {
+  static auto* all = new std::vector<MadeInPlace*>;
+  return *all;
+}
+
+// Whether nothing but `value` itself refers to its memory: then, if that was made in our arena, the
+// block itself can travel. `value` is an array over a Buffer of ours, or something Python must judge.
+bool alone(PyObject* value) {
   nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
-  if (!base.is_valid()) return PyErr_Clear(), nullptr;
-  if (!nb::isinstance<Buffer>(base)) return nullptr;
-  // One reference is the array's, one is ours.
-  if (Py_REFCNT(base.ptr()) > 2) return nullptr;
-  Buffer* buffer = nb::inst_ptr<Buffer>(base);
-  if (!buffer->made || buffer->made->sent) return nullptr;
-  const char* start = static_cast<char*>(view.buf);
-  if (start < buffer->data || start + view.len > buffer->data + buffer->length) return nullptr;
-  return buffer->made;
+  if (!base.is_valid()) {
+    PyErr_Clear();
+  } else if (nb::isinstance<Buffer>(base)) {
+    return Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
+  }
+  nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(held_alone, value, nullptr));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.is(nb::bool_(true));
 }
 
 }  // namespace
+
+MadeInPlace::MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes)
+    : arena(std::move(owner)), block(arena->allocate(bytes)), length(bytes) {
+  made_in_place().push_back(this);
+}
+
+MadeInPlace::~MadeInPlace() {
+  std::erase(made_in_place(), this);
+  if (!sent && fork == fork_generation.load()) arena->release(block);
+}
+
+bool MadeInPlace::any() { return !made_in_place().empty(); }
+
+std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size) {
+  for (MadeInPlace* made : made_in_place())
+    if (!made->sent && made->fork == fork_generation.load() && data >= made->block->data() &&
+        data + size <= made->block->data() + made->length)
+      return made->shared_from_this();
+  return nullptr;
+}
 
 Encoded::~Encoded() {
   for (Py_buffer& view : views) PyBuffer_Release(&view);
@@ -179,13 +204,14 @@ bool is_final(nb::handle exception) {
   return final_error != nullptr && PyErr_GivenExceptionMatches(exception.ptr(), final_error);
 }
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full) {
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full, nb::object sole) {
   clear_codec();
   encode_hook = encode.release().ptr();
   decode_hook = decode.release().ptr();
   announce_hook = announce.release().ptr();
   final_error = final.release().ptr();
   arena_full = full.release().ptr();
+  held_alone = sole.release().ptr();
 }
 
 void clear_codec() {
@@ -194,6 +220,7 @@ void clear_codec() {
   Py_CLEAR(announce_hook);
   Py_CLEAR(final_error);
   Py_CLEAR(arena_full);
+  Py_CLEAR(held_alone);
 }
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {
@@ -248,7 +275,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     }
   }
   // Before the codec adds references of its own.
-  const bool let_go = Py_REFCNT(v) <= moved_refs;
+  const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
   if (encode_hook == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(encode_hook, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
@@ -277,7 +304,8 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       out.views.push_back(view);
       lengths.push_back(size_t(view.len));
     }
-    if (let_go && n == 1 && lengths[0] != 0) out.made = take_made(v, out.views[0]);
+    if (let_go && n == 1 && lengths[0] != 0)
+      out.made = MadeInPlace::find(static_cast<const char*>(out.views[0].buf), lengths[0]);
   }
   const size_t meta_length = size_t(PyBytes_GET_SIZE(meta));
   if (out.made) {

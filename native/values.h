@@ -29,17 +29,20 @@ struct OwnedMemory {
 };
 
 // A block of this process's own arena that a value is being made in (conveyor.empty).
-struct MadeInPlace {
-  MadeInPlace(std::shared_ptr<Arena> owner, size_t size) : arena(std::move(owner)), block(arena->allocate(size)) {}
+struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
+  MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes);
+  ~MadeInPlace();
   MadeInPlace(const MadeInPlace&) = delete;
   MadeInPlace& operator=(const MadeInPlace&) = delete;
+  // The one that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
+  static std::shared_ptr<MadeInPlace> find(const char* data, size_t size);
+  static bool any();
+
   std::shared_ptr<Arena> arena;
   Block* block;
+  size_t length;
   bool sent = false;
   uint64_t fork = fork_generation.load();
-  ~MadeInPlace() {
-    if (!sent && fork == fork_generation.load()) arena->release(block);
-  }
 };
 
 // Private copy-on-write pages over a part of a leased block.
@@ -104,8 +107,9 @@ struct ErrorFrame {
 };
 
 // `final_error`: the class of errors that will not go away by decoding again; `arena_full`: what to
-// raise at an arena's memory cap.
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full);
+// raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory.
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full,
+               nb::object held_alone);
 void raise_arena_full(const ArenaFull& error);
 bool is_final(nb::handle exception);
 void clear_codec();

@@ -100,7 +100,7 @@ TEST(blocks_have_room_and_keep_to_themselves) {
     block->data()[0] = block->data()[size != 0 ? size - 1 : 0] = char(blocks.size());
     blocks.push_back(block);
   }
-  CHECK(blocks.size() > 300);
+  CHECK(blocks.size() > 200);
   for (size_t i = 0; i < blocks.size(); ++i) {
     CHECK_EQ(blocks[i]->data()[0], char(i));
     CHECK(s.arena.find(blocks[i]->data()) == blocks[i]);

@@ -161,7 +161,6 @@ def test_a_forked_child_is_no_driver_of_the_parents_session(scripts):
         """
         from conveyor.exceptions import ConveyorError, RuntimeStateError
         pending = maker.echo.remote("pending")
-        pid = maker
         def refused(use):
             try:
                 use()
@@ -364,11 +363,19 @@ ACTOR = """
             return codes
 
         def pool(self):
+            # Functions of __main__ are no names in an actor, so no Pool.map: plain processes.
             import multiprocessing
-            global kept
-            kept = self.kept
-            with multiprocessing.get_context("fork").Pool(2) as pool:
-                return pool.map(total, range(len(self.kept)))
+            context = multiprocessing.get_context("fork")
+            totals = []
+            for x in self.kept:
+                here, there = context.Pipe()
+                process = context.Process(target=lambda: there.send(float(x.sum())))
+                process.start()
+                assert here.poll(20)
+                totals.append(here.recv())
+                process.join(20)
+                assert process.exitcode == 0, process.exitcode
+            return totals
 
         def subprocess(self):
             import subprocess
@@ -384,9 +391,6 @@ ACTOR = """
                     return float(self.kept[i].sum())
             loader = torch.utils.data.DataLoader(Data(), batch_size=None, num_workers=2)
             return list(loader)
-
-    def total(i):
-        return float(kept[i].sum())
 
     forker = conveyor.remote(Forker).remote()
     with InputNode() as inp:
@@ -420,7 +424,7 @@ def test_an_actor_that_forks(scripts):
     )
 
 
-def test_an_actor_with_a_pool_and_subprocesses(scripts):
+def test_an_actor_with_multiprocessing_and_subprocesses(scripts):
     run_actor(
         scripts,
         """

@@ -156,7 +156,7 @@ def test_handles_of_an_earlier_session_are_refused():
         old[0].echo.remote(1)
     with pytest.raises(RuntimeStateError):
         conveyor.kill(old[0])
-    with pytest.raises(RuntimeStateError):
+    with pytest.raises(ConveyorError, match="shut down"):
         new[0].echo.remote(old[0])
     with pytest.raises(ConveyorError):
         graph.execute(1)
@@ -166,10 +166,10 @@ def test_handles_of_an_earlier_session_are_refused():
     assert conveyor.get(new[0].echo.remote(1), timeout=WAIT) == 1
 
 
-def test_two_hundred_actors_one_after_the_other(fresh_descriptors):
+def test_thirty_actors_one_after_the_other(fresh_descriptors):
     Actor.remote()
     before = fresh_descriptors()
-    for i in range(60):
+    for i in range(30):
         actor = Actor.remote()
         assert conveyor.get(actor.echo.remote(i), timeout=WAIT) == i
         if i % 2:

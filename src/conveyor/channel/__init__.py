@@ -6,6 +6,7 @@ from conveyor import _core
 from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import announce, decode, encode
 from conveyor.channel.errors import decode_error, encode_error
+from conveyor.channel.tensors import held_alone
 from conveyor.exceptions import ArenaFullError, SerializationError
 
 __all__ = ["SentDefinitions", "decode_error", "encode_error", "set_up_codec"]
@@ -13,4 +14,4 @@ __all__ = ["SentDefinitions", "decode_error", "encode_error", "set_up_codec"]
 
 def set_up_codec() -> None:
     """Tell the native core how to encode what it cannot itself. Safe to call again."""
-    _core.set_codec(encode, decode, announce, SerializationError, ArenaFullError)
+    _core.set_codec(encode, decode, announce, SerializationError, ArenaFullError, held_alone)
