@@ -13,9 +13,13 @@
 
 namespace conveyor {
 
-// Waking a parked process on an idle core takes about this long; so spin for no longer.
-constexpr uint64_t kMaxSpinNs = 60'000;
+// Waking a parked process on an idle core takes about half of this; so spin for no longer.
+constexpr uint64_t kMaxSpinNs = 100'000;
 constexpr uint64_t kMinSpinNs = 2'000;
+// A yield that takes longer than this let somebody else run. Where that happens the core is shared,
+// waking is cheap, and every process that spins makes the others wait for its turn: so park after a few.
+constexpr uint64_t kYieldedNs = 1'000;
+constexpr int kCrowdedYields = 2;
 
 class Waiter {
  public:
@@ -26,15 +30,20 @@ class Waiter {
   // True once `count` differs from `seen`; false when the budget is used up.
   bool spin(uint32_t seen, uint64_t start) {
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
+    uint64_t now = start;
+    int crowded = 0;
     for (;;) {
       if (bell_->count.load(std::memory_order_acquire) != seen) {
         if (budget != kMaxSpinNs) budget_.store(kMaxSpinNs, std::memory_order_relaxed);
         return true;
       }
-      if (now_ns() - start >= budget) return false;
+      if (now - start >= budget || crowded >= kCrowdedYields) return false;
       // With more processes than cores a spin that keeps the core delays the very process it waits
       // for; on a core of one's own the call costs a few hundred nanoseconds.
       ::sched_yield();
+      const uint64_t before = now;
+      now = now_ns();
+      if (now - before > kYieldedNs) ++crowded;
     }
   }
 
@@ -44,7 +53,7 @@ class Waiter {
   void learn_parked(uint64_t start) {
     const uint64_t waited = now_ns() - start;
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
-    budget_.store(waited < 3 * kMaxSpinNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
+    budget_.store(waited < 2 * kMaxSpinNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
   }
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -42,10 +42,8 @@ def wait_until():
 def _descriptors():
     found = {}
     for entry in os.listdir("/proc/self/fd"):
-        try:
+        with suppress(OSError):  # the listing's own
             found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:
-            pass  # the listing's own
     return found
 
 

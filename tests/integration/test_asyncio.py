@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 
 import cloudpickle
 import pytest
@@ -62,7 +63,8 @@ def b(session):
 @pytest.fixture(scope="module")
 def echo(a, b):
     graph = chain(a.echo, b.echo).compile(depth=4)
-    yield graph
+    # pytest holds what a fixture gives until after the session's end; a graph holds memory.
+    yield weakref.proxy(graph)
     graph.teardown()
 
 

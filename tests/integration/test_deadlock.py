@@ -162,7 +162,7 @@ def test_async_actors_call_each_other_in_a_circle():
 
 
 def test_passing_the_reference_on_is_no_deadlock(made):
-    _, (a, b) = make(made, 2)
+    _, (a, _) = make(made, 2)
     assert conveyor.get(a.pass_on.remote("b"), timeout=WAIT) is True
 
 

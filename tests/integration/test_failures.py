@@ -7,6 +7,7 @@ import statistics
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import cloudpickle
 import psutil
@@ -250,7 +251,9 @@ def test_time_from_kill_to_the_exception(a, latches, where):
         victim = Actor.remote()
         pid = conveyor.get(victim.pid.remote(), timeout=WAIT)
         with chain(a.echo, victim.hold).compile() as graph:
-            ref = graph.execute(inside.path) if where == "graph" else victim.hold.remote(inside.path)
+            ref = (
+                graph.execute(inside.path) if where == "graph" else victim.hold.remote(inside.path)
+            )
             hold(inside.path)
             times = []
 
@@ -583,9 +586,7 @@ def test_actors_end_with_the_driver(scripts, wait_until, how):
 
 
 def test_actors_end_with_the_driver_though_a_grandchild_lives(scripts, wait_until):
-    source = DRIVER.replace(
-        "print(*pids", "print(conveyor.get(actors[0].child.remote()), *pids"
-    )
+    source = DRIVER.replace("print(*pids", "print(conveyor.get(actors[0].child.remote()), *pids")
     driver = scripts.start(source)
     grandchild, *pids = [int(pid) for pid in driver.stdout.readline().split()]
     try:
@@ -593,10 +594,8 @@ def test_actors_end_with_the_driver_though_a_grandchild_lives(scripts, wait_unti
         driver.wait(WAIT)
         wait_until(lambda: all(map(gone, pids)), 2, "the end of the actors")
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(grandchild, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def test_actors_outlive_the_thread_that_started_them():

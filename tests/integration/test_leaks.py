@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import weakref
+from contextlib import suppress
 
 import cloudpickle
 import numpy as np
@@ -111,22 +112,21 @@ def test_shutdown_while_a_graph_runs(leaves_nothing):
         actor = Actor.remote()
         with InputNode() as inp:
             graph = actor.hold.bind(inp).compile()
-        ref = graph.execute(1)
         outcome = []
-
-        def wait():
-            try:
-                conveyor.get(ref, timeout=WAIT)
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=wait)
+        thread = threading.Thread(target=_get_into, args=(graph.execute(1), outcome))
         thread.start()
         conveyor.shutdown()
         thread.join(WAIT)
         assert not thread.is_alive()
-        assert isinstance(outcome[0], ConveyorError)
-        del actor, graph, ref, inp, outcome, wait, thread
+        assert isinstance(outcome.pop(), ConveyorError)
+        del actor, graph, inp, thread
+
+
+def _get_into(ref, outcome):
+    try:
+        outcome.append(conveyor.get(ref, timeout=WAIT))
+    except BaseException as error:
+        outcome.append(error.with_traceback(None))
 
 
 def test_calls_and_gets_after_shutdown_are_clear_errors():
@@ -142,10 +142,8 @@ def test_calls_and_gets_after_shutdown_are_clear_errors():
     with pytest.raises(RuntimeStateError), InputNode() as inp:
         actors[0].echo.bind(inp)
     assert got.get() == 2
-    try:
-        assert ref.get(timeout=WAIT) == 1  # it had come, or
-    except ConveyorError:
-        pass
+    with suppress(ConveyorError):  # or it had come already
+        assert ref.get(timeout=WAIT) == 1
 
 
 def test_handles_of_an_earlier_session_are_refused():
@@ -215,7 +213,7 @@ def test_no_zombies(wait_until):
 def test_kill_minus_nine_of_everything_leaves_no_shared_memory(scripts, wait_until):
     before = set(os.listdir("/dev/shm"))
     program = """
-        import os, psutil
+        import os, psutil, time
         import conveyor
         from conveyor.dag import InputNode
 
@@ -223,22 +221,22 @@ def test_kill_minus_nine_of_everything_leaves_no_shared_memory(scripts, wait_unt
         class Actor:
             def ones(self, n):
                 return bytes(n)
+            def hold(self):
+                time.sleep(60)
 
         actors = [Actor.remote() for _ in range(3)]
         with InputNode() as inp:
             graph = actors[0].ones.bind(inp).compile()
         value = conveyor.get(graph.execute(1 << 20))
         print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
-        conveyor.get(conveyor.remote(type("Slow", (), {"hold": lambda self: __import__("time").sleep(60)})).remote().hold.remote())
+        conveyor.get(actors[1].hold.remote())
     """
     driver = scripts.start(program)
     pids = [driver.pid, *map(int, driver.stdout.readline().split())]
     assert len(pids) >= 5  # driver, fork server, three actors
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     driver.wait(WAIT)
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), 2, "the end of everything")
     left = [n for n in set(os.listdir("/dev/shm")) - before if "conveyor" in n or "psm" in n]

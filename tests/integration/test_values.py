@@ -119,8 +119,8 @@ def through(worker):
         return conveyor.get([graphs[method].execute(value) for value in values], timeout=WAIT)
 
     yield run
-    for graph in graphs.values():
-        graph.teardown()
+    while graphs:
+        graphs.popitem()[1].teardown()
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,8 @@ def test_dumps_by_value():
 
 def test_codec_imports_neither_numpy_nor_torch_nor_cloudpickle():
     script = """
-                from conveyor.channel import codec
+        import sys
+        from conveyor.channel import codec
         frame = codec.encode({"a": [1, 2, (3, 4)]}, codec.SentDefinitions())
         assert codec.decode(frame[0], *frame[2:]) == {"a": [1, 2, (3, 4)]}
         print(sorted({"numpy", "torch", "cloudpickle"} & set(sys.modules)))

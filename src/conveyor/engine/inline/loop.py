@@ -16,6 +16,7 @@ from typing import Any
 
 from conveyor.engine.inline.lines import Host, Job, Line, Lines
 from conveyor.exceptions import DeadlockError
+from conveyor.runtime import aio
 
 #: Coroutines of one actor that run side by side, if it does not say.
 DEFAULT_CONCURRENCY = 1000
@@ -96,6 +97,8 @@ class Loop(Host):
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
+            # Its view of the bell ends with it, not when it is garbage.
+            aio._watches.pop(loop, None)
 
     def _start(self, job: Job) -> None:
         if job.done:  # not wanted any more

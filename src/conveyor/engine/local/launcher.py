@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from conveyor.engine.local import server
 from conveyor.engine.local.events import EventLoop, guarded
@@ -36,6 +37,13 @@ LAST_WORDS_BYTES = 4 << 10
 _BOOTSTRAP = (
     "import sys, marshal; f = open(0, 'rb', closefd=False); f.seek(0); setup = marshal.load(f); "
     "sys.path[:] = setup['path']; from conveyor.engine.local.server import main; main(setup)"
+)
+
+
+# A process group of its own: Ctrl-C in the terminal is the driver's affair. Not a session of its own:
+# the kernel's autogroup scheduling would give the driver as much of a core as all actors together.
+_OWN_GROUP: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 )
 
 
@@ -233,8 +241,7 @@ class Launcher:
                 stdout=log_writer,
                 stderr=log_writer,
                 pass_fds=passed[:2],
-                # A session of its own: Ctrl-C in the terminal is the driver's affair.
-                start_new_session=True,
+                **_OWN_GROUP,
             )
             kept.append(os.pidfd_open(process.pid))
             self._server = process
