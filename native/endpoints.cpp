@@ -48,6 +48,7 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
   }
   if (slot->block == 0 || e.made) e.write_body(reinterpret_cast<char*>(slot + 1));
   bytes += e.size;
+  e.sent = nb::object();  // what it defines is on its way
   return ring.publish();
 }
 
@@ -105,6 +106,7 @@ nb::object Reader::receive() {
 }
 
 bool Gate::has_room() {
+  check_owner(fork_);
   // The slots that this submission's results will need must be free: results that nobody has asked
   // for yet move to the stash, so they cost memory, not depth.
   if (next_ >= depth_) {
@@ -158,15 +160,19 @@ void Gate::stash_front(size_t i) {
     return;
   }
   const uint64_t tag = f.tag;
+  // Later frames may be decoded before this one.
+  announce(f);
   stashes_[i].emplace(tag, std::move(f));
 }
 
 void Gate::drain() {
+  check_owner(fork_);
   for (size_t i = 0; i < readers_.size(); ++i)
     while (!readers_[i]->ring.empty()) stash_front(i);
 }
 
 bool Gate::ready(uint64_t number, size_t i) {
+  check_owner(fork_);
   if (stashes_[i].contains(number)) return true;
   RingReader& ring = readers_[i]->ring;
   while (!ring.empty()) {
@@ -188,6 +194,7 @@ nb::object Gate::decode_or_keep(Frame f, size_t i) {
 }
 
 nb::object Gate::take(uint64_t number, size_t i) {
+  check_owner(fork_);
   auto& stash = stashes_[i];
   if (!stash.empty()) {
     auto found = stash.find(number);
@@ -207,6 +214,7 @@ nb::object Gate::take(uint64_t number, size_t i) {
 }
 
 void Gate::drop(uint64_t number, size_t i) {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   auto found = stashes_[i].find(number);
   if (found != stashes_[i].end()) {
     Frame f = std::move(found->second);

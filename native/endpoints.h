@@ -16,7 +16,11 @@ class Writer {
          std::shared_ptr<Arena> arena, nb::object sent)
       : ring(std::move(segment), offset, std::move(board), std::move(targets)), arena(std::move(arena)), sent(std::move(sent)) {}
 
-  void encode_value(Encoded& e, nb::handle value) { encode(e, value, sent, moved_refs); }
+  void encode_value(Encoded& e, nb::handle value) { encode_value(e, value, moved_refs); }
+  void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
+    encode(e, value, sent, references);
+    e.sent = sent;
+  }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
   void prepare(Encoded& e);
   // Publish; cannot fail.
@@ -86,6 +90,7 @@ class Gate {
   uint32_t depth_;
   Kind kind_;
   uint64_t next_ = 0;
+  const uint64_t fork_ = fork_generation.load();
 };
 
 }  // namespace conveyor

@@ -170,7 +170,7 @@ NB_MODULE(_core, m) {
   m.attr("DEBUG") = false;
 #endif
 
-  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a, "arena_full"_a, "held_alone"_a);
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a);
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);

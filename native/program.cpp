@@ -150,7 +150,7 @@ bool Program::run(Send& step) {
     if (!is_error(value)) {
       Encoded e;
       // The only reference is `value`: its maker has let go, and a value made in place can move.
-      encode(e, value, writer.sent, step.last ? 1 : 0);
+      writer.encode_value(e, value, step.last ? 1 : 0);
       writer.prepare(e);
       writer.commit(e, execution_, Kind::kValue);
       return true;

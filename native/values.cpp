@@ -15,6 +15,7 @@ PyObject* announce_hook = nullptr;
 PyObject* final_error = nullptr;
 PyObject* arena_full = nullptr;
 PyObject* held_alone = nullptr;
+PyObject* state_error = nullptr;
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -180,6 +181,12 @@ std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size) {
 Encoded::~Encoded() {
   for (Py_buffer& view : views) PyBuffer_Release(&view);
   if (block != nullptr) arena->release(block);  // prepared and never published
+  if ((flags & kDefinitions) && sent.is_valid() && !sent.is_none()) {
+    // Never published: what it would have defined is still unknown to the readers.
+    nb::error_scope keep;
+    nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr()));
+    if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
+  }
 }
 
 void Encoded::write_body(char* to) const {
@@ -196,6 +203,13 @@ void Encoded::write_body(char* to) const {
     if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
+void check_owner(uint64_t generation) {
+  if (generation == fork_generation.load(std::memory_order_relaxed)) return;
+  PyErr_SetString(state_error != nullptr ? state_error : PyExc_RuntimeError,
+                  "this belongs to the process that this one was forked from");
+  throw nb::python_error();
+}
+
 void raise_arena_full(const ArenaFull& error) {
   PyErr_SetString(arena_full != nullptr ? arena_full : PyExc_MemoryError, error.what());
 }
@@ -204,7 +218,8 @@ bool is_final(nb::handle exception) {
   return final_error != nullptr && PyErr_GivenExceptionMatches(exception.ptr(), final_error);
 }
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full, nb::object sole) {
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full, nb::object sole,
+               nb::object state) {
   clear_codec();
   encode_hook = encode.release().ptr();
   decode_hook = decode.release().ptr();
@@ -212,6 +227,7 @@ void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::ob
   final_error = final.release().ptr();
   arena_full = full.release().ptr();
   held_alone = sole.release().ptr();
+  state_error = state.release().ptr();
 }
 
 void clear_codec() {
@@ -221,6 +237,7 @@ void clear_codec() {
   Py_CLEAR(final_error);
   Py_CLEAR(arena_full);
   Py_CLEAR(held_alone);
+  Py_CLEAR(state_error);
 }
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {

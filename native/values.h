@@ -76,6 +76,7 @@ struct Encoded {
   std::string scratch;
   nb::object source;
   nb::object meta;
+  nb::object sent;  // the channel's definitions, until the frame is published
   std::vector<Py_buffer> views;
   TableLayout layout;
   Block* block = nullptr;
@@ -109,7 +110,9 @@ struct ErrorFrame {
 // `final_error`: the class of errors that will not go away by decoding again; `arena_full`: what to
 // raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory.
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full,
-               nb::object held_alone);
+               nb::object held_alone, nb::object state_error);
+// Throws if this process was forked since `generation`: rings and results are the parent's.
+void check_owner(uint64_t generation);
 void raise_arena_full(const ArenaFull& error);
 bool is_final(nb::handle exception);
 void clear_codec();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the native tests with AddressSanitizer + UBSan and with ThreadSanitizer, and runs them all.
 # Usage: native/tests/run.sh [BUILD_DIR]; FLAVOURS="thread" selects, FILTER=name selects tests,
-# TEST_TIMEOUT=seconds limits one program.
+# TEST_TIMEOUT=seconds limits one program, JOBS=n what is compiled at a time.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ passed=0 failed=0
 for flavour in ${FLAVOURS:-address,undefined thread}; do
     dir=$build/${flavour//,/-}
     cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
-        cmake --build "$dir" --parallel "$(nproc)" >>"$dir.log" 2>&1 ||
+        cmake --build "$dir" --parallel "${JOBS:-$(nproc)}" >>"$dir.log" 2>&1 ||
         { cat "$dir.log"; exit 1; }
     grep -E 'warning:' "$dir.log"
     for source in "$here"/test_*.cpp; do
@@ -38,7 +38,11 @@ for flavour in ${FLAVOURS:-address,undefined thread}; do
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
         if [ "$code" -ne 0 ] && [ "${BASH_REMATCH[2]}" -eq 0 ]; then
-            if [ "$code" -eq 124 ]; then echo "FAILED: over $limit s"; else echo "FAILED: exit code $code"; fi
+            case $code in
+            124) echo "FAILED: over $limit s" ;;
+            142) echo "FAILED: the test named last hangs" ;;  # SIGALRM: see check.h
+            *) echo "FAILED: exit code $code" ;;
+            esac
             failed=$((failed + 1))
         fi
     done

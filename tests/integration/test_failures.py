@@ -114,6 +114,15 @@ class Actor:
         return os.getpid()
 
 
+@pytest.fixture(autouse=True)
+def cores_go_elsewhere(tmp_path, monkeypatch):
+    """Actors that a test starts dump their cores in its own folder."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    for core in tmp_path.glob("core*"):
+        core.unlink()
+
+
 @pytest.fixture(scope="module")
 def a(session):
     return Actor.remote()

@@ -376,13 +376,15 @@ class TestSurroundings:
         draw = "__import__('random').random()"
         assert len({host.actor().ask(draw) for _ in range(5)}) == 5
 
-    def test_the_server_has_one_thread_and_another_session(self, host):
+    def test_the_server_has_one_thread_and_the_drivers_session(self, host):
         actor = host.actor()
         actor.ask("0")
         server = host.launcher.server_pid
         assert len(os.listdir(f"/proc/{server}/task")) == 1
-        assert os.getsid(server) == server
-        assert os.getsid(actor.pid) == server
+        # The driver's session, because autogroup scheduling goes by sessions; groups of their own,
+        # because Ctrl-C goes to a group.
+        assert os.getsid(server) == os.getsid(actor.pid) == os.getsid(0)
+        assert os.getpgid(server) == server
         assert os.getpgid(actor.pid) == actor.pid
 
 

@@ -7,11 +7,11 @@ from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import announce, decode, encode
 from conveyor.channel.errors import decode_error, encode_error
 from conveyor.channel.tensors import held_alone
-from conveyor.exceptions import ArenaFullError, SerializationError
+from conveyor.exceptions import ArenaFullError, RuntimeStateError, SerializationError
 
 __all__ = ["SentDefinitions", "decode_error", "encode_error", "set_up_codec"]
 
 
 def set_up_codec() -> None:
     """Tell the native core how to encode what it cannot itself. Safe to call again."""
-    _core.set_codec(encode, decode, announce, SerializationError, ArenaFullError, held_alone)
+    _core.set_codec(encode, decode, announce, SerializationError, ArenaFullError, held_alone, RuntimeStateError)

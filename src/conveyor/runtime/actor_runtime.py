@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -93,6 +93,23 @@ class ActorRuntime(CallingRuntime):
 
     def share(self, actor: ActorId) -> None:
         pass
+
+    def abandon(self) -> None:
+        pass
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        refs = list(refs)
+        if self._worker.exclusive and num_returns == len(refs) and timeout is None:
+            # Waiting for all is waiting for each, and that takes part in finding deadlocks.
+            for ref in refs:
+                try:
+                    ref.get()
+                except Exception:  # its outcome, for who gets it; or a wait that would never end
+                    if not ref.done():
+                        raise
+        return super().wait(refs, num_returns, timeout)
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")

@@ -34,6 +34,9 @@ class LoopWatch:
         self._look()
         return future
 
+    def discard(self, future: asyncio.Future[None]) -> None:
+        self._waiting.pop(future, None)
+
     def _on_event(self) -> None:
         self._inbox.clear_event(self._relay)
         self._look()
@@ -77,4 +80,8 @@ async def wait_until(ready: Callable[[], bool]) -> None:
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
         watch = _watches[loop] = LoopWatch(loop, inbox)
-    await watch.add(loop, ready)
+    future = watch.add(loop, ready)
+    try:
+        await future
+    finally:
+        watch.discard(future)  # cancelled: it refers to the loop, which must not be kept

@@ -47,6 +47,8 @@ def install(runtime: Runtime | None) -> None:
 
 def _forget_in_child() -> None:
     global _current, _lock
+    if _current is not None:
+        _current.abandon()
     # The parent's runtime is not ours: its threads are not here, its leases are inert, and its
     # sockets belong to it. The child may start its own.
     _current = None

@@ -241,14 +241,15 @@ class Driver(CallingRuntime):
             record.handles += 1
 
     def release(self, actor: ActorId) -> None:
-        self._throw_away(lambda: self._released(actor))
+        self._throw_away(lambda: self.released(actor))
 
     def share(self, actor: ActorId) -> None:
         record = self._records.get(actor.index)
         if record is not None:
             record.shared = True
 
-    def _released(self, actor: ActorId) -> None:
+    def released(self, actor: ActorId) -> None:
+        """One handle, or one graph, less needs the actor; with the last one it ends."""
         record = self._records.get(actor.index)
         if record is None:
             return
@@ -303,8 +304,11 @@ class Driver(CallingRuntime):
         """Give an actor its part of a graph; the ref of its acknowledgement."""
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
+            # First the frame: what cannot be encoded must leave no descriptors behind.
+            ack = record.control("load", assignment, new)
             record.send_fds([segment_fd, *fds])
-            return record.control("load", assignment, new)
+            record.known_peers.update(new)
+            return ack
 
     def introduce(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, list[int], Any]:
         """Lay a link between two actors: the mailbox bit, the descriptors for the caller (segment,
@@ -314,8 +318,9 @@ class Driver(CallingRuntime):
         with callee.control_lock:
             bit = callee.bits.take()
             new, fds = self._new_peers(callee, (caller.slot,))
-            callee.send_fds([segment.fd, *fds])
             ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
+            callee.send_fds([segment.fd, *fds])
+            callee.known_peers.update(new)
         caller.known_peers.add(callee.slot)
         return bit, [os.dup(segment.fd), callee.arena_fd, callee.eventfd], ack
 
@@ -325,7 +330,6 @@ class Driver(CallingRuntime):
         by_slot = {r.slot: r for r in self._records.values() if r.arena_fd >= 0}
         new = tuple(s for s in slots if s not in record.known_peers and s in by_slot)
         fds = [fd for s in new for fd in (by_slot[s].arena_fd, by_slot[s].eventfd)]
-        record.known_peers.update(new)
         return new, fds
 
     def drop_graph(self, number: int, records: list[ActorRecord], places: dict[int, Place]) -> None:
@@ -336,6 +340,9 @@ class Driver(CallingRuntime):
                 if record.alive:
                     record.control("unload", number)
                 record.bits.give_back(places[actor].bit)
+
+            for record in records:
+                self.released(record.id)
 
         self._throw_away(unload)
 
@@ -365,6 +372,13 @@ class Driver(CallingRuntime):
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeStateError("this session has been shut down")
+
+    def abandon(self) -> None:
+        """This process is a forked child: the session is its parent's."""
+        self._closed = True
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for graph in list(self.graphs):
+            graph.orphan(error)
 
     def shutdown(self) -> None:
         if os.getpid() != self._pid:

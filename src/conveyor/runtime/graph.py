@@ -63,6 +63,7 @@ class CompiledGraph:
         self._failure: ConveyorError | None = None
         for record in self._records:
             record.check_alive()
+            record.handles += 1  # a graph keeps its actors
         places = {DRIVER: Place(self._process.slot, RESULT_BIT)}
         for actor, record in enumerate(self._records):
             places[actor] = Place(record.slot, record.bits.take())
@@ -72,6 +73,8 @@ class CompiledGraph:
             self._load(layout)
         except BaseException:
             self._unload()
+            for record in self._records:
+                driver.released(record.id)
             raise
         writers = {w.edge: w.open(self._process, layout.segment) for w in layout.writes[DRIVER]}
         for writer in writers.values():
@@ -330,6 +333,8 @@ class CompiledGraph:
             except ConveyorError:
                 if record.alive:
                     raise
+        for record in self._records:
+            self._driver.released(record.id)
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""
@@ -342,6 +347,11 @@ class CompiledGraph:
         self.gate.closed = True
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
         return True
+
+    def orphan(self, error: ConveyorError) -> None:
+        """In a forked child: the graph is the parent's. Takes no lock."""
+        self._closed = error
+        self._start = self._raise_why
 
     def __enter__(self) -> CompiledGraph:
         return self

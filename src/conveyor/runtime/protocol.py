@@ -103,6 +103,10 @@ class Runtime(Protocol):
         """``size`` bytes of this process's arena as a writable buffer; ``MemoryError`` at the cap."""
         ...
 
+    def abandon(self) -> None:
+        """This process was forked from the runtime's: nothing of it may be used here."""
+        ...
+
     def share(self, actor: ActorId) -> None:
         """A handle of ``actor`` is about to leave this process."""
         ...

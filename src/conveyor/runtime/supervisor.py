@@ -83,6 +83,8 @@ class ActorRecord:
         try:
             socket.send_fds(self.control_socket, [b"+"], fds)
         except OSError:
+            # The actor must not wait for descriptors that never come.
+            self.control_socket.close()
             self.check_alive()
             raise
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from conveyor import _core
 from conveyor.exceptions import WaitTimeoutError
-
-logger = logging.getLogger("conveyor")
 
 #: A wait that lasts longer than this is logged, once.
 LOG_AFTER = 10.0
@@ -44,7 +41,9 @@ class Patience:
             )
         if self._log_at is not None and now >= self._log_at:
             self._log_at = None
-            logger.warning("waiting for %s since %.0f s; %s", what(), now - self._start, who())
+            import logging  # slow to import, and most programs never wait that long
+
+            logging.getLogger("conveyor").warning("waiting for %s since %.0f s; %s", what(), now - self._start, who())
 
 
 def wait_until(

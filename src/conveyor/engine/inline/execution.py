@@ -69,6 +69,7 @@ class Loaded:
         self.stages = in_order(plan)
         self.registers = [program.registers for program in plan.programs]
         self.readers = {edge.id: edge.readers for edge in plan.edges}
+        self.sources = {edge.id: edge.source for edge in plan.edges}
         self.tasks: dict[int, Task] = {}
         self.methods: dict[int, tuple[Callable[..., Any], bool]] = {}
         for index, actor in enumerate(actors):
@@ -155,7 +156,7 @@ class Execution:
         for step in stage.receives:
             value = self._frames.pop((step.edge, stage.actor))
             if isinstance(value, _Undecoded):
-                value = Failure(value.error, actor.name, actor.name)
+                value = Failure(value.error, actor.name, self.loaded.sources[step.edge])
             if step.spread is None:
                 assert step.reg is not None
                 regs[step.reg] = value
@@ -198,7 +199,7 @@ class Execution:
                     self._publish(step.edge, value)
                     continue
                 except Exception as error:
-                    value = Failure(error, actor.name, actor.name)
+                    value = Failure(error, actor.name, self.loaded.sources[step.edge])
             for reader in self.loaded.readers[step.edge]:
                 self._frames[step.edge, reader] = value
 

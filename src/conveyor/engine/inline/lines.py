@@ -169,24 +169,27 @@ class Lines:
         Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
         """
         line = self.current()
-        patience = Patience(timeout)
         with self.changed:
             if ready():
                 return
             before, line.waits_for = line.waits_for, job
             self.changed.notify_all()  # that this line stands still may be news
-            try:
-                while True:
+        patience = Patience(timeout)
+        try:
+            while True:
+                with self.changed:
+                    if ready():
+                        return
                     names = self._way_back(line, job, {line})
                     if names is not None:
                         raise _deadlock(line, job, names)
                     woken = self.changed.wait(patience.step())
                     if ready():
                         return
-                    if not woken:
-                        patience.check(lambda: job.label, lambda: self._doing(job))
-            finally:
-                line.waits_for = before
+                if not woken:
+                    patience.check(lambda: job.label, lambda: self._doing(job))
+        finally:
+            line.waits_for = before
 
     def _way_back(self, me: Line, job: Job, seen: set[Line]) -> list[str] | None:
         """The names on the way from ``job`` to ``me``, if ``job`` only goes on when ``me`` does."""

@@ -52,6 +52,7 @@ class InlineRuntime(CallingRuntime):
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, Actor] = {}
+        self._loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._of_class: Counter[str] = Counter()
         self._actor_numbers = itertools.count(1)
         self._graph_numbers = itertools.count(1)
@@ -91,11 +92,7 @@ class InlineRuntime(CallingRuntime):
             label = spec.name or (class_name if count == 1 else f"{class_name}#{count}")
             if spec.name is not None and spec.name in self._names:
                 raise ValueError(f"there is an actor named {spec.name!r} already")
-            host: Host
-            if any(method.is_async for method in spec.methods.values()):
-                host = Loop(self.lines, label, spec.max_concurrency or DEFAULT_CONCURRENCY)
-            else:
-                host = Turns(self.lines, label, spec.max_concurrency or 1)
+            host = self._make_host(spec, label)
             actor = Actor(
                 ActorId(next(self._actor_numbers), label),
                 class_name,
@@ -113,6 +110,13 @@ class InlineRuntime(CallingRuntime):
                 "%s: env_vars have no effect inline, where all actors share one environment", label
             )
         return actor
+
+    def _make_host(self, spec: ActorSpec, label: str) -> Host:
+        if not any(method.is_async for method in spec.methods.values()):
+            return Turns(self.lines, label, spec.max_concurrency or 1)
+        loop = Loop(self.lines, label, spec.max_concurrency or DEFAULT_CONCURRENCY)
+        self._loops.add(loop)
+        return loop
 
     def _constructor_arguments(
         self, spec: ActorSpec, actor: Actor
@@ -170,6 +174,9 @@ class InlineRuntime(CallingRuntime):
         self._released.append(actor)
         self._tidy()
 
+    def abandon(self) -> None:
+        pass
+
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
         if found is not None:
@@ -186,6 +193,8 @@ class InlineRuntime(CallingRuntime):
                 actor.handles -= 1
                 if actor.handles <= 0 and not actor.named and not actor.shared:
                     actor.retire()
+                    if not actor.alive:
+                        self._actors.pop(actor.id.index, None)
             finally:
                 self._tidying.release()
 
@@ -272,9 +281,8 @@ class InlineRuntime(CallingRuntime):
             graph.close(error)
         for actor in list(self._actors.values()):
             actor.end("ended with its session")
-        for actor in self._actors.values():
-            if isinstance(actor.host, Loop):
-                actor.host.join()
+        for loop in list(self._loops):
+            loop.join()
         self._crossing.close()
         for fd in self._fds:
             os.close(fd)
