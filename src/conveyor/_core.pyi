@@ -7,7 +7,9 @@ raises ``TypeError``.
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+_Ref = TypeVar("_Ref", bound=RefCore)
 
 KIND_VALUE: int
 KIND_ERROR: int
@@ -33,19 +35,22 @@ class Empty:
 EMPTY: Empty
 """What ``receive``, ``get`` and ``take`` return where there is nothing; compare with ``is``."""
 
-class ArenaFull(MemoryError):
-    """An arena has no room: its cap is reached by values still held, or the value is too large."""
-
 def set_codec(
     encode: Callable[[Any, Any], tuple[int, int, bytes, Sequence[Any] | None]],
     decode: Callable[[int, bytes, list[Buffer] | None], Any],
     announce: Callable[[bytes], None],
+    final_error: type[Exception],
+    arena_full: type[Exception],
+    held_alone: Callable[[Any], bool],
+    state_error: type[Exception],
 ) -> None:
     """Set what serves values that are not encoded natively, for the whole process.
 
     ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
     more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's
-    definitions.
+    definitions. ``final_error`` is the class of errors that decoding again would not mend,
+    ``arena_full`` is raised at an arena's cap, ``state_error`` in forked children;
+    ``held_alone(value)`` tells whether nothing else refers to a value's memory.
     """
 
 def clear_codec() -> None:
@@ -90,6 +95,9 @@ class Board:
 
     def set_eventfd(self, slot: int, fd: int) -> None:
         """Let this process wake ``slot`` from a poll through a duplicate of ``fd``."""
+
+    def close_fds(self) -> None:
+        """At the end of a session: close every descriptor; the mapping stays."""
 
     def forget_eventfd(self, slot: int) -> None:
         """Close the duplicate that ``set_eventfd`` made, if any."""
@@ -142,6 +150,9 @@ class Board:
 
 class Inbox:
     """This process's own side of its bell: what is ready, and waiting for it."""
+
+    def close_fds(self) -> None:
+        """At the end of a session: close the descriptors, unless somebody sleeps on them."""
 
     def __init__(self, board: Board, slot: int, eventfd: int, main_thread: int) -> None:
         """``eventfd`` (duplicated, non-blocking) wakes the thread ``main_thread``
@@ -236,6 +247,9 @@ class Segment:
 
 class Arena:
     """Where this process puts its large payloads. Not thread-safe: keep the GIL."""
+
+    def close_fd(self) -> None:
+        """At the end of a session: nothing more can be allocated."""
 
     def __init__(self, fd: int, size: int, cap: int) -> None:
         """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, at most ``cap`` bytes
@@ -445,6 +459,11 @@ class Gate:
     closed: bool
     """Whether ``get`` no longer waits; set it, then ring this process's bell."""
 
+    def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None:
+        """Like ``submit``, and make the ref of the first reader's result: an instance of ``type``,
+        with ``source``. ``None`` if there is no room.
+        """
+
     def submit(self, value: Any) -> int:
         """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as
         ``Writer.send`` does.
@@ -487,6 +506,81 @@ class Gate:
     @property
     def stashed(self) -> int:
         """Results out of the rings that nobody has taken yet."""
+
+class RefCore:
+    """The native part of ``runtime.refs.Ref``: ``get`` returns from here what comes soon."""
+
+    def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None:
+        """``number`` -1: not submitted yet."""
+
+    _number: int
+    _outcome: Any
+    """``EMPTY`` until the ref is settled."""
+
+    @property
+    def _source(self) -> Any: ...
+    @property
+    def _reader(self) -> int: ...
+    def get(self, timeout: float | None = None) -> Any:
+        """The result; asks the subclass (``_get``) where it does not come soon."""
+
+    def _claim(self) -> bool:
+        """Take the right to settle the ref; false if another thread has it."""
+
+    def _unclaim(self) -> None:
+        """Give it back, and wake those who were refused."""
+
+class Program:
+    """The steps of one actor's part of a graph."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        graph: int,
+        bit: int,
+        registers: int,
+        encode_error: Callable[[BaseException, str], bytes],
+        check_elements: Callable[[Any, int, str], tuple[Any, ...]],
+    ) -> None:
+        """``bit`` is rung when the program wants another turn."""
+
+    def add_receive(self, reader: Reader, reg: int, spread: Sequence[int], label: str) -> None:
+        """One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used)."""
+
+    def add_call(
+        self,
+        method: Callable[..., Any],
+        node: int,
+        label: str,
+        args: Sequence[int],
+        constants: list[Any],
+        uses: Sequence[int],
+        invoke: Callable[[list[Any]], Any] | None,
+        start: Callable[[list[Any]], None] | None,
+        out: int,
+        outs: Sequence[int],
+        num_returns: int,
+    ) -> None:
+        """A call; an argument is a register, or -1 - the index of a constant. ``invoke`` and
+        ``start`` are called with all registers in its place; ``start`` suspends the program.
+        """
+
+    def add_send(self, writer: Writer, reg: int, last: bool, label: str) -> None:
+        """Publish a register; ``last``: nothing later in the execution needs it."""
+
+    def advance(self) -> None:
+        """Run as far as input is there, for a turn at most."""
+
+    def resume(self, value: Any, error: BaseException | None) -> None:
+        """The coroutine of the suspended call has ended."""
+
+    def close(self) -> None:
+        """The graph is taken down."""
+
+    @property
+    def execution(self) -> int: ...
+    @property
+    def bit(self) -> int: ...
 
 class DeathWatch:
     """A native thread that sees processes die by their life words and announces it. Never takes the

@@ -79,7 +79,7 @@ def test_all_of_it():
           #4  encoder.split[1]   encoder → scorer[2]            shm, depth 16: same host
           #5  scorer[1].score    scorer[1] → driver             shm, depth 16: same host
           #6  scorer[2].score#2  scorer[2] → driver             shm, depth 16: same host
-        """  # noqa: E501
+        """
     )
 
 

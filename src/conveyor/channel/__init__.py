@@ -14,4 +14,12 @@ __all__ = ["SentDefinitions", "decode_error", "encode_error", "set_up_codec"]
 
 def set_up_codec() -> None:
     """Tell the native core how to encode what it cannot itself. Safe to call again."""
-    _core.set_codec(encode, decode, announce, SerializationError, ArenaFullError, held_alone, RuntimeStateError)
+    _core.set_codec(
+        encode,
+        decode,
+        announce,
+        final_error=SerializationError,
+        arena_full=ArenaFullError,
+        held_alone=held_alone,
+        state_error=RuntimeStateError,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from conveyor import _core
 from conveyor.plan.model import DRIVER, Plan, Program, Task
 from conveyor.runtime.process import Process

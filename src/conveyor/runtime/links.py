@@ -83,15 +83,16 @@ class Link:
             ref = self._submit_later(call)
         else:
             with self._lock:
-                ref = None
+                sent = None
                 if not self._pending:
                     if self._gone():
                         raise self._on_death()
-                    ref = self.gate.start(call, self, CallRef)
-                if ref is None:
-                    ref = self._submit_later(call)
+                    sent = self.gate.start(call, self, CallRef)
+                if sent is not None:
+                    sent.method = method
+                    ref = sent
                 else:
-                    ref.method = method
+                    ref = self._submit_later(call)
         if num_returns == 1:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.worker import Worker
 
 
-def make_program(
-    worker: Worker, assignment: Assignment, segment: _core.Segment
-) -> _core.Program:
+def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment) -> _core.Program:
     """The program of ``assignment``, ready to run: its channel ends are open.
 
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on

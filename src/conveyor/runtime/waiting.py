@@ -43,7 +43,9 @@ class Patience:
             self._log_at = None
             import logging  # slow to import, and most programs never wait that long
 
-            logging.getLogger("conveyor").warning("waiting for %s since %.0f s; %s", what(), now - self._start, who())
+            logging.getLogger("conveyor").warning(
+                "waiting for %s since %.0f s; %s", what(), now - self._start, who()
+            )
 
 
 def wait_until(

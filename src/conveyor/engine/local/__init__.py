@@ -18,7 +18,6 @@ from conveyor.runtime import context
 from conveyor.runtime.driver import Driver, SpawnOptions
 from conveyor.runtime.process import ArenaSize
 
-
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
 
