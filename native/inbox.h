@@ -16,6 +16,9 @@ class Inbox {
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
   int eventfd() const { return eventfd_.get(); }
+  // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
+  unsigned long main_thread() const { return main_thread_; }
+  void set_main_thread(unsigned long thread) { main_thread_ = thread; }
   uint32_t count() const { return waiter_.count(); }
 
   // Wait until the count differs from `seen`. False at the deadline (0: none). With the GIL held;

@@ -151,6 +151,9 @@ class Board:
 class Inbox:
     """This process's own side of its bell: what is ready, and waiting for it."""
 
+    main_thread: int
+    """The thread that sleeps in poll, for the sake of signal handlers; 0: none does."""
+
     def close_fds(self) -> None:
         """At the end of a session: close the descriptors, unless somebody sleeps on them."""
 
@@ -261,8 +264,8 @@ class Arena:
         """A new sealed, sparse file, rounded down to 64 MiB; the caller closes it."""
 
     def allocate(self, size: int) -> Buffer:
-        """Memory to make a value in; given back when garbage, unless the value was sent.
-        ``ArenaFull`` if there is none.
+        """Memory to make a value in; given back when garbage, unless the value was sent. Raises the
+        ``arena_full`` of ``set_codec`` if there is none.
         """
 
     def trim(self, idle: float = 0.0) -> None:
@@ -382,8 +385,8 @@ class Writer:
         """
 
     def send(self, value: Any, tag: int, kind: int = ...) -> bool:
-        """Publish ``value``; false, with nothing done, if the ring is full. Raises ``ArenaFull`` or
-        what the codec raises, with nothing sent.
+        """Publish ``value``; false, with nothing done, if the ring is full. Raises what the codec
+        raises, or its ``arena_full``, with nothing sent.
         """
 
     def send_error(self, meta: builtins.bytes, tag: int) -> bool:
@@ -514,13 +517,18 @@ class RefCore:
         """``number`` -1: not submitted yet."""
 
     _number: int
+    """Of the submission; -1: there was none yet."""
     _outcome: Any
     """``EMPTY`` until the ref is settled."""
 
     @property
-    def _source(self) -> Any: ...
+    def _source(self) -> Any:
+        """What the subclass asks to wait."""
+
     @property
-    def _reader(self) -> int: ...
+    def _reader(self) -> int:
+        """Which of the gate's readers the result comes from."""
+
     def get(self, timeout: float | None = None) -> Any:
         """The result; asks the subclass (``_get``) where it does not come soon."""
 
@@ -578,9 +586,12 @@ class Program:
         """The graph is taken down."""
 
     @property
-    def execution(self) -> int: ...
+    def execution(self) -> int:
+        """The number of the execution that it is in."""
+
     @property
-    def bit(self) -> int: ...
+    def bit(self) -> int:
+        """The bit that was given."""
 
 class DeathWatch:
     """A native thread that sees processes die by their life words and announces it. Never takes the

@@ -189,3 +189,26 @@ def test_ctrl_c_does_not_harm_actors(scripts):
         print("unharmed")
     """
     assert scripts.run(program(body), start_new_session=True) == "unharmed\n"
+
+
+class Handling:
+    def __init__(self, path):
+        self.path = path
+        signal.signal(signal.SIGUSR1, self.handle)
+
+    def handle(self, *_):
+        with open(self.path, "a") as file:
+            file.write("x")
+
+    def pid(self):
+        return os.getpid()
+
+
+def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_until):
+    path = tmp_path / "handled"
+    path.touch()
+    actor = conveyor.remote(Handling).remote(str(path))
+    pid = conveyor.get(actor.pid.remote(), timeout=20)
+    for i in range(1, 6):
+        os.kill(pid, signal.SIGUSR1)
+        wait_until(lambda: len(path.read_text()) == i, 5, "the handler")  # noqa: B023

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -114,6 +116,7 @@ class Worker:
         board, slot = self.process.board, self.process.slot
         board.guard_signals(slot)
         board.live(slot)
+        _sleep_in_the_futex(self.process.inbox)
         if self.hello.has_async:
             import asyncio
 
@@ -408,6 +411,22 @@ class Worker:
 
     def _control_stop(self) -> None:
         self._stop = True
+
+
+def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
+    """Let the main thread sleep in the futex, which wakes faster than poll does, until somebody
+    installs a signal handler in Python: only poll can be relied upon to wake up for those."""
+    main_thread = inbox.main_thread
+    install = signal.signal
+
+    @functools.wraps(install)
+    def signal_signal(signalnum: Any, handler: Any) -> Any:
+        if callable(handler):
+            inbox.main_thread = main_thread
+        return install(signalnum, handler)
+
+    inbox.main_thread = 0
+    signal.signal = signal_signal
 
 
 def main(payload: bytes, fds: list[int]) -> None:

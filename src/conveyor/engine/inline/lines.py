@@ -169,20 +169,21 @@ class Lines:
         Raises ``DeadlockError`` if nobody else can bring that about, ``WaitTimeoutError``.
         """
         line = self.current()
-        with self.changed:
-            if ready():
-                return
-            before, line.waits_for = line.waits_for, job
-            self.changed.notify_all()  # that this line stands still may be news
+        before = line.waits_for
         patience = Patience(timeout)
         try:
             while True:
                 with self.changed:
                     if ready():
                         return
+                    # Looked for and entered in one go: of a cycle's members, only the last one is
+                    # refused.
                     names = self._way_back(line, job, {line})
                     if names is not None:
                         raise _deadlock(line, job, names)
+                    if line.waits_for is not job:
+                        line.waits_for = job
+                        self.changed.notify_all()  # that this line stands still may be news
                     woken = self.changed.wait(patience.step())
                     if ready():
                         return

@@ -24,9 +24,12 @@ class Turns(Host):
         self._queue: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
+        apart = self.lines.from_a_loop(job)
         with self.lines.changed:
+            if not apart:  # at once, so that nobody else takes it
+                job.attendant = self.lines.current()
             self._queue.append(job)
-        if self.lines.from_a_loop(job):
+        if apart:
             threading.Thread(
                 target=self._wait_apart, args=(job,), name=f"inline {job.label}", daemon=True
             ).start()
@@ -75,7 +78,8 @@ class Turns(Host):
         if len(self._holders) >= self._capacity:
             return False
         self._forget_unwanted()
-        return next(j for j in self._queue if j is job or j.attendant is not None) is job
+        attended = (j for j in self._queue if j.attendant is not None and not j.done)
+        return next(attended) is job
 
     def _forget_unwanted(self) -> None:
         while self._queue and self._queue[0].done:
