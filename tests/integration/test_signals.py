@@ -1,9 +1,12 @@
 """Ctrl-C, and other signals, while the main thread waits."""
 
+import os
 import signal
 import time
 
 import pytest
+
+import conveyor
 
 WAIT = 20
 
