@@ -38,9 +38,9 @@ size_t Arena::class_of(size_t size) {
 
 Block* Arena::allocate(size_t payload) {
   if (fd_.get() < 0) throw ArenaFull("the session has been shut down, and its memory with it");
-  const size_t need = kBlockHeader + payload;
-  if (need > cap_)
+  if (payload > cap_)
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the memory cap of " + std::to_string(cap_) + " bytes");
+  const size_t need = kBlockHeader + payload;
   const size_t index = class_of(need);
   const size_t size = class_size(index);
   auto& list = free_[index];
@@ -120,11 +120,11 @@ void Arena::release(Block* block) {
 void Arena::reclaim(size_t at_most) {
   // Newest first from where the last look ended: a value that was just read is free again and warm,
   // while values that somebody keeps for long gather at the front and are looked at in turn.
-  size_t looked = 0;
-  while (!out_.empty() && looked < at_most && looked < out_.size() + 1) {
+  // All: from the end, because a hole is filled with the last, which must have been looked at.
+  if (at_most >= out_.size()) scan_ = out_.size();
+  for (size_t left = std::min(at_most, out_.size()); left > 0 && !out_.empty(); --left) {
     if (scan_ == 0 || scan_ > out_.size()) scan_ = out_.size();
     const size_t i = --scan_;
-    ++looked;
     Block* block = out_[i];
     BlockHeader* header = block->header();
     const uint32_t done = BlockHeader::done(block->generation & 0x7fffffff);

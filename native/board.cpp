@@ -125,7 +125,13 @@ void Board::guard_signals(uint32_t index) {
   action.sa_sigaction = on_fatal_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
-  for (int number : kFatal) ::sigaction(number, &action, &previous_action[number]);
+  for (int number : kFatal) {
+    struct sigaction current;
+    ::sigaction(number, nullptr, &current);
+    if ((current.sa_flags & SA_SIGINFO) && current.sa_sigaction == on_fatal_signal) continue;  // not to be put back
+    previous_action[number] = current;
+    ::sigaction(number, &action, nullptr);
+  }
 }
 
 void Board::nudge(uint32_t index) {
@@ -143,7 +149,8 @@ bool Board::announce_death(uint32_t index) {
   const uint32_t used = header_->used.load(std::memory_order_acquire);  // looking at a page allocates it
   for (uint32_t i = 0; i < used; ++i) {
     const Condition c = slot(i)->condition.load(std::memory_order_acquire);
-    if (c == Condition::kAlive || c == Condition::kStarting) ring(i, kAttentionBit);
+    // Even if the flag is down: who took it down may be the one that died before it could wake anybody.
+    if (c == Condition::kAlive || c == Condition::kStarting) nudge(i);
   }
   return true;
 }

@@ -16,18 +16,17 @@ namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
 constexpr uint32_t kBoardVersion = 1;
-constexpr size_t kBellWords = 15;
+constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
 constexpr uint32_t kAttentionBit = 0;  // a death, or a control message on the socket
-
-enum Asleep : uint32_t { kFutex = 1, kEvent = 2 };
 
 // An event count with a ready bitmap. A writer publishes, sets its channel's bit, bumps `count`, and
 // makes a system call only if somebody sleeps. A waiter notes `count`, looks, and sleeps only if
 // `count` has not moved since.
 struct alignas(kCacheLine) Bell {
-  std::atomic<uint32_t> count;   // futex word
-  std::atomic<uint32_t> asleep;  // Asleep flags, taken down by the one who wakes
+  std::atomic<uint32_t> count;     // futex word
+  std::atomic<uint32_t> sleepers;  // threads in the futex, or about to be; each counts itself
+  std::atomic<uint32_t> armed;     // 1: somebody sleeps on the eventfd; taken down by who writes it
   std::atomic<uint64_t> ready[kBellWords];
 };
 static_assert(sizeof(Bell) == 2 * kCacheLine);
@@ -128,13 +127,15 @@ class Board {
 inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
   // The bit's release makes what was published before visible to whoever takes the bit.
   bell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
-  // Dekker with Waiter::park: we bump `count`, then look at `asleep`; it sets `asleep`, then looks at
-  // `count`. Both sides are sequentially consistent, so at least one of us sees the other.
+  // Dekker with Waiter::park: we bump `count`, then look for sleepers; it announces itself, then looks
+  // at `count`. Both sides are sequentially consistent, so at least one of us sees the other.
   bell->count.fetch_add(1, std::memory_order_seq_cst);
-  if (bell->asleep.load(std::memory_order_seq_cst) == 0) return;
-  const uint32_t asleep = bell->asleep.exchange(0, std::memory_order_seq_cst);
-  if (asleep & kFutex) futex_wake_all(&bell->count);
-  if (asleep & kEvent) {
+  // A sleeper in the futex takes itself off the count. If ringers did, a late one could take off a
+  // sleeper that has seen its ring already and sleeps for the next.
+  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&bell->count);
+  // With the eventfd a late one is harmless: it writes after it has taken the flag down, and what is
+  // written stays until the sleeper reads it.
+  if (bell->armed.load(std::memory_order_seq_cst) != 0 && bell->armed.exchange(0, std::memory_order_seq_cst) != 0) {
     // The service thread rings while others forget processes: without the lock it could write into
     // whatever file got the descriptor's number next.
     std::lock_guard lock(eventfds_mutex_);

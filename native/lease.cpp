@@ -72,9 +72,23 @@ struct LeaseRegistry {
     }
     r.first = nullptr;
     r.count = 0;
+    // The parent's to end. Kept alive, not destroyed: their views are shared with what else is here.
+    new std::vector<Deferred>(std::move(r.deferred));
+    r.deferred.clear();
     r.mutex.unlock();
   }
 };
+
+namespace {
+
+void end_lease(BlockHeader* header, uint32_t reader, uint32_t generation) {
+  uint32_t expected = BlockHeader::held(generation);
+  // Release: our reads of the block come before the writer's reuse of it. Only from `held` of the same
+  // generation: if the writer took this process for dead, the word belongs to a newer value by now.
+  header->lease[reader].compare_exchange_strong(expected, BlockHeader::done(generation), std::memory_order_release, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 bool ForkPin::released() const {
   if (read_end.get() < 0) return false;
@@ -144,8 +158,7 @@ Lease::~Lease() {
     r.deferred.push_back({view_, header, reader_, generation_, std::move(pins_)});
     return;
   }
-  // Release: our reads of the block come before the writer's reuse of it.
-  header->lease[reader_].store(BlockHeader::done(generation_), std::memory_order_release);
+  end_lease(header, reader_, generation_);
 }
 
 size_t live_leases() {
@@ -160,7 +173,7 @@ void release_unpinned() {
   if (r.deferred.empty()) return;
   std::erase_if(r.deferred, [](LeaseRegistry::Deferred& d) {
     if (LeaseRegistry::pinned(d.pins)) return false;
-    d.header->lease[d.reader].store(BlockHeader::done(d.generation), std::memory_order_release);
+    end_lease(d.header, d.reader, d.generation);
     return true;
   });
 }

@@ -17,7 +17,7 @@ constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mappe
 
 // At the start of every block. A lease word belongs to one reader: the writer sets it to
 // `held(generation)` before it publishes, after that only the reader writes it, once, to
-// `done(generation)`. A late write of an older generation cannot free a newer value.
+// `done(generation)`. A late end of an older generation changes nothing.
 struct BlockHeader {
   uint32_t magic;
   uint32_t readers;

@@ -37,7 +37,11 @@ PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_g
 // A private copy-on-write mapping of the pages behind a buffer of leased memory. What is written there
 // is dropped with it.
 Buffer private_pages(const Buffer& b) {
-  if (!b.lease) throw nb::value_error("only received memory can be mapped privately");
+  if (!b.lease) {  // not shared memory: a copy
+    auto copy = std::make_shared<OwnedMemory>(b.length);
+    std::memcpy(copy->data, b.data, b.length);
+    return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
+  }
   // The address within the arena: the block's offset, its header, and where the buffer lies in it.
   const size_t in_block = size_t(b.data - b.lease->data()) + kBlockHeader;
   const uint64_t at = b.lease->offset() + in_block;
@@ -59,6 +63,7 @@ Snapshot snapshot(nb::handle value, nb::handle sent) {
   Encoded e;
   encode(e, value, sent, 0);
   Snapshot s;
+  s.frame.kept = true;
   s.frame.codec = e.codec;
   s.frame.flags = e.flags;
   s.frame.size = e.size;

@@ -72,40 +72,35 @@ void DeathWatch::remove(uint32_t slot) {
 void DeathWatch::run() {
   const bool many = supported();
   std::vector<WaitEntry> entries;
-  std::vector<uint32_t> slots;
+  auto watch = [&entries](std::atomic<uint32_t>* word, uint32_t value) {
+    entries.push_back({value, reinterpret_cast<uint64_t>(word), kSize32, 0});
+  };
   while (!stop_.load(std::memory_order_acquire)) {
     // Read before looking at anything: whoever changes something bumps it afterwards.
     const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
-    {
-      std::lock_guard lock(mutex_);
-      slots = watched_;
-    }
     entries.clear();
-    auto add = [&](std::atomic<uint32_t>* word, uint32_t value) {
-      entries.push_back({value, reinterpret_cast<uint64_t>(word), kSize32, 0});
-    };
-    add(&board_->header()->alarm, alarm);
-    for (uint32_t index : slots) {
-      BoardSlot* slot = board_->slot(index);
-      const Condition condition = slot->condition.load(std::memory_order_acquire);
-      if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) board_->nudge(index);
-      bool dead = condition == Condition::kDying;
-      if (condition == Condition::kAlive) {
-        std::atomic<uint32_t>* word = life_word(slot);
-        uint32_t value = word->load(std::memory_order_acquire);
-        // Owned: raise the waiters flag, as a contending locker would, so that the kernel wakes us.
-        while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)
-          if (word->compare_exchange_weak(value, value | FUTEX_WAITERS, std::memory_order_acq_rel)) value |= FUTEX_WAITERS;
-        if ((value & FUTEX_OWNER_DIED) || (value & FUTEX_TID_MASK) == 0) {
-          dead = true;
-        } else if (many && entries.size() < kMaxWait) {
-          add(word, value);
+    watch(&board_->header()->alarm, alarm);
+    {
+      // Held for the whole look: after `remove` nothing is said of a slot, and one that is announced
+      // dead is off the list before anybody can put its next process on it.
+      std::lock_guard lock(mutex_);
+      std::erase_if(watched_, [&](uint32_t index) {
+        BoardSlot* slot = board_->slot(index);
+        if (slot->nudge.exchange(0, std::memory_order_seq_cst) != 0) board_->nudge(index);
+        const Condition condition = slot->condition.load(std::memory_order_acquire);
+        bool dead = condition == Condition::kDying;
+        if (condition == Condition::kAlive) {
+          std::atomic<uint32_t>* word = life_word(slot);
+          uint32_t value = word->load(std::memory_order_acquire);
+          // Owned: raise the waiters flag, as a contending locker would, so that the kernel wakes us.
+          while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)
+            if (word->compare_exchange_weak(value, value | FUTEX_WAITERS, std::memory_order_acq_rel)) value |= FUTEX_WAITERS;
+          dead = (value & FUTEX_OWNER_DIED) || (value & FUTEX_TID_MASK) == 0;
+          if (!dead && many && entries.size() < kMaxWait) watch(word, value);
         }
-      }
-      if (dead) {
-        board_->announce_death(index);
-        remove(index);
-      }
+        if (dead) board_->announce_death(index);
+        return dead;
+      });
     }
     if (many)
       futex_waitv(entries.data(), unsigned(entries.size()));

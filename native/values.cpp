@@ -362,6 +362,7 @@ nb::object decode(const Frame& frame) {
         buffer.readonly = frame.readonly;
       } else {
         buffer.owner = frame.memory;  // a copy of its own
+        buffer.readonly = frame.kept;
       }
       list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
     }

@@ -99,6 +99,7 @@ struct Frame {
   size_t size = 0;
   const char* body = nullptr;
   bool readonly = false;
+  bool kept = false;  // decoded more than once: its memory is nobody's to write
   std::shared_ptr<OwnedMemory> memory;
   std::shared_ptr<Lease> lease;
 };

@@ -58,23 +58,24 @@ class Waiter {
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
   bool park(uint32_t seen, uint64_t deadline) {
-    for (;;) {
-      bell_->asleep.fetch_or(kFutex, std::memory_order_seq_cst);  // before the look at `count`: see Board::ring
-      if (bell_->count.load(std::memory_order_seq_cst) != seen) return true;
+    bell_->sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the look at `count`: see Board::ring
+    bool moved;
+    while (!(moved = bell_->count.load(std::memory_order_seq_cst) != seen)) {
       timespec left;
       if (deadline != 0) {
         const uint64_t now = now_ns();
-        if (now >= deadline) return false;
+        if (now >= deadline) break;
         left = to_timespec(deadline - now);
       }
       futex_wait(&bell_->count, seen, deadline != 0 ? &left : nullptr);
-      if (bell_->count.load(std::memory_order_seq_cst) != seen) return true;
     }
+    bell_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return moved;
   }
 
   // Raise the flag for a sleeper in poll; it may sleep only if this returns true.
   bool arm_event(uint32_t seen) {
-    bell_->asleep.fetch_or(kEvent, std::memory_order_seq_cst);
+    bell_->armed.store(1, std::memory_order_seq_cst);
     return bell_->count.load(std::memory_order_seq_cst) == seen;
   }
 

@@ -243,6 +243,7 @@ class Atomic {
   void store(T value, std::memory_order = std::memory_order_seq_cst) { step("store", this), value_ = value; }
   T exchange(T value, std::memory_order = std::memory_order_seq_cst) { return step("exchange", this), std::exchange(value_, value); }
   T fetch_add(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_add", this), std::exchange(value_, T(value_ + n)); }
+  T fetch_sub(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_sub", this), std::exchange(value_, T(value_ - n)); }
   T fetch_or(T bits, std::memory_order = std::memory_order_seq_cst) { return step("fetch_or", this), std::exchange(value_, T(value_ | bits)); }
 
  private:
@@ -360,7 +361,8 @@ std::string label_of(const Board& board, const void* word) {
     const Bell& bell = slot->bell;
     const std::string of = " of slot " + std::to_string(i);
     if (word == &bell.count) return "count" + of;
-    if (word == &bell.asleep) return "asleep" + of;
+    if (word == &bell.sleepers) return "sleepers" + of;
+    if (word == &bell.armed) return "armed" + of;
     if (word == &slot->condition) return "condition" + of;
     if (at >= reinterpret_cast<const char*>(bell.ready) && at < reinterpret_cast<const char*>(&bell + 1)) return "ready" + of;
     if (at >= reinterpret_cast<const char*>(slot) && at < reinterpret_cast<const char*>(slot + 1)) return "something" + of;
@@ -390,9 +392,9 @@ TEST(a_bell_that_looks_before_it_counts_is_caught) {
   model::Explorer explorer(2, {[&] { wait_for(bell, 1); },
                                [&] {
                                  published.store(1);
-                                 const bool wake = bell.asleep.load() != 0;  // the two lines of Board::ring in
+                                 const bool wake = bell.sleepers.load() != 0;  // the two lines of Board::ring in
                                  bell.count.fetch_add(1);                    // the wrong order
-                                 if (wake && bell.asleep.exchange(0) & kFutex) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
+                                 if (wake) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
                                }});
   std::fflush(stderr);
   const int saved = ::dup(2);

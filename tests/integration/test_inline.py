@@ -434,7 +434,7 @@ def test_a_long_wait_is_logged_by_name(caplog, monkeypatch):
     threading.Timer(0.2, lambda: actor.come.remote()).start()
     with caplog.at_level(logging.WARNING, "conveyor"):
         assert conveyor.get(other.ask.remote(actor, "wait")) == "met"
-    assert "waiting for sleeper.wait (call 0)" in caplog.text
+    assert "waiting for sleeper.wait (call 1)" in caplog.text
     conveyor.kill(actor)
 
 
@@ -575,13 +575,16 @@ def test_kill_frees_the_instance_and_stops_nothing_that_runs():
 
 
 def test_sys_exit_ends_the_actor_only(capsys):
-    actor = Plain.remote()
+    actor = Plain.options(name="leaver").remote()
     with pytest.raises(ActorDiedError, match="exited with code 1 while running exit") as caught:
         conveyor.get(actor.exit.remote())
     assert (caught.value.exit_code, caught.value.node) == (1, "exit")
     assert capsys.readouterr().err == "goodbye\n"
     with pytest.raises(ActorDiedError):
         actor.echo.remote(1)
+    with pytest.raises(ValueError, match="no actor named 'leaver'; named actors: none"):
+        conveyor.get_actor("leaver")
+    conveyor.kill(Plain.options(name="leaver").remote())
 
 
 # The session

@@ -266,12 +266,19 @@ PROGRAMS: list[Any] = []
 
 
 def program(
-    expected: Any = None, *, raises: Any = None, match: str = "", torch: bool = False
+    expected: Any = None,
+    *,
+    raises: Any = None,
+    match: str = "",
+    torch: bool = False,
+    known_bug: str = "",
 ) -> Any:
     """``raises``: the classes of which the error must be an instance, all of them."""
 
     def add(function: Any) -> Any:
-        marks = [pytest.mark.torch] if torch else []
+        marks: list[Any] = [pytest.mark.torch] if torch else []
+        if known_bug:
+            marks.append(pytest.mark.xfail(reason=known_bug))
         PROGRAMS.append(
             pytest.param(function, expected, raises, match, id=function.__name__, marks=marks)
         )
@@ -332,6 +339,14 @@ def a_put_value_is_a_snapshot(t):
     ref = conveyor.put(items)
     items.append("later")
     return get(t.a.append.remote(ref, 1))
+
+
+@program([0.0, 0.0])
+def writing_into_a_put_value_changes_it_for_nobody_else(t):
+    ref = conveyor.put(np.zeros(BIG))
+    first, second = get(ref), get(ref)
+    _may_write(first)
+    return [second[0], get(ref)[0]]
 
 
 # Calls

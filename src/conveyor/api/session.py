@@ -60,11 +60,9 @@ def shutdown() -> None:
     runtime = context.running()
     if runtime is None:
         return
-    try:
-        runtime.shutdown()
-    finally:
-        if context.running() is runtime:
-            context.install(None)
+    runtime.shutdown()  # raises in an actor, whose session is the driver's
+    if context.running() is runtime:
+        context.install(None)
 
 
 def is_initialized() -> bool:

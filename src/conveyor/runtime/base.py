@@ -31,6 +31,9 @@ class PutRef(Ref):
     def done(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        return "<PutRef>"
+
 
 class _Nowhere:
     """The source of refs that were never on their way."""

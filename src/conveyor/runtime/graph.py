@@ -13,6 +13,7 @@ from conveyor.config import Config
 from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
 from conveyor.plan import explain as explain_plan
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
@@ -155,14 +156,14 @@ class CompiledGraph:
 
     def try_execute(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
-        ref = self._submit_once(self._inputs(args, kwargs))
+        ref = self._submit_once(match_inputs(self.plan, self.name, args, kwargs))
         if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
         return self._refs(ref)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`; waits for room without blocking the event loop."""
-        inputs = self._inputs(args, kwargs)
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
         while True:
             ref = self._submit_once(inputs)
             if ref is not None:
@@ -175,7 +176,7 @@ class CompiledGraph:
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
             timeout = None
-        inputs = self._inputs(args, kwargs)
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
         patience = Patience(timeout)
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise WaitTimeoutError(
@@ -215,33 +216,6 @@ class CompiledGraph:
 
     def _may_submit(self) -> bool:
         return self._closed_or_failed() or self.gate.has_room
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments as the frames of the input edges."""
-        plan = self.plan
-        if plan.whole_input:
-            if kwargs or len(args) != 1:
-                raise TypeError(
-                    f"{self.name} takes exactly one argument, because its InputNode is used whole; "
-                    f"got {_count(args, kwargs)}"
-                )
-            return args
-        if len(args) != plan.positional:
-            raise TypeError(
-                f"{self.name} takes {plan.positional} positional argument(s), got {_count(args, kwargs)}"
-            )
-        missing = [key for key in plan.keywords if key not in kwargs]
-        unknown = [key for key in kwargs if key not in plan.keywords]
-        if missing or unknown:
-            raise TypeError(
-                f"{self.name} takes the keyword argument(s) {', '.join(plan.keywords) or 'none'}"
-                + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; not known: {', '.join(unknown)}" if unknown else "")
-            )
-        return tuple(
-            tuple(args[key] if isinstance(key, int) else kwargs[key] for key in bundle.keys)  # type: ignore[index]
-            for bundle in plan.inputs
-        )
 
     def _refs(self, first: GraphRef) -> Any:
         """What ``execute`` returns, given the ref of the first output."""
@@ -380,7 +354,3 @@ class CompiledGraph:
 
 #: How long a wait may last before it is worth preparing to log and describe it.
 _FIRST_LOOK = 0.005
-
-
-def _count(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return f"{len(args)} positional and {len(kwargs)} keyword argument(s)"

@@ -71,7 +71,7 @@ class Actor:
         self.instance: Any = None
         self.start_failure: Failure | None = None
         self.calls: set[Call] = set()  # not done yet
-        self.call_numbers = itertools.count()
+        self.call_numbers = itertools.count(1)
         self.outboxes: dict[Host | None, Outbox] = {}
         self.start: Start | None = None
         self._end: tuple[str, str | None, int | None] | None = None
@@ -171,7 +171,7 @@ class Start(Job):
         self._actor.end(f"was interrupted by {type(error).__name__} while running __init__")
 
 
-class InlineRef(Ref):
+class CallRef(Ref):
     """The result of an actor call."""
 
     __slots__ = ()
@@ -184,8 +184,7 @@ class Call(Job):
     gate: Any = None
 
     def __init__(self, actor: Actor, method: str, num_returns: int) -> None:
-        number = next(actor.call_numbers)
-        super().__init__(actor.host, f"{actor.name}.{method} (call {number})")
+        super().__init__(actor.host, f"{actor.name}.{method} (not sent yet)")
         self.actor = actor
         self.method = method
         self._num_returns = num_returns
@@ -193,13 +192,13 @@ class Call(Job):
         self._kwargs: dict[str, Any] = {}
         self._arrival: Failure | None = None
         # None once it is settled, so that a result is not kept by what it is the result of.
-        self._ref: InlineRef | None = InlineRef(self, -1)
+        self._ref: CallRef | None = CallRef(self, -1)
         self.outbox: Outbox | None = None
         self._submitted = False
         actor.calls.add(self)
 
     @property
-    def ref(self) -> InlineRef:
+    def ref(self) -> CallRef:
         assert self._ref is not None
         return self._ref
 
@@ -214,6 +213,8 @@ class Call(Job):
             self._kwargs = given_there or {}
         except ArrivalError as error:
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
+        number = next(self.actor.call_numbers)
+        self.label = f"{self.actor.name}.{self.method} (call {number})"
 
     def submit(self) -> None:
         self._submitted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ class Loaded:
         self.plan = plan
         self.actors = actors
         self.crossing = crossing
+        self.executions = itertools.count()
         self.stages = in_order(plan)
         self.registers = [program.registers for program in plan.programs]
         self.readers = {edge.id: edge.readers for edge in plan.edges}
@@ -108,14 +110,14 @@ class Execution:
     """One run through the Plan. A failed task leaves a ``Failure`` where its result would be; who
     needs it passes it on instead of running."""
 
-    def __init__(self, loaded: Loaded, number: int, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, loaded: Loaded, inputs: tuple[Any, ...]) -> None:
         """Takes the inputs across; raises what keeps one of them from being sent."""
         self.loaded = loaded
-        self.number = number
         self._frames: dict[tuple[int, int], Any] = {}
         self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
         for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
             self._publish(bundle.edge, value)
+        self.number = next(loaded.executions)
 
     def run(self) -> None:
         """Run all tasks. Raises ``ActorDiedError`` where an actor has died, ``DeadlockError``, and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,6 @@ class InlineGraph:
         for actor in self._actors:
             actor.check_alive()
         self._number = runtime.next_graph_number()
-        self._executions = itertools.count()
         self._closed: ConveyorError | None = None
         self._failure: ActorDiedError | None = None
         self._host = Turns(runtime.lines, self.name)
@@ -96,7 +94,7 @@ class InlineGraph:
     def run(self, inputs: tuple[Any, ...]) -> list[GraphRef]:
         """One execution, in the graph's turn: its distinct results."""
         self._check()
-        execution = Execution(self._loaded, next(self._executions), inputs)
+        execution = Execution(self._loaded, inputs)
         refs = [GraphRef(self, execution.number, i) for i in range(len(self._distinct))]
         try:
             execution.run()

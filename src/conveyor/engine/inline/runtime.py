@@ -76,7 +76,7 @@ class InlineRuntime(CallingRuntime):
         try:
             args, kwargs = self._constructor_arguments(spec, actor)
         except BaseException:
-            self._remove(actor)
+            actor.end("was never started")
             raise
         if actor.start_failure is None:
             actor.start = Start(actor, spec.cls, args, kwargs)
@@ -90,7 +90,7 @@ class InlineRuntime(CallingRuntime):
             self._of_class[class_name] += 1
             count = self._of_class[class_name]
             label = spec.name or (class_name if count == 1 else f"{class_name}#{count}")
-            if spec.name is not None and spec.name in self._names:
+            if spec.name is not None and self._named(spec.name) is not None:
                 raise ValueError(f"there is an actor named {spec.name!r} already")
             host = self._make_host(spec, label)
             actor = Actor(
@@ -145,25 +145,20 @@ class InlineRuntime(CallingRuntime):
         return found
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        actor = self._names.get(name)
+        actor = self._named(name)
         if actor is None:
-            known = ", ".join(sorted(self._names)) or "none"
+            known = ", ".join(sorted(filter(self._named, self._names))) or "none"
             raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
         if self._inside is not None:
             actor.shared = True
         return actor.id, actor.class_name, actor.methods
 
+    def _named(self, name: str) -> Actor | None:
+        actor = self._names.get(name)
+        return actor if actor is not None and actor.alive else None
+
     def kill(self, actor: ActorId) -> None:
-        self._end(self.actor(actor), "was killed by conveyor.kill()")
-
-    def _end(self, actor: Actor, how: str) -> None:
-        actor.end(how)
-        if actor.named and self._names.get(actor.name) is actor:
-            del self._names[actor.name]
-
-    def _remove(self, actor: Actor) -> None:
-        self._end(actor, "was never started")
-        del self._actors[actor.id.index]
+        self.actor(actor).end("was killed by conveyor.kill()")
 
     def retain(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
