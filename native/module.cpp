@@ -258,13 +258,13 @@ NB_MODULE(_core, m) {
            }, "graph"_a, "node"_a, "execution"_a)
       .def("running_call", [](Inbox& i, nb::str name, uint64_t call) {
              Status& s = i.status();
+             Py_ssize_t length;
+             const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &length);
+             if (text == nullptr) throw nb::python_error();
              s.graph.store(0, std::memory_order_relaxed);
              const uint32_t version = s.what_version.load(std::memory_order_relaxed);
              s.what_version.store(version + 1, std::memory_order_relaxed);
              std::atomic_thread_fence(std::memory_order_release);
-             Py_ssize_t length;
-             const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &length);
-             if (text == nullptr) throw nb::python_error();
              const size_t n = std::min(size_t(length), sizeof s.what - 1);
              std::memcpy(s.what, text, n);
              s.what[n] = 0;

@@ -75,9 +75,10 @@ void DeathWatch::run() {
   auto watch = [&entries](std::atomic<uint32_t>* word, uint32_t value) {
     entries.push_back({value, reinterpret_cast<uint64_t>(word), kSize32, 0});
   };
-  while (!stop_.load(std::memory_order_acquire)) {
+  for (;;) {
     // Read before looking at anything: whoever changes something bumps it afterwards.
     const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
+    if (stop_.load(std::memory_order_acquire)) return;
     entries.clear();
     watch(&board_->header()->alarm, alarm);
     {

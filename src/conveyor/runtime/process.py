@@ -90,9 +90,7 @@ class Process:
     ) -> _core.Reader:
         """Reading end ``index`` of a ring written by process ``writer[0]``. Large values of a
         ``shared`` ring are read-only, because somebody else reads the same memory."""
-        view = self._views.get(writer[0])
-        if view is None:
-            view = self._views[writer[0]] = _core.ArenaView(-1, 0)
+        view = self._views[writer[0]]  # a peer: whoever lays a channel introduces its ends first
         return _core.Reader(segment, offset, index, self.board, writer, view, shared)
 
 
