@@ -60,7 +60,17 @@ def shutdown() -> None:
     runtime = context.running()
     if runtime is None:
         return
-    runtime.shutdown()  # raises in an actor, whose session is the driver's
+    try:
+        runtime.shutdown()
+    except RuntimeStateError:
+        raise  # not ours to end: in an actor the session is the driver's
+    except BaseException:
+        _uninstall(runtime)
+        raise
+    _uninstall(runtime)
+
+
+def _uninstall(runtime: Runtime) -> None:
     if context.running() is runtime:
         context.install(None)
 
