@@ -16,10 +16,10 @@ namespace conveyor {
 // Waking a parked process on an idle core takes about half of this; so spin for no longer.
 constexpr uint64_t kMaxSpinNs = 100'000;
 constexpr uint64_t kMinSpinNs = 2'000;
-// A yield that takes longer than this let somebody else run. Where that happens the core is shared,
-// waking is cheap, and every process that spins makes the others wait for its turn: so park after a few.
-constexpr uint64_t kYieldedNs = 1'000;
-constexpr int kCrowdedYields = 2;
+// A graph whose every hop wakes a parked process on an idle core takes this long for a round of eight.
+// Its processes must try spinning again, or it would stay in that slow state for ever: each finds the
+// next one parked because the one before was slow.
+constexpr uint64_t kWorthSpinningNs = 4 * kMaxSpinNs;
 
 class Waiter {
  public:
@@ -31,29 +31,28 @@ class Waiter {
   bool spin(uint32_t seen, uint64_t start) {
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
     uint64_t now = start;
-    int crowded = 0;
     for (;;) {
       if (bell_->count.load(std::memory_order_acquire) != seen) {
         if (budget != kMaxSpinNs) budget_.store(kMaxSpinNs, std::memory_order_relaxed);
         return true;
       }
-      if (now - start >= budget || crowded >= kCrowdedYields) return false;
+      if (now - start >= budget) return false;
       // With more processes than cores a spin that keeps the core delays the very process it waits
-      // for; on a core of one's own the call costs a few hundred nanoseconds.
+      // for; on a core of one's own the call costs a few hundred nanoseconds. (Parking early where the
+      // yields show a shared core was tried: it lets the other cores halt, and then a chain of eight
+      // over two cores takes 300 us instead of 50.)
       ::sched_yield();
-      const uint64_t before = now;
       now = now_ns();
-      if (now - before > kYieldedNs) ++crowded;
     }
   }
 
-  // Learn from a wait that had to park. One that lasted little longer than the largest budget may
-  // well be caught by spinning next time; longer ones halve the budget, so that a process whose
-  // messages come every few milliseconds soon parks at once.
+  // Learn from a wait that had to park. A short one may well be caught by spinning next
+  // time; longer ones halve the budget, so that a process whose messages come every few milliseconds
+  // soon parks at once.
   void learn_parked(uint64_t start) {
     const uint64_t waited = now_ns() - start;
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
-    budget_.store(waited < 2 * kMaxSpinNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
+    budget_.store(waited < kWorthSpinningNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
   }
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.

@@ -11,6 +11,7 @@ from benchmarks.worker import PAGE, sweep
 
 TINY = 64  # sent first, so that the worker has imported numpy or torch
 WAKE = 10
+FILLED = 64 << 20  # before each send, in place or elsewhere
 COLD = 12  # Ray has ten buffers, each of which is cold once
 SECONDS = 0.8
 MOST = 5_000
@@ -53,11 +54,16 @@ def transfer(bench: Bench, spec: Transfer) -> Figures:
 
 
 def in_place(bench: Bench, spec: InPlace) -> Figures:
-    """Making (untimed, but given as ``make_us``) and filling come before; then send and reply."""
+    """Making (untimed, but given as ``make_us``) and filling come before; then send and reply.
+
+    Filling 64 MB empties the caches, and what comes next pays for that, whatever it is. So for a
+    smaller value the rest is filled elsewhere: what differs between the sizes is then the sending.
+    """
     path = bench.path(Topology("chain", 1, "peek"))
     submit, receive, empty = path.submit, path.receive, bench.system.empty
     tiny = _payload(spec.device, TINY)
-    count = max(10, int((30 if spec.size >= 1 << 20 else 500) * bench.effort))
+    count = max(10, int(60 * bench.effort))
+    elsewhere = _payload(spec.device, max(FILLED - spec.size, 1))
     makes: list[int] = []
     sends: list[int] = []
     for _ in range(count + 5):
@@ -65,7 +71,8 @@ def in_place(bench: Bench, spec: InPlace) -> Figures:
         holder = [empty(spec.device, spec.size)]
         makes.append(time.perf_counter_ns() - start)
         holder[0][:] = 1
-        # Filling takes its time and the cache, more of both for a large value: begin even.
+        elsewhere[:] = 1
+        # The tiny ones wake the worker.
         for _ in range(WAKE):
             path.once(tiny)
         # Popped straight into the library's call: one that a variable still holds is copied.
