@@ -16,13 +16,14 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo test lint test-native pytest soak bench docs format clean distclean
+.PHONY: help build demo test lint test-native fuzz pytest soak bench docs format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
 	@echo 'make test         all checks: lint, native tests, pytest (ARGS="..." for pytest)'
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
+	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
 	@echo 'make soak         the tests that take minutes'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
 	@echo 'make docs         the documentation, into site/'
@@ -92,6 +93,9 @@ test-native: $(STAMPS)/tools
 pytest: $(STAMPS)/dev
 	$(build)
 	python -m pytest -m 'not soak' $(ARGS)
+
+fuzz: $(STAMPS)/dev
+	native/tests/fuzz.sh build/fuzz $(ARGS)
 
 soak: $(STAMPS)/dev
 	$(build)

@@ -104,9 +104,13 @@ void Board::live(uint32_t index) {
   s->pid.store(uint32_t(::getpid()), std::memory_order_relaxed);
   const int rc = pthread_mutex_lock(&s->life);
   if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
-  s->condition.store(Condition::kAlive, std::memory_order_release);
+  // The death watch looks at the life word from now on. First this, then the condition: whoever sees
+  // this process alive may kill it at once, and must be able to rely on the watch.
   header_->alarm.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&header_->alarm);  // the service thread can watch the life word from now on
+  futex_wake_all(&header_->alarm);
+  // Not if it has been announced dead meanwhile: then the signal that ends it is on its way.
+  Condition starting = Condition::kStarting;
+  s->condition.compare_exchange_strong(starting, Condition::kAlive, std::memory_order_release, std::memory_order_relaxed);
 }
 
 void Board::guard_signals(uint32_t index) {

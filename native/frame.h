@@ -75,6 +75,8 @@ inline std::optional<TableView> read_table(const char* body, size_t size, size_t
   if (head.buffers != 0) std::memcpy(view.entries.data(), body + sizeof head, head.buffers * sizeof(BufferEntry));
   for (const BufferEntry& e : view.entries) {
     const bool in_block = e.offset & kInBlock;
+    // Not even an empty buffer: whoever resolves it would ask a lease that is not there for its start.
+    if (in_block && block_size == 0) return std::nullopt;
     const uint64_t at = e.offset & ~kInBlock;
     const uint64_t room = in_block ? block_size : size;
     if (at > room || e.length > room - at) return std::nullopt;

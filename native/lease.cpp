@@ -113,8 +113,11 @@ char* ArenaView::block(uint64_t offset, uint64_t size) {
     throw std::system_error(EFAULT, std::generic_category(), "block outside the arena");
   if (size >= kBigBlock) {
     auto it = big_.find(offset);
-    if (it != big_.end() && it->second.second >= size) return it->second.first;
-    // A block keeps its place and size for the life of the arena, so an entry never needs to grow.
+    if (it != big_.end()) {
+      // A block keeps its place and size for the life of the arena.
+      if (it->second.second < size) throw std::system_error(EPROTO, std::generic_category(), "a block that has grown");
+      return it->second.first;
+    }
     char* p = map_shared(fd_.get(), offset, size);
     big_.emplace(offset, std::make_pair(p, size_t(size)));
     return p;

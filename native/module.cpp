@@ -422,7 +422,7 @@ NB_MODULE(_core, m) {
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a)
       .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a)
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
-      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "label"_a)
+      .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a)
       .def("advance", &Program::advance)
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
       .def("close", &Program::close)

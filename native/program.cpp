@@ -29,8 +29,8 @@ void Program::add_call(nb::object method, uint32_t node, std::string label, std:
   steps_.push_back(std::move(call));
 }
 
-void Program::add_send(nb::object writer, int reg, bool last, std::string label) {
-  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, std::move(label)});
+void Program::add_send(nb::object writer, int reg, bool last, bool only_done, std::string label) {
+  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, only_done, std::move(label)});
   keep_.push_back(std::move(writer));
 }
 
@@ -142,6 +142,7 @@ bool Program::run(Send& step) {
   nb::object& reg = regs_[size_t(step.reg)];
   nb::object value = step.last ? std::move(reg) : reg;
   if (step.last) reg = nb::object();
+  if (step.only_done && !is_error(value)) value = nb::none();
   Writer& writer = *step.writer;
   // Depth was granted when the execution was submitted, so there is room.
   CONVEYOR_ASSERT(writer.ring.has_room());

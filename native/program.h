@@ -25,8 +25,9 @@ class Program {
   // program, which is then suspended until `resume`. `uses`: registers whose errors are passed on.
   void add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
                 std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs, int num_returns);
-  // Publish register `reg`; `last`: nothing later in this execution needs it.
-  void add_send(nb::object writer, int reg, bool last, std::string label);
+  // Publish register `reg`; `last`: nothing later in this execution needs it; `only_done`: not the
+  // value, only None (or the error) to say that it has come to be.
+  void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label);
 
   // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
   void advance();
@@ -61,6 +62,7 @@ class Program {
     Writer* writer;
     int reg;
     bool last;
+    bool only_done;
     std::string label;
   };
 

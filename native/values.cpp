@@ -303,6 +303,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   meta = PyTuple_GET_ITEM(result.ptr(), 2);
   buffers = PyTuple_GET_ITEM(result.ptr(), 3);
   if (!PyBytes_CheckExact(meta)) throw nb::type_error("conveyor: codec meta");
+  if (uint64_t(PyBytes_GET_SIZE(meta)) > UINT32_MAX) throw nb::value_error("the pickled part of a value is larger than 4 GiB");
   out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();

@@ -140,7 +140,7 @@ TEST(spans_that_do_not_fit_are_refused) {
   CHECK(!reads(8, UINT64_MAX - 7, 0));
   // In the block, whose size is another.
   CHECK(!reads(kInBlock, 1, 0));
-  CHECK(reads(kInBlock, 0, 0));
+  CHECK(!reads(kInBlock, 0, 0));
   CHECK(reads(kInBlock, 1'000, 1'000));
   CHECK(reads(kInBlock | 999, 1, 1'000));
   CHECK(!reads(kInBlock | 999, 2, 1'000));

@@ -244,6 +244,12 @@ class Atomic {
   T exchange(T value, std::memory_order = std::memory_order_seq_cst) { return step("exchange", this), std::exchange(value_, value); }
   T fetch_add(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_add", this), std::exchange(value_, T(value_ + n)); }
   T fetch_sub(T n, std::memory_order = std::memory_order_seq_cst) { return step("fetch_sub", this), std::exchange(value_, T(value_ - n)); }
+  bool compare_exchange_strong(T& expected, T wanted, std::memory_order = std::memory_order_seq_cst,
+                               std::memory_order = std::memory_order_seq_cst) {
+    step("compare_exchange", this);
+    if (value_ == expected) return value_ = wanted, true;
+    return expected = value_, false;
+  }
   T fetch_or(T bits, std::memory_order = std::memory_order_seq_cst) { return step("fetch_or", this), std::exchange(value_, T(value_ | bits)); }
 
  private:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from conveyor import dag, exceptions
+from conveyor import dag, exceptions, observe
 from conveyor.api import (
     ActorClass,
     ActorHandle,
@@ -21,9 +21,10 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
-from conveyor.runtime.graph import CompiledGraph, GraphRef
+from conveyor.runtime.graph import CompiledGraph
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs import Ref as ObjectRef
+from conveyor.runtime.results import GraphRef
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "is_initialized",
     "kill",
     "method",
+    "observe",
     "put",
     "remote",
     "shutdown",

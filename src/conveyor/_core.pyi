@@ -573,8 +573,9 @@ class Program:
         ``start`` are called with all registers in its place; ``start`` suspends the program.
         """
 
-    def add_send(self, writer: Writer, reg: int, last: bool, label: str) -> None:
-        """Publish a register; ``last``: nothing later in the execution needs it."""
+    def add_send(self, writer: Writer, reg: int, last: bool, only_done: bool, label: str) -> None:
+        """Publish a register; ``last``: nothing later in the execution needs it; ``only_done``:
+        ``None`` in its place, unless it is an error."""
 
     def advance(self) -> None:
         """Run as far as input is there, for a turn at most."""

@@ -16,11 +16,14 @@ class Config:
         beyond that.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
     name: the graph's name in messages.
+    ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
+        because they belong to another graph.
     """
 
     depth: int = 16
     slot_bytes: int = 2048
     name: str = ""
+    ignore_unused: bool = False
 
     def __post_init__(self) -> None:
         if type(self.depth) is not int or not 1 <= self.depth <= 4096:

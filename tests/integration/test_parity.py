@@ -1097,7 +1097,7 @@ def graphs_that_are_not_valid(t):
     with InputNode() as other:
         good = t.a.echo.bind(other)
     uses = [
-        lambda: t.a.echo.bind(1).compile(),
+        InputNode().compile,
         used.compile,
         lambda: MultiOutputNode([t.a.echo.bind(other), t.a.echo.bind(InputNode())]).compile(),
         lambda: good.compile(colour="red"),

@@ -26,6 +26,7 @@ from conveyor.dag import (
     TransportHint,
     hooks,
 )
+from conveyor.dag.inputs import InputData, Path, given, key_of
 from conveyor.dag.methods import bind
 from conveyor.dag.node import hint_of, origin, record_of, upstream_of
 from conveyor.dag.survey import survey
@@ -86,7 +87,7 @@ def test_a_part_of_the_input_is_one_node_whichever_way_it_is_written():
     assert inp[0] is part
     assert inp[1] is not part
     assert isinstance(part, InputAttributeNode)
-    assert (part.key, inp.key.key) == (0, "key")
+    assert (key_of(part), key_of(inp.key)) == (0, "key")
 
 
 def test_integers_of_other_kinds_are_positions():
@@ -94,13 +95,13 @@ def test_integers_of_other_kinds_are_positions():
         def __index__(self) -> int:
             return 2
 
-    assert InputNode()[Index()].key == 2
+    assert key_of(InputNode()[Index()]) == 2
 
 
 def test_zip_of_actors_and_input():
     inp = InputNode()
     nodes = [call(actor, "f", part) for actor, part in zip((A, B), inp, strict=False)]
-    assert [upstream_of(node)[0].key for node in nodes] == [0, 1]
+    assert [key_of(upstream_of(node)[0]) for node in nodes] == [0, 1]
 
 
 def test_taking_all_parts_of_an_input_ends_with_an_error():
@@ -112,8 +113,8 @@ def test_attributes_that_python_asks_for_are_no_keys():
     inp = InputNode()
     for name in ("__array__", "_repr_html_", "_ipython_display_", "__wrapped__"):
         assert not hasattr(inp, name)
-    assert inp["_hidden"].key == "_hidden"
-    assert inp["compile"].key == "compile"
+    assert key_of(inp["_hidden"]) == "_hidden"
+    assert key_of(inp["compile"]) == "compile"
 
 
 def test_input_takes_no_arguments():
@@ -134,12 +135,43 @@ def test_a_negative_position():
         InputNode()[-1]
 
 
-def test_only_the_first_level_of_the_input_can_be_taken_apart():
+def test_parts_of_arguments():
     inp = InputNode()
-    with pytest.raises(TypeError, match="only the arguments of execute"):
-        inp[0][0]
-    with pytest.raises(AttributeError, match="no attribute 'b'"):
-        inp.a.b  # noqa: B018
+    part = inp["a"][0].key
+    assert part is inp.a[0].key
+    assert part is not inp["a"][0]["key"]
+    assert key_of(part) == Path("a", ((True, 0), (False, "key")))
+    assert repr(part) == "InputNode()['a'][0].key"
+    assert given(key_of(inp.a[-1].real), (), {"a": [1, 2]}) == 2
+
+
+def test_a_part_that_an_argument_does_not_have():
+    key = key_of(InputNode()["a"]["b"])
+    with pytest.raises(
+        TypeError, match=r"inp\['a'\]\['b'\]: .* given for inp\['a'\].*KeyError: 'b'"
+    ):
+        given(key, (), {"a": {}})
+
+
+def test_a_part_cannot_be_iterated_over_or_named_by_a_node_or_a_list():
+    inp = InputNode()
+    with pytest.raises(TypeError, match="cannot be iterated over"):
+        list(inp[0])
+    with pytest.raises(GraphError, match="the key is a graph node"):
+        inp[0][inp[1]]
+    with pytest.raises(TypeError, match="by a hashable key, not by a list"):
+        inp[0][[1]]
+
+
+def test_the_whole_input():
+    assert given(None, (1,), {}) == 1
+    data = given(None, (1, 2), {"k": 3})
+    assert data == InputData((1, 2), {"k": 3})
+    assert (data[1], data["k"], data.k) == (2, 3, 3)
+    assert pickle.loads(pickle.dumps(data)) == data
+    assert repr(data) == "InputData(1, 2, k=3)"
+    with pytest.raises(AttributeError, match="no argument 'j'"):
+        data.j  # noqa: B018
 
 
 # Methods
@@ -275,29 +307,42 @@ def test_multi_output_keeps_order_and_duplicates():
 
 def test_multi_output_of_something_else_than_a_list():
     x = call(A, "f", InputNode())
-    for wrong in (x, {x}, {"k": x}, iter([x]), None):
-        with pytest.raises(GraphError, match="takes a list of nodes"):
+    for wrong in (x, {x}, iter([x]), None):
+        with pytest.raises(GraphError, match="takes a list, tuple or dict of results"):
             MultiOutputNode(wrong)
 
 
 def test_multi_output_of_nothing():
-    with pytest.raises(GraphError, match="at least one output"):
+    with pytest.raises(GraphError, match="at least one result"):
         MultiOutputNode([])
 
 
-@pytest.mark.parametrize("constant", [1, None, "x", A])
-def test_multi_output_of_constants(constant):
-    x = call(A, "f", InputNode())
-    with pytest.raises(GraphError, match=r"element 1 of MultiOutputNode is .*, not a node"):
-        MultiOutputNode([x, constant])
+def test_multi_output_of_any_shape():
+    x, y = call(A, "split", InputNode(), n=2)
+    shape = {"a": x, "b": [y, 1, (x, None)]}
+    node = MultiOutputNode(shape)
+    assert node.nodes == (x, y, x)
+    assert node.structure == shape
+    shape["b"].append(2)
+    assert node.structure != shape
+    with pytest.raises(GraphError, match="at least one output or effect"):
+        MultiOutputNode([1, "x", None])
+    with pytest.raises(GraphError, match="holds a MultiOutputNode"):
+        MultiOutputNode([[MultiOutputNode([x])]])
+    with pytest.raises(GraphError, match="inside a set"):
+        MultiOutputNode([{x}])
 
 
-def test_multi_output_of_lists():
-    pair = call(A, "split", InputNode(), n=2)
-    with pytest.raises(GraphError, match="element 0 of MultiOutputNode is a tuple"):
-        MultiOutputNode([pair])
-    with pytest.raises(GraphError, match="element 0 of MultiOutputNode is a MultiOutputNode"):
-        MultiOutputNode([MultiOutputNode(pair)])
+def test_effects():
+    inp = InputNode()
+    x, log, pair = call(A, "f", inp), call(B, "log", inp), call(A, "split", inp, n=2)
+    node = MultiOutputNode([x], effects=[log, pair[1], log])
+    assert node.effects == (log, pair[1].task)
+    assert node.with_tensor_transport().effects == node.effects
+    assert MultiOutputNode([None], effects=[log]).nodes == ()
+    for wrong in (inp, 1):
+        with pytest.raises(GraphError, match="effects are bound methods"):
+            MultiOutputNode([x], effects=[wrong])
 
 
 # All nodes

@@ -11,6 +11,7 @@ import pytest
 
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.dag.inputs import Path, key_of
 from conveyor.dag.methods import bind
 from conveyor.exceptions import GraphError
 from conveyor.plan import (
@@ -20,10 +21,13 @@ from conveyor.plan import (
     Const,
     InputBundle,
     Nested,
+    Passed,
     Plan,
     Recv,
     Reg,
     Send,
+    Shape,
+    explain,
     fill,
     lower,
 )
@@ -131,7 +135,7 @@ def test_a_part_that_nobody_uses_is_no_parameter():
     inp = InputNode()
     kept = inp[3]
     assert plan_of(call(A, "f", inp[0])).positional == 1
-    assert kept.key == 3
+    assert key_of(kept) == 3
 
 
 def test_a_value_of_the_driver_and_several_actors_is_one_edge():
@@ -313,9 +317,12 @@ def refused(root: Any) -> str:
 
 
 def test_no_input():
-    text = refused(call(B, "g", call(A, "f", 1)))
-    assert "has no InputNode" in text
-    assert "a.f" in text
+    plan = plan_of(call(B, "g", call(A, "f", 1)))
+    assert (plan.positional, plan.keywords, plan.whole_input) == (0, (), False)
+    assert plan.inputs == (InputBundle(0, ()),)
+    assert plan.edges[0].source == "start"
+    assert plan.edges[0].readers == (0,)
+    assert "start" in explain(plan)
 
 
 def test_two_inputs():
@@ -326,21 +333,42 @@ def test_two_inputs():
 
 def test_whole_input_and_parts():
     inp = InputNode()
-    text = refused(call(B, "g", call(A, "f", inp), k=inp.key))
-    assert "whole (by a.f) as well as in parts (inp['key'], by b.g)" in text
-    assert "in parts" in refused(call(A, "f", inp[0], [inp.with_tensor_transport()]))
+    plan = plan_of(call(B, "g", call(A, "f", inp), k=inp.key, j=inp.key[0]))
+    assert (plan.positional, plan.keywords, plan.whole_input) == (0, ("key",), False)
+    keys = ("key", Path("key", ((True, 0),)))
+    assert [bundle.keys for bundle in plan.inputs] == [keys, (None,)]
+    assert [edge.source for edge in plan.edges[:2]] == ["input['key'], input['key'][0]", "input"]
 
 
 def test_a_task_without_a_node_among_its_arguments():
     inp = InputNode()
-    text = refused(call(A, "f", inp, call(B, "setup", 3)))
-    assert text.startswith("b.setup has no graph node among its arguments")
+    apart = plan_of(call(A, "f", inp, call(B, "setup", 3)))
+    assert [bundle.keys for bundle in apart.inputs] == [(None,), ()]
+    assert apart.positional == 1
+    # Where its actor gets some of the input, that begins it.
+    together = plan_of(call(A, "f", InputNode()[0], call(A, "setup", 3)))
+    assert [bundle.keys for bundle in together.inputs] == [(0,)]
+    assert isinstance(steps(together)[0], Recv)
 
 
 def test_an_input_as_output():
     inp = InputNode()
-    assert "(inp) is passed straight to its output" in refused(inp)
-    assert "(inp[0])" in refused(MultiOutputNode([call(A, "f", inp[0]), inp[0]]))
+    assert "has no task" in refused(inp)
+    plan = plan_of(MultiOutputNode([inp.k, call(A, "f", inp[0]), 5, inp]))
+    assert plan.shape == Shape(
+        [Reg(0), Reg(1), Reg(2), Reg(3)], (Passed("k"), 0, Const(5), Passed(None))
+    )
+    assert (plan.positional, plan.keywords) == (1, ("k",))
+    assert [bundle.keys for bundle in plan.inputs] == [(0,)]
+
+
+def test_an_effect():
+    inp = InputNode()
+    x = call(A, "f", inp)
+    plan = plan_of(MultiOutputNode([x], effects=[call(B, "log", x)]))
+    assert plan.effects == (2,)
+    assert plan.edges[2].readers == (DRIVER,)
+    assert steps(plan, 1)[-1] == Send(2, 1, only_done=True)
 
 
 def test_a_leaf():

@@ -19,6 +19,8 @@ from conveyor.dag import (
     OutputElementNode,
 )
 from conveyor.dag.containers import replace_nodes
+from conveyor.dag.inputs import given as input_part
+from conveyor.dag.inputs import key_of
 from conveyor.dag.methods import bind
 from conveyor.dag.node import origin
 from conveyor.plan import (
@@ -139,7 +141,7 @@ def evaluate(root: Any, executions: list[tuple[tuple[Any, ...], dict[str, Any]]]
             if isinstance(base, InputNode):
                 return args[0]
             if isinstance(base, InputAttributeNode):
-                return args[base.key] if isinstance(base.key, int) else kwargs[base.key]
+                return input_part(key_of(base), args, kwargs)
             if isinstance(base, OutputElementNode):
                 return made[base.task][base.index]
             return made[base]

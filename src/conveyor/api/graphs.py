@@ -40,6 +40,9 @@ class _Host:
         # Nodes bound through a handle have its ActorId.
         return context.current().call(cast(ActorId, actor), method, args, kwargs, num_returns)
 
+    def put(self, value: Any) -> Any:
+        return context.current().put(value)
+
     def get(self, refs: Sequence[Any]) -> list[Any]:
         values: list[Any] = context.current().get(list(refs), None)
         return values

@@ -15,7 +15,7 @@ can be compiled, extended and executed eagerly as often as one likes, from any t
 from __future__ import annotations
 
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.inputs import InputAttributeNode, InputNode
+from conveyor.dag.inputs import InputAttributeNode, InputData, InputNode
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode
 from conveyor.dag.outputs import MultiOutputNode
@@ -28,6 +28,7 @@ __all__ = [
     "ClassMethodNode",
     "DAGNode",
     "InputAttributeNode",
+    "InputData",
     "InputNode",
     "MethodNode",
     "MultiOutputNode",

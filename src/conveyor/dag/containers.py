@@ -1,11 +1,13 @@
 """Nodes inside the containers that users pass as arguments.
 
-Nodes are looked for in lists, tuples, named tuples and the values of dicts, at any depth. Anything
-else is a constant and stays untouched, as do containers without a node in them.
+Nodes are looked for in lists, tuples, named tuples, the values of dicts and the fields of
+dataclasses, at any depth. Anything else is a constant and stays untouched, as do containers without
+a node in them.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +21,7 @@ def find_nodes(value: Any, where: str = "the argument") -> list[DAGNode]:
 
     Raises:
         GraphError: a node is where it cannot be filled in at execution: in a set, a dict's key, a
-            dataclass, a subclass of a container, or in a container that contains itself.
+            subclass of a container, or in a container that contains itself.
     """
     return list(_scan(value, where)[0])
 
@@ -28,12 +30,15 @@ def replace_nodes(
     value: Any,
     on_node: Callable[[DAGNode], Any],
     on_constant: Callable[[Any], Any] = lambda constant: constant,
+    on_dataclass: Callable[[Any, dict[str, Any]], Any] | None = None,
 ) -> Any:
     """``value`` with every node replaced by ``on_node(node)``.
 
     Containers with nodes in them are rebuilt; the parts without are what ``on_constant`` is called
-    with, each as large as possible.
+    with, each as large as possible. A dataclass is rebuilt by ``on_dataclass``, from itself and its
+    fields that changed (``with_fields`` if left out).
     """
+    rebuild_dataclass = on_dataclass or with_fields
     if isinstance(value, DAGNode):
         return on_node(value)
     _, holders = _scan(value, "the argument")
@@ -45,10 +50,31 @@ def replace_nodes(
             return on_constant(part)
         if isinstance(part, dict):
             return {key: rebuild(item) for key, item in part.items()}
+        if dataclasses.is_dataclass(part):
+            held = ((f.name, getattr(part, f.name, None)) for f in dataclasses.fields(part))
+            return rebuild_dataclass(
+                part,
+                {
+                    name: rebuild(item)
+                    for name, item in held
+                    if isinstance(item, DAGNode) or id(item) in holders
+                },
+            )
         items = [rebuild(item) for item in part]
         return items if isinstance(part, list) else rebuild_tuple(type(part), items)
 
     return rebuild(value)
+
+
+def with_fields(instance: Any, changed: dict[str, Any]) -> Any:
+    """A copy of a dataclass's ``instance`` with other values in some fields.
+
+    Not ``dataclasses.replace``: that runs ``__init__`` again, which may check, convert or count.
+    """
+    made = copy.copy(instance)
+    for name, value in changed.items():
+        object.__setattr__(made, name, value)  # frozen ones too
+    return made
 
 
 def rebuild_tuple(kind: type, items: Iterable[Any]) -> Any:
@@ -87,7 +113,7 @@ def _scan(value: Any, where: str) -> tuple[dict[DAGNode, None], set[int]]:
             if not _fillable(type(container)):
                 raise GraphError(
                     f"{where} has a graph node inside a {type(container).__name__}; nodes can be "
-                    f"inside lists, tuples, named tuples and the values of dicts"
+                    f"inside lists, tuples, named tuples, the values of dicts and dataclasses"
                 )
             holders.add(id(container))
 
@@ -138,4 +164,4 @@ def _children(value: Any, where: str) -> Iterable[Any] | None:
 
 
 def _fillable(kind: type) -> bool:
-    return kind in (list, tuple, dict) or is_named_tuple(kind)
+    return kind in (list, tuple, dict) or is_named_tuple(kind) or dataclasses.is_dataclass(kind)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor.dag.containers import find_nodes, replace_nodes
+from conveyor.dag.containers import find_nodes, replace_nodes, with_fields
 from conveyor.dag.hooks import Host
-from conveyor.dag.inputs import InputAttributeNode, InputNode
+from conveyor.dag.inputs import InputAttributeNode, InputNode, Key, given, key_of
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import DAGNode, origin
 from conveyor.dag.survey import Survey, survey
@@ -16,11 +16,10 @@ from conveyor.dag.survey import Survey, survey
 def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Execute the graph that ends in ``root`` on ``host``; a reference, or a list of them.
 
-    More is allowed here than in a compiled graph (tasks without a node among their arguments, a
-    graph without input), because an ordinary call needs none.
+    Results in a shape give references in the same shape; effects are started and not waited for.
     """
     shape = survey(root)
-    given = _match(shape, args, kwargs)
+    parts = _match(shape, args, kwargs)
     for owner in {id(task.owner): task.owner for task in shape.tasks}.values():
         host.check(owner)
 
@@ -35,9 +34,9 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
 
     def resolve(value: Any) -> Any:
         if isinstance(value, InputNode):
-            return given[None]
+            return parts[None]
         if isinstance(value, InputAttributeNode):
-            return given[value.key]
+            return parts[key_of(value)]
         if isinstance(value, DAGNode):
             return reference(value)
         nested = find_nodes(value)
@@ -57,14 +56,20 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
             {name: resolve(value) for name, value in task.kwargs.items()},
             task.num_returns or 1,
         )
-    if shape.multi_output:
-        return [reference(node) for node in shape.outputs]
-    return reference(shape.outputs[0])
+
+    def result(node: DAGNode) -> Any:
+        if isinstance(node, (InputNode, InputAttributeNode)):
+            return host.put(resolve(node))
+        return reference(node)
+
+    if not shape.multi_output:
+        return result(root)
+    return replace_nodes(shape.structure, result, host.put, with_fields)
 
 
 def _match(
     shape: Survey, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[int | str | None, Any]:
+) -> dict[Key | None, Any]:
     """The value of each used part of the input; the whole input's key is ``None``."""
     positional, names = shape.parameters
     if len(args) != positional:
@@ -78,9 +83,10 @@ def _match(
     for name in kwargs:
         if name not in names:
             raise TypeError(f"execute() got the argument {name!r}, which this graph does not use")
-    given: dict[int | str | None, Any] = {None: args[0]} if shape.whole else dict(enumerate(args))
-    given.update(kwargs)
-    return given
+    used: list[Key | None] = [*shape.keys]
+    if shape.whole:
+        used.append(None)
+    return {key: given(key, args, kwargs) for key in used}
 
 
 def _count(number: int, noun: str) -> str:

@@ -38,6 +38,10 @@ class Host(Protocol):
         """Start an ordinary actor call: one ref, or a list of refs for ``num_returns > 1``."""
         ...
 
+    def put(self, value: Any) -> Any:
+        """A ref to ``value``, which is there already."""
+        ...
+
     def get(self, refs: Sequence[Any]) -> list[Any]:
         """The values of ``refs``."""
         ...

@@ -1,11 +1,11 @@
-"""What ``execute`` will be given: the whole input, or parts of it."""
+"""What ``execute`` will be given: the whole input, its arguments, and parts of those."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 from conveyor.dag.hints import TransportHint
@@ -14,6 +14,98 @@ from conveyor.exceptions import GraphError
 
 # Iterating over an input has no natural end; far beyond any real graph, stop with an error.
 _MOST_PARTS = 4096
+
+
+class Path(NamedTuple):
+    """A part of an argument of ``execute``: ``root`` is the argument's position or name, ``steps``
+    lead into it, each an item (``True``) or an attribute (``False``) with its key or name."""
+
+    root: int | str
+    steps: tuple[tuple[bool, Any], ...]
+
+    def pick(self, argument: Any) -> Any:
+        """The part of ``argument``. Raises ``TypeError`` if it has none of that kind."""
+        value = argument
+        for item, key in self.steps:
+            try:
+                value = value[key] if item else getattr(value, key)
+            except Exception as error:
+                raise TypeError(
+                    f"{key_label(self)}: what execute() was given for {key_label(self.root)} has no "
+                    f"such part: {type(error).__name__}: {error}"
+                ) from error
+        return value
+
+
+Key = int | str | Path
+"""What is used of an input: an argument by position or by name, or a part of one."""
+
+
+def key_label(key: Key | None) -> str:
+    """``key`` as it is written in a graph; ``None`` is the whole input."""
+    if key is None:
+        return "inp"
+    if not isinstance(key, Path):
+        return f"inp[{key!r}]"
+    steps = (f"[{name!r}]" if item else f".{name}" for item, name in key.steps)
+    return f"inp[{key.root!r}]{''.join(steps)}"
+
+
+def root_of(key: Key) -> int | str:
+    """The argument of ``execute`` that ``key`` is, or is a part of."""
+    return key.root if isinstance(key, Path) else key
+
+
+class InputData:
+    """All arguments of one ``execute``, where a graph uses its input whole and takes several.
+
+    ``data[0]`` is a positional argument, ``data.name`` and ``data["name"]`` are a keyword argument,
+    as in the graph.
+    """
+
+    __slots__ = ("args", "kwargs")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self.kwargs[key] if isinstance(key, str) else self.args[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in InputData.__slots__ or name not in self.kwargs:
+            raise AttributeError(f"execute() was given no argument {name!r}")
+        return self.kwargs[name]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, InputData):
+            return NotImplemented
+        return (self.args, self.kwargs) == (other.args, other.kwargs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return InputData, (self.args, self.kwargs)
+
+    def __repr__(self) -> str:
+        shown = [repr(arg) for arg in self.args]
+        shown += [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"InputData({', '.join(shown)})"
+
+
+def given(key: Key | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the input's part ``key`` is when ``execute(*args, **kwargs)`` is called.
+
+    The whole input (``None``) is the argument itself if there is just one, without a name.
+
+    Raises:
+        TypeError: an argument has no such part.
+    """
+    if key is None:
+        return args[0] if len(args) == 1 and not kwargs else InputData(args, dict(kwargs))
+    if isinstance(key, Path):
+        return key.pick(given(key.root, args, kwargs))
+    return args[key] if isinstance(key, int) else kwargs[key]
 
 
 class InputNode(DAGNode):
@@ -28,6 +120,11 @@ class InputNode(DAGNode):
 
         dag.compile().execute(x, factor=2)
 
+    What is inside an argument is taken further: ``inp["batch"]["ids"][0]``, ``inp[0].shape``. It is
+    taken apart where ``execute`` is called, and only the parts travel. Where a graph uses its input
+    whole and in parts, the parts say which arguments there are; the whole is the argument itself if
+    that is one without a name, else an ``InputData`` of all.
+
     A name that starts with an underscore, or that is a method of nodes (``compile``, ``execute``),
     can only be written ``inp["name"]``. The ``with`` block is for the eye; it may be left out.
     """
@@ -36,7 +133,7 @@ class InputNode(DAGNode):
 
     # Weak, because parts refer to this node. Two threads may still make the same part twice; that
     # harms nothing, since a part is known by its key.
-    _parts: WeakValueDictionary[int | str, InputAttributeNode]
+    _parts: WeakValueDictionary[Key, InputAttributeNode]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
@@ -57,7 +154,9 @@ class InputNode(DAGNode):
         pass
 
     def __getitem__(self, key: int | str) -> InputAttributeNode:
-        key = _checked(key)
+        return self._part(_checked(key))
+
+    def _part(self, key: Key) -> InputAttributeNode:
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = InputAttributeNode(self, key)
@@ -92,14 +191,14 @@ class InputNode(DAGNode):
 
 
 class InputAttributeNode(DAGNode):
-    """One positional or keyword argument of ``execute``: ``inp[0]``, ``inp.name``."""
+    """An argument of ``execute`` or a part of one: ``inp[0]``, ``inp.name``, ``inp["a"][0].b``."""
 
     __slots__ = ("_input", "_key")
 
     _input: InputNode
-    _key: int | str
+    _key: Key
 
-    def __init__(self, whole: InputNode, key: int | str) -> None:
+    def __init__(self, whole: InputNode, key: Key) -> None:
         assign(
             self,
             _base=None,
@@ -109,19 +208,39 @@ class InputAttributeNode(DAGNode):
             _key=key,
         )
 
-    @property
-    def key(self) -> int | str:
-        """The position (``int``) or name (``str``) of the argument."""
-        return self._key
+    def __getitem__(self, key: Hashable) -> InputAttributeNode:
+        if isinstance(key, DAGNode):
+            raise GraphError(
+                f"{self!r}[...]: the key is a graph node, and what an input is taken apart by must "
+                f"be known when the graph is made; take it apart in a method that gets both"
+            )
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"{self!r}[{key!r}]: a part of an input is named by a hashable key, not by a "
+                f"{type(key).__name__}; take it apart in the method that gets it"
+            ) from None
+        return self._further(True, key)
 
-    def __getitem__(self, key: object) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        # Underscored names are asked for by copy, pickle and notebooks: they are no parts.
+        if name.startswith("_") or name in ("remote", "bind"):
+            return super().__getattr__(name)
+        return self._further(False, name)
+
+    def __iter__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r}[{key!r}]: only the arguments of execute() can be taken apart in a graph; "
-            f"take {self!r} apart in the method that gets it"
+            f"{self!r} cannot be iterated over: how many parts it has is not known when the graph is "
+            f"made; write {self!r}[0], {self!r}[1], ..."
         )
 
+    def _further(self, item: bool, key: Hashable) -> InputAttributeNode:
+        steps = self._key.steps if isinstance(self._key, Path) else ()
+        return self._input._part(Path(root_of(self._key), (*steps, (item, key))))
+
     def __repr__(self) -> str:
-        return f"InputNode()[{self._key!r}]"
+        return f"InputNode(){key_label(self._key)[len('inp') :]}"
 
     def _hinted(self, hint: TransportHint) -> InputAttributeNode:
         view = super()._hinted(hint)
@@ -133,6 +252,11 @@ class InputAttributeNode(DAGNode):
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return (origin(self._input),)
+
+
+def key_of(node: InputAttributeNode) -> Key:
+    """Which part of the input ``node`` is. (No property: ``inp["a"].key`` is the part's own.)"""
+    return node._key
 
 
 def _checked(key: Any) -> int | str:

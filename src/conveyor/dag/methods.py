@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.node import ActorRef, DAGNode, Record, assign
-from conveyor.dag.outputs import MultiOutputNode
 from conveyor.exceptions import GraphError
 
 
@@ -47,9 +46,9 @@ class MethodNode(DAGNode):
         arguments += [(f"argument {name!r}", value) for name, value in kwargs.items()]
         for which, value in arguments:
             for node in find_nodes(value, f"{which} of {label}"):
-                if isinstance(node, MultiOutputNode):
+                if node.ends_graph:
                     raise GraphError(
-                        f"{which} of {label} is a MultiOutputNode, which only ends a graph: pass a "
+                        f"{which} of {label} is a {type(node).__name__}, which only ends a graph: pass a "
                         f"list of its nodes instead"
                     )
                 needs[node] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from conveyor.config import Config
 from conveyor.dag import hooks
@@ -33,11 +33,14 @@ class Record:
     actors alive in cycles. So what points downward is only this: a number and a label.
     """
 
-    __slots__ = ("consumers", "label", "number")
+    __slots__ = ("consumers", "ends_graph", "label", "number")
 
     def __init__(self, label: str) -> None:
         self.number = next(_numbers)
         self.label = label
+        # Whether it has been asked for as a result: then it was not forgotten by another graph that
+        # shares some of its nodes.
+        self.ends_graph = False
         # Only ever appended to, which is atomic; readers take a copy.
         self.consumers: list[Record] = []
 
@@ -53,6 +56,9 @@ class DAGNode:
     """
 
     __slots__ = ("__weakref__", "_base", "_hint", "_record")
+
+    #: Whether it only ends a graph, and stands for no value that could be bound.
+    ends_graph: ClassVar[bool] = False
 
     # What this node is a hinted view of; None if it is no view (itself would be a cycle).
     _base: DAGNode | None
@@ -112,6 +118,7 @@ class DAGNode:
             )
         if options:
             config = config.with_options(**options)
+        self._record.ends_graph = True
         return hooks.host().compile(self, config)
 
     def experimental_compile(
@@ -148,6 +155,7 @@ class DAGNode:
         # Here, not at the top: eager execution knows all kinds of nodes, which all know this one.
         from conveyor.dag.eager import execute
 
+        self._record.ends_graph = True
         return execute(self, hooks.host(), args, kwargs)
 
     def with_tensor_transport(

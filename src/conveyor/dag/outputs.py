@@ -1,62 +1,117 @@
-"""Several results of one graph."""
+"""Several results of one graph, in any shape, and effects that no result needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.node import DAGNode, Record, assign
+from conveyor.dag.methods import MethodNode, OutputElementNode
+from conveyor.dag.node import DAGNode, Record, assign, origin, record_of
 from conveyor.exceptions import GraphError
 
 
 class MultiOutputNode(DAGNode):
-    """The end of a graph with several results, in the order given.
+    """The end of a graph with several results, in the shape given.
 
-    ``execute`` then gives one reference for each. The same node may stand there more than once.
+    ``execute`` gives one reference for each result, in the same shape: a list for a list, a dict for
+    a dict, also nested. A result is what a method makes, a part of the input, or a constant; the
+    same may stand there more than once. ::
+
+        dag = MultiOutputNode({"loss": loss, "parts": [left, right]}, effects=[log.write.bind(loss)])
+
+    effects: tasks that run at each execution although no result needs them. Their values are not
+    sent anywhere; an error of theirs is raised by ``get`` of any result of that execution, which
+    waits for them.
     """
 
-    __slots__ = ("_nodes",)
+    __slots__ = ("_effects", "_nodes", "_structure")
 
+    ends_graph = True
+
+    # The results in order, and the shape they stand in.
     _nodes: tuple[DAGNode, ...]
+    _structure: Any
+    _effects: tuple[MethodNode, ...]
 
-    def __init__(self, nodes: Sequence[DAGNode]) -> None:
-        if not isinstance(nodes, (list, tuple)):
+    def __init__(
+        self, nodes: Sequence[Any] | Mapping[Any, Any], effects: Iterable[DAGNode] = ()
+    ) -> None:
+        if not isinstance(nodes, (list, tuple, dict)):
             raise GraphError(
-                f"MultiOutputNode takes a list of nodes, not {type(nodes).__name__}; a single "
-                f"result needs none"
+                f"MultiOutputNode takes a list, tuple or dict of results, not "
+                f"{type(nodes).__name__}; a single result needs none"
             )
         if not nodes:
-            raise GraphError("MultiOutputNode([]): a graph needs at least one output")
-        for position, node in enumerate(nodes):
-            if isinstance(node, (list, tuple)):
+            raise GraphError(
+                f"MultiOutputNode({nodes!r}): a graph needs at least one result, through which the "
+                f"errors of its executions are heard of; where there are only effects, let them be "
+                f"results, or write MultiOutputNode([None], effects=[...])"
+            )
+        for node in find_nodes(nodes, "MultiOutputNode"):
+            if node.ends_graph:
                 raise GraphError(
-                    f"element {position} of MultiOutputNode is a {type(node).__name__}: put the "
-                    f"nodes in it into one flat list"
+                    "MultiOutputNode holds a MultiOutputNode, which only ends a graph: put a list or "
+                    "dict of its nodes there instead"
                 )
-            if isinstance(node, MultiOutputNode):
-                raise GraphError(
-                    f"element {position} of MultiOutputNode is a MultiOutputNode: put its nodes "
-                    f"into one flat list"
-                )
-            if not isinstance(node, DAGNode):
-                raise GraphError(
-                    f"element {position} of MultiOutputNode is {node!r}, not a node: an output is "
-                    f"what a bound method makes"
-                )
-        assign(self, _base=None, _hint=None, _record=Record("output"), _nodes=tuple(nodes))
+        found: list[DAGNode] = []
+
+        def keep(node: DAGNode) -> DAGNode:
+            found.append(node)
+            return node
+
+        structure = replace_nodes(nodes, keep)
+        chosen = tuple(_effect(node) for node in effects)
+        for node in (*found, *chosen):
+            record_of(node).ends_graph = True
+        if not found and not chosen:
+            raise GraphError(
+                "MultiOutputNode holds no node: a graph needs at least one output or effect"
+            )
+        assign(
+            self,
+            _base=None,
+            _hint=None,
+            _record=Record("output"),
+            _nodes=tuple(found),
+            _structure=structure,
+            _effects=tuple(dict.fromkeys(chosen)),
+        )
 
     @property
     def nodes(self) -> tuple[DAGNode, ...]:
-        """The results, in order."""
+        """The results that are nodes, in order."""
         return self._nodes
 
+    @property
+    def structure(self) -> Any:
+        """The results in their shape."""
+        return self._structure
+
+    @property
+    def effects(self) -> tuple[MethodNode, ...]:
+        """The tasks that run for their effect."""
+        return self._effects
+
     def __repr__(self) -> str:
-        return f"MultiOutputNode({list(self._nodes)!r})"
+        effects = f", effects={list(self._effects)!r}" if self._effects else ""
+        return f"MultiOutputNode({self._structure!r}{effects})"
 
     def _hinted(self, hint: TransportHint) -> Any:
         # It has no value of its own that could travel: the hint is for its elements.
-        return MultiOutputNode([node._hinted(hint) for node in self._nodes])
+        return MultiOutputNode(
+            replace_nodes(self._structure, lambda node: node._hinted(hint)), self._effects
+        )
 
     def _upstream(self) -> tuple[DAGNode, ...]:
-        return tuple(dict.fromkeys(self._nodes))
+        return tuple(dict.fromkeys([*self._nodes, *self._effects]))
+
+
+def _effect(node: Any) -> MethodNode:
+    if isinstance(node, OutputElementNode):
+        node = node.task
+    base = origin(node) if isinstance(node, DAGNode) else node
+    if not isinstance(base, MethodNode):
+        raise GraphError(f"effects are bound methods; one is {node!r}")
+    return base

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from conveyor.dag.inputs import InputAttributeNode, InputNode
+from conveyor.dag.inputs import InputAttributeNode, InputNode, Key, Path, key_of, root_of
 from conveyor.dag.methods import MethodNode
 from conveyor.dag.node import DAGNode, Record, origin, record_of, upstream_of
 from conveyor.dag.outputs import MultiOutputNode
@@ -16,46 +17,50 @@ class Survey:
     """What ``survey`` found.
 
     input: the graph's input; ``None`` if nothing in it takes one.
-    keys: the parts of the input that are used: positions in order, then names as they were bound.
-    whole: the input is used whole (then ``keys`` is empty).
-    tasks: every method call that the results need, in bind order.
-    outputs: the results in order, as given (hinted views included).
-    multi_output: whether a list of results is asked for, even of one.
-    unused: tasks bound to this graph's nodes that no result needs, and that nothing uses.
+    keys: the parts of the input that are used: by position, then by name as they were bound.
+    whole: the input is used whole.
+    tasks: every method call that the results and the effects need, in bind order.
+    outputs: the results that are nodes, in order, as given (hinted views included).
+    structure: the shape that the results stand in; the one node itself if there is no shape.
+    multi_output: whether results in a shape are asked for, even if it is a list of one.
+    effects: the tasks that run for their effect.
+    unused: tasks bound to this graph's nodes that no result needs, that nothing uses, and that end
+        no other graph.
     """
 
     input: InputNode | None
-    keys: tuple[int | str, ...]
+    keys: tuple[Key, ...]
     whole: bool
     tasks: tuple[MethodNode, ...]
     outputs: tuple[DAGNode, ...]
+    structure: Any
     multi_output: bool
+    effects: tuple[MethodNode, ...]
     unused: tuple[Record, ...]
 
     @property
     def parameters(self) -> tuple[int, tuple[str, ...]]:
         """How many positional arguments ``execute`` takes, and which keyword arguments."""
-        if self.whole:
+        if self.whole and not self.keys:
             return 1, ()
-        positions = [key for key in self.keys if isinstance(key, int)]
-        return max(positions, default=-1) + 1, tuple(k for k in self.keys if isinstance(k, str))
+        roots = list(dict.fromkeys(root_of(key) for key in self.keys))
+        positions = [root for root in roots if isinstance(root, int)]
+        return max(positions, default=-1) + 1, tuple(r for r in roots if isinstance(r, str))
 
 
 def survey(root: DAGNode) -> Survey:
     """Look at the graph that ends in ``root``.
 
     Raises:
-        GraphError: it has two inputs, takes its input whole and in parts, or has it as an output.
+        GraphError: it has two inputs, or no task.
     """
     multi_output = isinstance(root, MultiOutputNode)
     outputs = root.nodes if isinstance(root, MultiOutputNode) else (root,)
 
     inputs: dict[InputNode, None] = {}
-    parts: dict[int | str, InputAttributeNode] = {}
+    parts: dict[Key, None] = {}
     tasks: dict[MethodNode, None] = {}
-    # Who uses the input whole, who in parts; for the message if both do.
-    whole_users: list[DAGNode] = []
-    part_users: list[tuple[DAGNode, InputAttributeNode]] = []
+    whole = isinstance(origin(root), InputNode)
 
     seen: set[DAGNode] = {root}
     stack: list[DAGNode] = [root]
@@ -64,15 +69,13 @@ def survey(root: DAGNode) -> Survey:
         base = origin(node)
         if isinstance(base, InputNode):
             inputs[base] = None
+        elif isinstance(base, InputAttributeNode):
+            parts[key_of(base)] = None
         elif isinstance(base, MethodNode):
             tasks[base] = None
         for needed in upstream_of(base):
-            if not isinstance(base, InputAttributeNode):
-                if isinstance(needed, InputNode):
-                    whole_users.append(base)
-                elif isinstance(needed, InputAttributeNode):
-                    part_users.append((base, needed))
-                    parts.setdefault(needed.key, needed)
+            if isinstance(needed, InputNode) and not isinstance(base, InputAttributeNode):
+                whole = True
             if needed not in seen:
                 seen.add(needed)
                 stack.append(needed)
@@ -83,45 +86,46 @@ def survey(root: DAGNode) -> Survey:
             f"InputNode() and bind parts of it (inp[0], inp[1], inp.name) where there are several "
             f"inputs"
         )
-    if whole_users and part_users:
-        user, part = min(part_users, key=lambda entry: _number(entry[0]))
-        whole_user = min(whole_users, key=_number)
+    if not tasks:
         raise GraphError(
-            f"the graph takes its input whole ({_who(whole_user)}) as well as in parts "
-            f"({_name(part.key)}, {_who(user)}): bind either the InputNode itself or parts of it"
+            "the graph has no task, so nothing would run: an output or an effect must be what a bound "
+            "method makes"
         )
-
-    for node in outputs:
-        if isinstance(node, (InputNode, InputAttributeNode)):
-            name = "inp" if isinstance(node, InputNode) else _name(node.key)
-            raise GraphError(
-                f"the graph's input ({name}) is passed straight to its output: an output is what a "
-                f"bound method makes, so bind a method to it or leave it out"
-            )
-
     in_order = tuple(sorted(tasks, key=_number))
     return Survey(
         input=next(iter(inputs), None),
         keys=_sorted_keys(in_order, parts),
-        whole=bool(whole_users),
+        whole=whole,
         tasks=in_order,
         outputs=outputs,
+        structure=root.structure if isinstance(root, MultiOutputNode) else root,
         multi_output=multi_output,
+        effects=root.effects if isinstance(root, MultiOutputNode) else (),
         unused=_unused([*inputs, *in_order], {task.number for task in in_order}),
     )
 
 
-def _sorted_keys(
-    tasks: tuple[MethodNode, ...], parts: dict[int | str, InputAttributeNode]
-) -> tuple[int | str, ...]:
-    """Positions in order, then names in the order of their first use."""
-    names: dict[str, None] = {}
+def _sorted_keys(tasks: tuple[MethodNode, ...], parts: dict[Key, None]) -> tuple[Key, ...]:
+    """By position, then by name in the order of first use; a whole argument before its parts."""
+    used: dict[Key, None] = {}
     for task in tasks:
-        for node in upstream_of(task):
-            if isinstance(node, InputAttributeNode) and isinstance(node.key, str):
-                names[node.key] = None
-    names.update((key, None) for key in parts if isinstance(key, str))
-    return (*sorted(key for key in parts if isinstance(key, int)), *names)
+        used.update(
+            (key_of(n), None) for n in upstream_of(task) if isinstance(n, InputAttributeNode)
+        )
+    used.update(parts)
+    names: dict[str, int] = {}
+    for key in used:
+        root = root_of(key)
+        if isinstance(root, str):
+            names.setdefault(root, len(names))
+
+    def place(key: Key) -> tuple[bool, int, bool]:
+        root = root_of(key)
+        if isinstance(root, str):
+            return True, names[root], isinstance(key, Path)
+        return False, root, isinstance(key, Path)
+
+    return tuple(sorted(used, key=place))
 
 
 def _unused(nodes: list[InputNode | MethodNode], used: set[int]) -> tuple[Record, ...]:
@@ -135,18 +139,10 @@ def _unused(nodes: list[InputNode | MethodNode], used: set[int]) -> tuple[Record
                 continue
             seen.add(task.number)
             stack.append(task)
-            if not task.consumers and task.number not in used:
+            if not (task.consumers or task.ends_graph or task.number in used):
                 ends[task.number] = task
     return tuple(ends[number] for number in sorted(ends))
 
 
 def _number(node: DAGNode) -> int:
     return record_of(node).number
-
-
-def _who(node: DAGNode) -> str:
-    return f"by {node.label}" if isinstance(node, MethodNode) else "as an output"
-
-
-def _name(key: int | str) -> str:
-    return f"inp[{key!r}]"

@@ -6,12 +6,16 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from conveyor.dag.inputs import key_label, root_of
 from conveyor.plan.model import (
     DRIVER,
     Argument,
     Call,
     Const,
+    Fields,
+    Leaf,
     Nested,
+    Passed,
     Plan,
     Program,
     Recv,
@@ -53,23 +57,38 @@ def explain(plan: Plan) -> str:
 
 
 def _parameters(plan: Plan) -> str:
-    if plan.whole_input:
+    used = {root_of(key) for bundle in plan.inputs for key in bundle.keys if key is not None}
+    if plan.shape is not None:
+        passed = [leaf.key for leaf in plan.shape.leaves if isinstance(leaf, Passed)]
+        used |= {root_of(key) for key in passed if key is not None}
+    whole = not used and plan.positional == 1
+    if whole:
         return "input"
-    used = {key for bundle in plan.inputs for key in bundle.keys}
     names = [f"input[{i}]" if i in used else f"input[{i}] (unused)" for i in range(plan.positional)]
     return ", ".join([*names, *(f"{name}=" for name in plan.keywords)])
 
 
 def _results(plan: Plan) -> str:
-    sources = ", ".join(plan.edges[edge].source for edge in plan.outputs)
-    return f"[{sources}]" if plan.multi_output else sources
+    sources = [plan.edges[edge].source for edge in plan.outputs]
+    if plan.shape is not None:
+        leaves = [_leaf(leaf, sources) for leaf in plan.shape.leaves]
+        return _nested(plan.shape.template, dict(enumerate(leaves)))
+    return f"[{', '.join(sources)}]" if plan.multi_output else sources[0]
+
+
+def _leaf(leaf: Leaf, sources: Sequence[str]) -> str:
+    if isinstance(leaf, Const):
+        return _value(leaf.value)
+    if isinstance(leaf, Passed):
+        return f"input{key_label(leaf.key)[len('inp') :]}"
+    return sources[leaf]
 
 
 def _driver_steps(plan: Plan) -> list[tuple[str, str, str]]:
     steps = [
         ("send", plan.edges[bundle.edge].source, _to(plan, bundle.edge)) for bundle in plan.inputs
     ]
-    for edge in dict.fromkeys(plan.outputs):
+    for edge in dict.fromkeys((*plan.outputs, *plan.effects)):
         steps.append(("recv", plan.edges[edge].source, _from(plan, edge)))
     return steps
 
@@ -85,7 +104,7 @@ def _actor_steps(plan: Plan, program: Program) -> list[tuple[str, str, str]]:
                 names[step.reg] = source
             for key, reg in zip(keys.get(step.edge, ()), step.spread or (), strict=False):
                 if reg is not None:
-                    names[reg] = f"input[{key!r}]"
+                    names[reg] = f"input{key_label(key)[len('inp') :]}"
             steps.append(("recv", source, _from(plan, step.edge)))
         elif isinstance(step, Send):
             steps.append(("send", plan.edges[step.edge].source, _to(plan, step.edge)))
@@ -121,6 +140,9 @@ def _nested(value: Any, names: Mapping[int, str]) -> str:
         return _nested(value.template, names)
     if isinstance(value, (Reg, Const)):
         return _argument(value, names)
+    if isinstance(value, Fields):
+        items = _few(f"{name}={_nested(item, names)}" for name, item in value.changed)
+        return f"{type(value.instance).__name__}({items}, ...)"
     if isinstance(value, list):
         return f"[{_few(_nested(item, names) for item in value)}]"
     if isinstance(value, dict):

@@ -15,15 +15,23 @@ from conveyor.dag import (
     OutputElementNode,
     TransportHint,
 )
+from conveyor.dag.inputs import Key, key_label, key_of
 from conveyor.dag.node import hint_of, origin, upstream_of
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import DRIVER, ActorInfo
 
 
 class Part(NamedTuple):
-    """A value from the driver: an argument of ``execute``, or (``None``) its whole input."""
+    """A value from the driver: an argument of ``execute`` or a part of one, or (``None``) its whole
+    input."""
 
-    key: int | str | None
+    key: Key | None
+
+
+class Start(NamedTuple):
+    """That an execution has begun, for ``actor``, which has a task that needs no value."""
+
+    actor: int
 
 
 class Made(NamedTuple):
@@ -33,7 +41,13 @@ class Made(NamedTuple):
     element: int | None
 
 
-Source = Part | Made
+Source = Part | Made | Start
+
+
+class Done(NamedTuple):
+    """That a task has run, which the driver wants to hear of one that runs for its effect."""
+
+    made: Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,8 @@ class Flow:
     readers: for each value that is used at all, the other processes that read it, sorted; none if
         only its own actor does.
     hints: the transport hints that readers of a value were given.
-    outputs: the results.
+    outputs: the results that tasks make.
+    effects: the tasks that run for their effect.
     """
 
     actors: tuple[ActorInfo, ...]
@@ -57,12 +72,15 @@ class Flow:
     readers: Mapping[Source, tuple[int, ...]]
     hints: Mapping[Source, tuple[TransportHint, ...]]
     outputs: tuple[Made, ...]
+    effects: tuple[Made, ...]
     task_of: Mapping[MethodNode, int]
 
     def label(self, source: Source) -> str:
         """``source`` in the user's words."""
         if isinstance(source, Part):
-            return "input" if source.key is None else f"input[{source.key!r}]"
+            return f"input{key_label(source.key)[len('inp') :]}"
+        if isinstance(source, Start):
+            return "start"
         label = self.labels[source.task]
         return label if source.element is None else f"{label}[{source.element}]"
 
@@ -84,7 +102,7 @@ def trace(shape: Survey) -> Flow:
     def read(node: DAGNode, reader: int) -> Source:
         source = _source(node, task_of)
         at = readers.setdefault(source, set())
-        if reader != (DRIVER if isinstance(source, Part) else actor_of[source.task]):
+        if reader != (actor_of[source.task] if isinstance(source, Made) else DRIVER):
             at.add(reader)
         hint = hint_of(node)
         if hint is not None:
@@ -95,7 +113,10 @@ def trace(shape: Survey) -> Flow:
         tuple(dict.fromkeys(read(node, actor) for node in upstream_of(task)))
         for task, actor in zip(shape.tasks, actor_of, strict=True)
     )
-    outputs = tuple(read(node, DRIVER) for node in shape.outputs)
+    needs = _started(needs, actor_of, readers)
+    made = [n for n in shape.outputs if not isinstance(n, (InputNode, InputAttributeNode))]
+    outputs = tuple(read(node, DRIVER) for node in made)
+    effects = tuple(_source(task, task_of) for task in shape.effects)
     return Flow(
         actors=actors,
         nodes=shape.tasks,
@@ -104,17 +125,39 @@ def trace(shape: Survey) -> Flow:
         needs=needs,
         readers={source: tuple(sorted(at)) for source, at in readers.items()},
         hints={source: tuple(given) for source, given in hints.items()},
-        # `survey` lets nothing but what tasks make be an output.
         outputs=tuple(source for source in outputs if isinstance(source, Made)),
+        effects=tuple(source for source in effects if isinstance(source, Made)),
         task_of=task_of,
     )
+
+
+def _started(
+    needs: tuple[tuple[Source, ...], ...],
+    actor_of: tuple[int, ...],
+    readers: dict[Source, set[int]],
+) -> tuple[tuple[Source, ...], ...]:
+    """``needs``, with what begins an execution of the tasks that need no value: some input that
+    their actor gets anyway, or one that says nothing but that."""
+    parts: dict[int, Source] = {}
+    for wanted, actor in zip(needs, actor_of, strict=True):
+        for source in wanted:
+            if isinstance(source, Part):
+                parts.setdefault(actor, source)
+    begun: list[tuple[Source, ...]] = []
+    for wanted, actor in zip(needs, actor_of, strict=True):
+        if not wanted:
+            source = parts.setdefault(actor, Start(actor))
+            readers.setdefault(source, set()).add(actor)
+            wanted = (source,)
+        begun.append(wanted)
+    return tuple(begun)
 
 
 def _source(node: DAGNode, task_of: Mapping[MethodNode, int]) -> Source:
     if isinstance(node, InputNode):
         return Part(None)
     if isinstance(node, InputAttributeNode):
-        return Part(node.key)
+        return Part(key_of(node))
     if isinstance(node, OutputElementNode):
         return Made(task_of[node.task], node.index)
     base = origin(node)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from conveyor.config import Config
-from conveyor.dag import DAGNode
+from conveyor.dag import DAGNode, InputAttributeNode, InputNode
+from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
-from conveyor.plan.flow import Flow, Made, Part, Source, trace
-from conveyor.plan.model import DRIVER, Edge, InputBundle, Plan
+from conveyor.plan.flow import Done, Flow, Made, Part, Source, Start, trace
+from conveyor.plan.model import (
+    DRIVER,
+    Const,
+    Edge,
+    InputBundle,
+    Leaf,
+    Passed,
+    Plan,
+    Reg,
+    Shape,
+)
 from conveyor.plan.route import choose
 from conveyor.plan.schedule import global_order, write_programs
+from conveyor.plan.template import template
 
 
 def lower(root: DAGNode, config: Config) -> Plan:
@@ -19,7 +31,7 @@ def lower(root: DAGNode, config: Config) -> Plan:
         GraphError: the graph is not valid. Nothing has been touched then.
     """
     shape = survey(root)
-    _check(shape)
+    _check(shape, config)
     flow = trace(shape)
     edges, inputs, edge_of = _edges(flow, shape, config)
     tasks, programs = write_programs(flow, inputs, edge_of)
@@ -35,43 +47,63 @@ def lower(root: DAGNode, config: Config) -> Plan:
         multi_output=shape.multi_output,
         positional=positional,
         keywords=keywords,
-        whole_input=shape.whole,
+        whole_input=shape.whole and not shape.keys and len(inputs) == 1,
         depth=config.depth,
+        shape=_shape(shape),
+        effects=tuple(edge_of[Done(source)] for source in flow.effects),
     )
 
 
-def _check(shape: Survey) -> None:
+def _check(shape: Survey, config: Config) -> None:
     """What a compiled graph needs beyond being a graph."""
-    if shape.input is None:
-        first = shape.tasks[0].label
-        raise GraphError(
-            f"the graph has no InputNode: nothing starts an execution of it; bind one to {first}"
-        )
-    for task in shape.tasks:
-        if not task._upstream():
-            raise GraphError(
-                f"{task.label} has no graph node among its arguments, so nothing says when to run "
-                f"it; bind the input to it, or what another method makes"
-            )
-    if shape.unused:
+    if shape.unused and not config.ignore_unused:
         names = ", ".join(dict.fromkeys(record.label for record in shape.unused))
         verb = "does" if len(shape.unused) == 1 else "do"
         raise GraphError(
-            f"{names} {verb} not reach the output of the graph, so an error there could reach "
-            f"nobody: add to the outputs with MultiOutputNode what was bound there, or use an "
-            f"InputNode of its own for another graph"
+            f"{names} {verb} not reach the output of the graph and would not run: if it is to run "
+            f"for its effect, end the graph with MultiOutputNode([...], effects=[...]); if it "
+            f"belongs to another graph, compile with ignore_unused=True"
         )
+
+
+def _shape(shape: Survey) -> Shape | None:
+    """The shape of the results, where it is not just a list (or one) of what tasks made."""
+    plain = not shape.multi_output or type(shape.structure) in (list, tuple)
+    items = shape.structure if shape.multi_output and plain else [shape.structure]
+    if plain and all(_is_made(item) for item in items):
+        return None
+    leaves: list[Leaf] = []
+    made = 0
+
+    def leaf(node: DAGNode) -> Reg:
+        nonlocal made
+        if _is_made(node):
+            leaves.append(made)
+            made += 1
+        else:
+            leaves.append(Passed(key_of(node) if isinstance(node, InputAttributeNode) else None))
+        return Reg(len(leaves) - 1)
+
+    def constant(value: object) -> Reg:
+        leaves.append(Const(value))
+        return Reg(len(leaves) - 1)
+
+    return Shape(template(shape.structure, leaf, constant), tuple(leaves))
+
+
+def _is_made(item: object) -> bool:
+    return isinstance(item, DAGNode) and not isinstance(item, (InputNode, InputAttributeNode))
 
 
 def _edges(
     flow: Flow, shape: Survey, config: Config
-) -> tuple[tuple[Edge, ...], tuple[InputBundle, ...], dict[Source, int]]:
+) -> tuple[tuple[Edge, ...], tuple[InputBundle, ...], dict[Source | Done, int]]:
     """One edge for each value that leaves its process; inputs with the same readers share one."""
     edges: list[Edge] = []
-    edge_of: dict[Source, int] = {}
+    edge_of: dict[Source | Done, int] = {}
 
     def lay(writer: int, readers: tuple[int, ...], sources: list[Source]) -> int:
-        label = ", ".join(flow.label(source) for source in sources)
+        label = ", ".join(dict.fromkeys(flow.label(source) for source in sources))
         hints = [hint for source in sources for hint in flow.hints.get(source, ())]
         route = choose(label, hints)
         edge = Edge(len(edges), writer, readers, label, config.depth, route.name, route.reason)
@@ -80,12 +112,21 @@ def _edges(
         return edge.id
 
     bundles: dict[tuple[int, ...], list[Part]] = {}
-    for part in [Part(None)] if shape.whole else [Part(key) for key in shape.keys]:
-        bundles.setdefault(flow.readers[part], []).append(part)
-    inputs = tuple(
+    for part in [Part(key) for key in shape.keys]:
+        if part in flow.readers:  # else only the driver uses it, as a result
+            bundles.setdefault(flow.readers[part], []).append(part)
+    inputs = [
         InputBundle(lay(DRIVER, readers, [*parts]), tuple(part.key for part in parts))
         for readers, parts in bundles.items()
-    )
+    ]
+    whole = Part(None)
+    if whole in flow.readers:
+        # Alone in its frame, which then is the value itself.
+        inputs.append(InputBundle(lay(DRIVER, flow.readers[whole], [whole]), (None,)))
+    starts: list[Source] = [source for source in flow.readers if isinstance(source, Start)]
+    if starts:
+        started = sorted(source.actor for source in starts if isinstance(source, Start))
+        inputs.append(InputBundle(lay(DRIVER, tuple(started), starts), ()))
 
     made = sorted(
         (source for source in flow.readers if isinstance(source, Made)),
@@ -97,4 +138,16 @@ def _edges(
         else:
             # It stays on its actor, in a register; but what was asked for it must still exist.
             choose(flow.label(source), flow.hints.get(source, ()))
-    return tuple(edges), inputs, edge_of
+    for source in flow.effects:
+        edge = Edge(
+            len(edges),
+            flow.actor_of[source.task],
+            (DRIVER,),
+            f"done {flow.label(source)}",
+            config.depth,
+            "shm",
+            "an effect: only that it has run",
+        )
+        edges.append(edge)
+        edge_of[Done(source)] = edge.id
+    return tuple(edges), tuple(inputs), edge_of

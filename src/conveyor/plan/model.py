@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from conveyor.dag.inputs import Key
+
 #: The driver's place in ``writer`` and ``readers``; actors count from 0.
 DRIVER = -1
 
@@ -38,6 +40,17 @@ class Nested:
     """
 
     template: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """In a ``Nested`` template, a dataclass: ``instance`` with other values in some of its fields.
+
+    ``instance`` has ``None`` there, so that it can be pickled without the nodes.
+    """
+
+    instance: Any
+    changed: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +117,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Publish register ``reg`` on ``edge``."""
+    """Publish register ``reg`` on ``edge``; with ``only_done``, only that it is there (``None``, or
+    the error that is there instead)."""
 
     edge: int
     reg: int
+    only_done: bool = False
 
 
 Step = Recv | Call | Send
@@ -126,20 +141,43 @@ class Program:
 class InputBundle:
     """Inputs with the same set of readers travel in one frame on one edge.
 
-    ``keys == (None,)`` is the whole input of an un-indexed graph: the frame is the value itself.
-    Otherwise the frame is a tuple in the order of ``keys``: an ``int`` is a positional argument of
-    ``execute``, a ``str`` a keyword argument.
+    ``keys == (None,)`` is the whole input: the frame is the value itself. ``keys == ()`` carries
+    nothing (``None``): it starts an execution at readers that get no other input. Otherwise the frame
+    is a tuple in the order of ``keys``: arguments of ``execute`` by position or name, and parts of
+    them (``conveyor.dag.inputs.Path``).
     """
 
     edge: int
-    keys: tuple[int | str | None, ...]
+    keys: tuple[Key | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A result that is a part of the input (``None``: the whole)."""
+
+    key: Key | None
+
+
+Leaf = int | Passed | Const
+"""One result: the place of its edge in ``Plan.outputs``, a part of the input, or a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Results that are more than a list of what tasks made: ``template`` is a container with ``Reg``
+    leaves, each the place of a result in ``leaves``."""
+
+    template: Any
+    leaves: tuple[Leaf, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A compiled graph as data. ``outputs`` are edges read by the driver, one for each output in
-    order (an edge may stand there twice); ``multi_output`` tells a list of results from one.
-    ``positional`` and ``keywords`` are what ``execute`` must be given."""
+    order (an edge may stand there twice); ``multi_output`` tells a list of results from one, and
+    ``shape`` any other shape from a list. ``effects`` are the edges on which the driver hears that
+    a task without a result has run. ``positional`` and ``keywords`` are what ``execute`` must be
+    given; ``whole_input`` tells that this is one argument and that it travels as it is."""
 
     actors: tuple[ActorInfo, ...]
     tasks: tuple[Task, ...]
@@ -152,3 +190,5 @@ class Plan:
     keywords: tuple[str, ...]
     whole_input: bool
     depth: int
+    shape: Shape | None = None
+    effects: tuple[int, ...] = ()

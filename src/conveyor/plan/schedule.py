@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.dag import DAGNode
 from conveyor.dag.containers import find_nodes
 from conveyor.exceptions import GraphError
-from conveyor.plan.flow import Flow, Made, Part, Source
+from conveyor.plan.flow import Done, Flow, Made, Part, Source
 from conveyor.plan.model import (
     DRIVER,
     Argument,
@@ -28,7 +28,7 @@ from conveyor.plan.template import template
 
 
 def write_programs(
-    flow: Flow, inputs: Sequence[InputBundle], edge_of: Mapping[Source, int]
+    flow: Flow, inputs: Sequence[InputBundle], edge_of: Mapping[Source | Done, int]
 ) -> tuple[tuple[Task, ...], tuple[Program, ...]]:
     """The tasks with their registers, and each actor's program.
 
@@ -52,7 +52,7 @@ class _Writer:
         self,
         flow: Flow,
         bundles: Mapping[int, InputBundle],
-        edge_of: Mapping[Source, int],
+        edge_of: Mapping[Source | Done, int],
     ) -> None:
         self.flow = flow
         self.bundles = bundles
@@ -85,16 +85,21 @@ class _Writer:
             label=self.flow.labels[index],
         )
         made = [Made(index, None), *(Made(index, i) for i in range(node.num_returns or 0))]
-        whole, *elements = (self.new(m) if m in self.flow.readers else None for m in made)
+        done = self.edge_of.get(Done(made[0]))
+        wanted = {*self.flow.readers, *([made[0]] if done is not None else [])}
+        whole, *elements = (self.new(m) if m in wanted else None for m in made)
         self.steps.append(Call(index, whole, tuple(elements)))
         self.steps += (
             Send(self.edge_of[m], self.register_of[m]) for m in made if m in self.edge_of
         )
+        if done is not None:
+            assert whole is not None
+            self.steps.append(Send(done, whole, only_done=True))
         return task
 
     def receive(self, edge: int, source: Source) -> Recv:
         bundle = self.bundles.get(edge)
-        if bundle is None or bundle.keys == (None,):
+        if bundle is None or bundle.keys in ((None,), ()):
             return Recv(edge, self.new(source))
         # All of a bundle's readers use all of it.
         return Recv(edge, None, tuple(self.new(Part(key)) for key in bundle.keys))

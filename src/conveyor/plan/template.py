@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor.dag import DAGNode
-from conveyor.dag.containers import rebuild_tuple, replace_nodes
-from conveyor.plan.model import Const, Nested, Reg
+from conveyor.dag.containers import rebuild_tuple, replace_nodes, with_fields
+from conveyor.plan.model import Const, Fields, Nested, Reg
 
 
-def template(value: Any, register: Callable[[DAGNode], Reg]) -> Any:
-    """The container ``value`` with each node replaced by its register."""
-    return replace_nodes(value, register, _constant)
+def template(
+    value: Any,
+    register: Callable[[DAGNode], Reg],
+    constant: Callable[[Any], Any] | None = None,
+) -> Any:
+    """The container ``value`` with each node replaced by its register, and each part without nodes
+    by what ``constant`` makes of it."""
+    return replace_nodes(value, register, constant or _constant, _fields)
 
 
 def fill(template: Any, regs: Sequence[Any]) -> Any:
@@ -26,6 +31,9 @@ def fill(template: Any, regs: Sequence[Any]) -> Any:
         return {key: fill(item, regs) for key, item in template.items()}
     if kind is Const:
         return template.value
+    if kind is Fields:
+        changed = {name: fill(item, regs) for name, item in template.changed}
+        return with_fields(template.instance, changed)
     if isinstance(template, tuple):
         return rebuild_tuple(kind, [fill(item, regs) for item in template])
     return template
@@ -33,4 +41,12 @@ def fill(template: Any, regs: Sequence[Any]) -> Any:
 
 def _constant(value: Any) -> Any:
     # Whatever `fill` would take for a part of the template has to be marked as a value.
-    return Const(value) if isinstance(value, (list, tuple, dict, Reg, Const, Nested)) else value
+    return (
+        Const(value)
+        if isinstance(value, (list, tuple, dict, Reg, Const, Nested, Fields))
+        else value
+    )
+
+
+def _fields(instance: Any, changed: dict[str, Any]) -> Fields:
+    return Fields(with_fields(instance, dict.fromkeys(changed)), tuple(changed.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conveyor.dag.inputs import Key, given
 from conveyor.plan.model import Plan
 
 
@@ -34,10 +35,14 @@ def match_inputs(
             + (f"; missing: {', '.join(missing)}" if missing else "")
             + (f"; not known: {', '.join(unknown)}" if unknown else "")
         )
-    return tuple(
-        tuple(args[key] if isinstance(key, int) else kwargs[key] for key in bundle.keys)  # type: ignore[index]
-        for bundle in plan.inputs
-    )
+    return tuple(_frame(bundle.keys, args, kwargs) for bundle in plan.inputs)
+
+
+def _frame(keys: tuple[Key | None, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if not keys:
+        return None
+    values = tuple(given(key, args, kwargs) for key in keys)
+    return values[0] if keys == (None,) else values
 
 
 def _count(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

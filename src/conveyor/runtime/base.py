@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from conveyor.runtime.links import Link
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs import Ref
+from conveyor.runtime.results import get_all
 from conveyor.runtime.waiting import Patience
 
 
@@ -120,19 +120,7 @@ class CallingRuntime:
         return self.process.arena.allocate(size)
 
     def get(self, refs: Any, timeout: float | None) -> Any:
-        if isinstance(refs, Ref):
-            return refs.get(timeout)
-        if not isinstance(refs, (list, tuple)):
-            raise TypeError(f"get takes a ref or a list of refs, not {type(refs).__name__}")
-        for i, ref in enumerate(refs):
-            if not isinstance(ref, Ref):
-                raise TypeError(
-                    f"get takes refs; element {i} of the list is a {type(ref).__name__}"
-                )
-        if timeout is None or timeout < 0:
-            return [ref.get() for ref in refs]
-        end = time.monotonic() + timeout
-        return [ref.get(max(end - time.monotonic(), 0.0)) for ref in refs]
+        return get_all(refs, timeout)
 
     def put(self, value: Any) -> Ref:
         if isinstance(value, Ref):
@@ -150,6 +138,8 @@ class CallingRuntime:
             raise ValueError("wait takes each ref once")
         if not 0 < num_returns <= len(refs):
             raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
+        if timeout is not None and timeout < 0:
+            timeout = None
         patience = Patience(timeout)
         while True:
             seen = self.process.inbox.count

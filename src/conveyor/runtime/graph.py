@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,21 +14,17 @@ from conveyor.config import Config
 from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
 from conveyor.plan import explain as explain_plan
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import views
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
+from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.waiting import Patience, wait_until
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver import Driver
     from conveyor.runtime.supervisor import ActorRecord
-
-
-class GraphRef(Ref):
-    """The result of one execution: of the graph, or of one of its outputs."""
-
-    __slots__ = ()
 
 
 def _references_of_a_moved_value() -> int:
@@ -43,6 +40,11 @@ def _references_of_a_moved_value() -> int:
 
 
 _MOVED_REFS = _references_of_a_moved_value()
+
+
+def _refuse(_value: Any, graph: CompiledGraph, _type: type[GraphRef]) -> NoReturn:
+    # Not a method: the graph would refer to itself, and its channels would stay until a collection.
+    raise graph._why().with_traceback(None)
 
 
 class CompiledGraph:
@@ -61,6 +63,7 @@ class CompiledGraph:
         self._number = driver.next_graph_number()
         self._lock = threading.Lock()
         self._closed: ConveyorError | None = None
+        self._unloading: list[tuple[ActorRecord, Ref]] = []
         self._failure: ConveyorError | None = None
         for record in self._records:
             record.check_alive()
@@ -82,11 +85,10 @@ class CompiledGraph:
             writer.moved_refs = _MOVED_REFS
         readers = {r.edge: r.open(self._process, layout.segment) for r in layout.reads[DRIVER]}
         layout.segment.close_fd()
-        distinct = list(dict.fromkeys(plan.outputs))
-        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self._results = Results(plan, self, driver.put)
         self.gate = _core.Gate(
             [writers[bundle.edge] for bundle in plan.inputs],
-            [readers[edge] for edge in distinct],
+            [readers[edge] for edge in self._results.edges],
             plan.depth,
             _core.KIND_VALUE,
             self._process.inbox,
@@ -94,8 +96,8 @@ class CompiledGraph:
         # The one thing the hot path looks at: replaced by a function that raises at the end.
         self._start: Callable[[Any, CompiledGraph, type[GraphRef]], GraphRef | None]
         self._start = self.gate.start
-        self._plain = plan.whole_input
-        self._single_output = not plan.multi_output
+        self._plain = plan.whole_input and plan.shape is None
+        self._single_output = self._results.single
         self._finalizer = weakref.finalize(
             self, driver.drop_graph, self._number, self._records, places
         )
@@ -143,7 +145,7 @@ class CompiledGraph:
 
         Every argument is encoded before anything is sent: one that cannot be sent raises
         ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
-        ``timeout`` (seconds, ``None``: no limit) bounds that wait with ``WaitTimeoutError``.
+        ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
         Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
         :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
         """
@@ -151,23 +153,26 @@ class CompiledGraph:
             with self._lock:
                 ref = self._start(args[0], self, GraphRef)
             if ref is not None:
-                return ref if self._single_output else self._refs(ref)
+                return ref if self._single_output else self._refs(ref, {})
         return self._execute(args, kwargs, timeout)
 
     def try_execute(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
-        ref = self._submit_once(match_inputs(self.plan, self.name, args, kwargs))
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        ref = self._submit_once(inputs)
         if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
-        return self._refs(ref)
+        return self._refs(ref, passed)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
         """Like :meth:`execute`; waits for room without blocking the event loop."""
         inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
         while True:
             ref = self._submit_once(inputs)
             if ref is not None:
-                return self._refs(ref)
+                return self._refs(ref, passed)
             from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
             await wait_until(self._may_submit)
@@ -176,7 +181,10 @@ class CompiledGraph:
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
             timeout = None
+        if timeout is not None and timeout < 0:
+            timeout = None
         inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
         patience = Patience(timeout)
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise WaitTimeoutError(
@@ -187,7 +195,7 @@ class CompiledGraph:
             while True:
                 ref = self._submit_inputs(inputs)
                 if ref is not None:
-                    return self._refs(ref)
+                    return self._refs(ref, passed)
                 wait_until(
                     self._process.inbox,
                     self._may_submit,
@@ -217,13 +225,13 @@ class CompiledGraph:
     def _may_submit(self) -> bool:
         return self._closed_or_failed() or self.gate.has_room
 
-    def _refs(self, first: GraphRef) -> Any:
-        """What ``execute`` returns, given the ref of the first output."""
+    def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
+        """What ``execute`` returns, given the ref of the first thing that the driver reads."""
         if self._single_output:
             return first
         number = first._number
-        made = [first, *(GraphRef(self, number, i) for i in range(1, max(self._outputs) + 1))]
-        return [made[i] for i in self._outputs]
+        others = (GraphRef(self, number, i) for i in range(1, len(self._results.edges)))
+        return self._results.arrange([first, *others], passed)
 
     # Waiting
 
@@ -254,7 +262,7 @@ class CompiledGraph:
         for record in self._records:
             if not record.alive:
                 self._failure = record.death(self._label)
-                self._start = self._raise_why
+                self._start = _refuse
                 return True
         return False
 
@@ -263,15 +271,13 @@ class CompiledGraph:
         assert error is not None
         return error
 
-    def _raise_why(self, _value: Any, _source: CompiledGraph, _type: type[GraphRef]) -> NoReturn:
-        raise self._why().with_traceback(None)
-
     def _label(self, graph: int, node: int) -> str | None:
         return self.plan.tasks[node].label if graph == self._number else None
 
     def describe(self, ref: Ref) -> str:
-        output = "" if self._single_output else f", output {self._outputs.index(ref._reader)}"
-        source = self.plan.edges[list(dict.fromkeys(self.plan.outputs))[ref._reader]].source
+        position = self._results.position(ref._reader)
+        output = "" if position is None else f", output {position}"
+        source = self.plan.edges[self._results.edges[ref._reader]].source
         return f"{self.name}, execution {ref._number}{output} (from {source})"
 
     def doing(self) -> str:
@@ -289,26 +295,27 @@ class CompiledGraph:
         Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
         well. Safe to call more than once.
         """
-        if not self.close(GraphTornDownError(f"{self.name} has been torn down")):
-            return
-        self.gate.drain()
-        self._finalizer.detach()
-        self._driver.graphs.discard(self)
-        acks = []
-        for actor, record in enumerate(self._records):
-            if kill_actors:
-                self._driver.kill(record.id)
-            elif record.alive:
-                acks.append((record, record.control("unload", self._number)))
-            record.bits.give_back(self._places[actor].bit)
-        for record, ack in acks:
+        if self.close(GraphTornDownError(f"{self.name} has been torn down")):
+            self.gate.drain()
+            self._finalizer.detach()
+            self._driver.graphs.discard(self)
+            for actor, record in enumerate(self._records):
+                if kill_actors:
+                    self._driver.kill(record.id)
+                elif record.alive:
+                    self._unloading.append((record, record.control("unload", self._number)))
+                record.bits.give_back(self._places[actor].bit)
+            for record in self._records:
+                self._driver.released(record.id)
+        # One that was interrupted while it waited is finished by the next.
+        while self._unloading:
+            record, ack = self._unloading[-1]
             try:
                 ack.get()
             except ConveyorError:
                 if record.alive:
                     raise
-        for record in self._records:
-            self._driver.released(record.id)
+            self._unloading.pop()
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""
@@ -316,7 +323,7 @@ class CompiledGraph:
             if self._closed is not None:
                 return False
             self._closed = error
-            self._start = self._raise_why
+            self._start = _refuse
         # Other threads may wait for a result that will not come.
         self.gate.closed = True
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
@@ -325,7 +332,7 @@ class CompiledGraph:
     def orphan(self, error: ConveyorError) -> None:
         """In a forked child: the graph is the parent's. Takes no lock."""
         self._closed = error
-        self._start = self._raise_why
+        self._start = _refuse
 
     def __enter__(self) -> CompiledGraph:
         return self
@@ -341,6 +348,23 @@ class CompiledGraph:
     def explain(self) -> str:
         """The Plan as text: what every actor does, in which order, over which channel, and why."""
         return explain_plan(self.plan)
+
+    def visualize(
+        self,
+        filename: str | os.PathLike[str] | None = "compiled_graph",
+        format: str = "png",
+        view: bool = False,
+        channel_details: bool = False,
+        schedule: bool = True,
+    ) -> str:
+        """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
+
+        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
+            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
+            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
+            if the file cannot be written.
+        """
+        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
 
     @property
     def is_teardown(self) -> bool:

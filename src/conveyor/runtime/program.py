@@ -50,7 +50,8 @@ def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment)
             _add_call(worker, program, step, tasks[step.task])
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
-            program.add_send(writers[step.edge], step.reg, last, assignment.sources[step.edge])
+            label = assignment.sources[step.edge]
+            program.add_send(writers[step.edge], step.reg, last, step.only_done, label)
     return program
 
 

@@ -198,7 +198,7 @@ class Execution:
             value = regs[step.reg]
             if not isinstance(value, Failure):
                 try:
-                    self._publish(step.edge, value)
+                    self._publish(step.edge, None if step.only_done else value)
                     continue
                 except Exception as error:
                     value = Failure(error, actor.name, self.loaded.sources[step.edge])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,10 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
 from conveyor.plan import explain
 from conveyor.plan.model import Plan
+from conveyor.runtime import views
 from conveyor.runtime.arguments import match_inputs
-from conveyor.runtime.graph import GraphRef
 from conveyor.runtime.refs import Ref
+from conveyor.runtime.results import GraphRef, Results
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime
@@ -44,9 +46,7 @@ class InlineGraph:
         self._failure: ActorDiedError | None = None
         self._host = Turns(runtime.lines, self.name)
         self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
-        distinct = list(dict.fromkeys(plan.outputs))
-        self._distinct = distinct
-        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self._results = Results(plan, self, runtime.put)
         self._runtime = runtime
         # The actors are as much the graph's as any handle's.
         for actor in self._actors:
@@ -79,28 +79,28 @@ class InlineGraph:
         return self._execute(args, kwargs)
 
     def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        job = _ExecutionJob(self, match_inputs(self.plan, self.name, args, kwargs))
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        job = _ExecutionJob(self, inputs)
         if self._host.lines.current().loop is None:
             self._host.run(job)
         else:  # from a coroutine of an actor
             job.start()
         if job.error is not None:
             raise job.error
-        made = job.refs
-        if not self.plan.multi_output:
-            return made[0]
-        return [made[i] for i in self._outputs]
+        return self._results.arrange(job.refs, passed)
 
     def run(self, inputs: tuple[Any, ...]) -> list[GraphRef]:
         """One execution, in the graph's turn: its distinct results."""
         self._check()
         execution = Execution(self._loaded, inputs)
-        refs = [GraphRef(self, execution.number, i) for i in range(len(self._distinct))]
+        edges = self._results.edges
+        refs = [GraphRef(self, execution.number, i) for i in range(len(edges))]
         try:
             execution.run()
         except ActorDiedError as error:
             self._failure = error
-        for ref, edge in zip(refs, self._distinct, strict=True):
+        for ref, edge in zip(refs, edges, strict=True):
             try:
                 value = execution.output(edge)
             except KeyError:  # the actor has died that would have made it
@@ -134,10 +134,9 @@ class InlineGraph:
         return True
 
     def describe(self, ref: Ref) -> str:
-        output = (
-            "" if not self.plan.multi_output else f", output {self._outputs.index(ref._reader)}"
-        )
-        source = self.plan.edges[self._distinct[ref._reader]].source
+        position = self._results.position(ref._reader)
+        output = "" if position is None else f", output {position}"
+        source = self.plan.edges[self._results.edges[ref._reader]].source
         return f"{self.name}, execution {ref._number}{output} (from {source})"
 
     # Ending
@@ -177,6 +176,23 @@ class InlineGraph:
         It is the Plan that processes would follow; here one thread does.
         """
         return explain(self.plan)
+
+    def visualize(
+        self,
+        filename: str | os.PathLike[str] | None = "compiled_graph",
+        format: str = "png",
+        view: bool = False,
+        channel_details: bool = False,
+        schedule: bool = True,
+    ) -> str:
+        """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
+
+        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
+            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
+            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
+            if the file cannot be written.
+        """
+        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
 
     @property
     def is_teardown(self) -> bool:

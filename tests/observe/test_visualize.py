@@ -1,0 +1,249 @@
+"""A drawing in every format."""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import webbrowser
+import zlib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from observed_plans import diamond, pipeline, plans
+
+from conveyor.observe.compose import compose
+from conveyor.observe.palette import actor_colour, rgb
+from conveyor.observe.picture import Picture, Rect, Text
+from conveyor.observe.png import write_png
+from conveyor.observe.visualize import visualize
+
+NASTY = 'q"uo\\te\nline <b>&amp; #1; | `x` ]] --> \0'
+
+
+def pixels(data: bytes) -> tuple[int, int, bytes]:
+    """Width, height and rows (each with its filter's byte) of a PNG file, all of it checked."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, []
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + body),)
+        chunks.append((kind, body))
+        at += 12 + length
+    assert [kind for kind, _ in chunks] == [b"IHDR", b"IDAT", b"IEND"]
+    width, height, *rest = struct.unpack(">IIBBBBB", chunks[0][1])
+    assert rest == [8, 2, 0, 0, 0]
+    rows = zlib.decompress(chunks[1][1])
+    assert len(rows) == height * (1 + 3 * width)
+    return width, height, rows
+
+
+def svg_texts(text: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(text).iter()]
+
+
+@pytest.mark.parametrize("details", [False, True])
+@pytest.mark.parametrize("schedule", [False, True])
+def test_svg_tells_all(details, schedule):
+    plan = diamond()
+    texts = svg_texts(visualize(plan, None, "svg", False, details, schedule))
+    for name in (*(t.label for t in plan.tasks), *(a.name for a in plan.actors), "input[0]"):
+        assert name in texts
+    assert ("same host" in texts) == details
+    assert ("recv" in " ".join(texts)) == schedule
+
+
+def test_long_and_nasty_names():
+    plan = pipeline("n" * 300, NASTY, "数据")
+    text = visualize(plan, None, "svg")
+    assert any("n" * 300 in found for found in svg_texts(text))
+    assert "数据.run" in svg_texts(text)
+    pixels(write_png(compose(plan, True, True)))
+
+
+def test_png_is_a_png(tmp_path):
+    plan = diamond()
+    source = visualize(plan, tmp_path / "graph")
+    assert source.startswith("digraph compiled_graph {")
+    width, height, rows = pixels((tmp_path / "graph.png").read_bytes())
+    picture = compose(plan, False, True)
+    assert (width, height) == (-(-picture.width * 2 // 1), -(-picture.height * 2 // 1))
+    for actor in plan.actors:
+        assert bytes(rgb(actor_colour(actor.index).fill)) * 9 in rows
+
+
+def test_a_huge_picture_is_made_smaller():
+    shapes = (Rect(0, 0, 50_000, 30_000, "#000000"), Text(10, 10, "x", 10, "#ffffff"))
+    width, height, _ = pixels(write_png(Picture(50_000, 30_000, "", shapes)))
+    assert width * height < 25_000_000
+    assert width / height == pytest.approx(5 / 3, rel=0.01)
+
+
+def test_every_character_of_the_font_differs():
+    characters = [*map(chr, range(33, 127)), "→", "←", "…"]
+    drawn = {
+        write_png(Picture(12, 16, "", (Text(1, 12, char, 13, "#000000"),))) for char in characters
+    }
+    assert len(drawn) == len(characters)
+    boxes = [write_png(Picture(12, 16, "", (Text(1, 12, c, 13, "#000000"),))) for c in "éß"]
+    assert boxes[0] == boxes[1]
+
+
+def test_colours_are_readable_and_differ():
+    assert len({actor_colour(i) for i in range(24)}) == 24
+    assert actor_colour(24) == actor_colour(0)
+
+    def luminance(colour):
+        parts = [part / 255 for part in rgb(colour)]
+        r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    for i in range(-1, 24):
+        contrast = (luminance(actor_colour(i).fill) + 0.05) / (luminance("#1b1f24") + 0.05)
+        assert contrast > 7, "WCAG AAA"
+
+
+@given(plan=plans())
+@settings(max_examples=40, deadline=None)
+def test_boxes_and_texts_of_a_picture_stay_within_it(plan):
+    picture = compose(plan, True, True)
+    for shape in picture.shapes:
+        if isinstance(shape, Rect):
+            assert shape.x >= 0
+            assert shape.y >= 0
+            assert shape.x + shape.width <= picture.width
+            assert shape.y + shape.height <= picture.height
+    ElementTree.fromstring(visualize(plan, None, "svg", channel_details=True))
+    assert picture == compose(plan, True, True)
+
+
+@given(plan=plans())
+@settings(max_examples=60, deadline=None)
+def test_ascii_draws_every_node(plan):
+    text = visualize(plan, format="ascii")
+    drawing = text.split("\n\n")[3]
+    assert drawing.startswith("Graph:")
+    for place, task in enumerate(plan.tasks, len(plan.inputs)):
+        assert f"[{place}: {task.label}]" in drawing
+    assert drawing.isascii()
+
+
+def test_ascii_drawing():
+    drawing = visualize(pipeline("a", "b"), format="ascii", schedule=False).split("Graph:\n")[1]
+    assert [line.strip() for line in drawing.rstrip().splitlines() if line.strip() != "|"] == [
+        "(0: input)", "#0", "v", "[1: a.run]", "#1", "v", "[2: b.run]", "#2", "v", "(3: output)",
+    ]  # fmt: skip
+
+
+def test_ascii_sections_and_schedule():
+    text = visualize(diamond(), format="ascii", channel_details=True)
+    titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert titles == ["Nodes", "Edges", "Legend", "Graph", "Schedule"]
+    assert "shm, depth 16: same host" in text
+    assert re.search(r"2 \.\.\.> 3 +no channel", text)
+    assert re.search(r"call +split\.halve", text)
+    bare = visualize(diamond(), format="ascii", schedule=False)
+    assert "Schedule" not in bare
+    assert "shm" not in bare
+
+
+def test_ascii_is_printed_if_viewed_and_goes_into_no_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = visualize(diamond(), format="ascii")
+    assert capsys.readouterr().out == ""
+    assert visualize(diamond(), format="ascii", view=True) == text
+    assert capsys.readouterr().out == text + "\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dot_escapes_names():
+    text = visualize(pipeline(NASTY), None, "dot", channel_details=True)
+    string = r'"(?:[^"\\\n]|\\.)*"'
+    bare = re.sub(string, "S", text)
+    assert '"' not in bare
+    assert "<b>" not in bare
+    assert r'label="q\"uo\\te\\nline <b>&amp; #1; | `x` ]] --> \\x00.run"' in text
+    assert bare.count("{") == bare.count("}") == 2
+    assert "cluster_schedule" not in visualize(pipeline("a"), None, "dot", schedule=False)
+    for line in bare.splitlines()[1:]:
+        assert re.fullmatch(r"\s*(}|subgraph \w+ {|label=S;|\w+( -> \w+)? \[.*\];)", line), line
+
+
+def test_mermaid_escapes_names():
+    text = visualize(pipeline(NASTY, "b"), None, "mermaid", channel_details=True)
+    assert text.startswith("flowchart TD\n")
+    quoted = re.findall(r'"([^"]*)"', text)
+    assert text.count('"') == 2 * len(quoted)
+    assert "<b>" not in text
+    assert any("q#34;uo#92;te#92;nline #60;b#62;#38;amp; #35;1;" in label for label in quoted)
+    label, kind = r'"[^"]*"', r":::\w+"
+    forms = (
+        rf"n\d+(\[{label}\]|\(\[{label}\]\)){kind}",
+        rf"n\d+ (-->|-\.->)(\|{label}\|)? n\d+",
+        rf"s\d+\[{label}\]{kind}",
+        rf"subgraph schedule\[{label}\]",
+        r"classDef \w+ fill:#\w{6},stroke:#\w{6},color:#\w{6}",
+        "end",
+    )
+    for line in text.splitlines()[1:]:
+        assert any(re.fullmatch(form, line.strip()) for form in forms), line
+
+
+@pytest.mark.parametrize("format", ["dot", "gv", "mermaid"])
+def test_registers_are_dashed(format):
+    text = visualize(diamond(), None, format)
+    assert ("-.->" if format == "mermaid" else "style=dashed") in text
+
+
+@pytest.mark.parametrize(
+    ("format", "ending"),
+    [("png", "png"), ("svg", "svg"), ("dot", "dot"), ("gv", "gv"), ("mermaid", "mmd")],
+)
+def test_files(format, ending, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = visualize(diamond(), format=format)
+    assert [path.name for path in tmp_path.iterdir()] == [f"compiled_graph.{ending}"]
+    made = Path(f"compiled_graph.{ending}").read_bytes()
+    assert made.decode() == text if format in ("dot", "gv", "mermaid") else text[:7] == "digraph"
+    if format == "svg":
+        assert made.decode() == visualize(diamond(), None, format)
+    else:
+        assert visualize(diamond(), None, format) == text
+    # A name with dots keeps all of them.
+    visualize(diamond(), str(tmp_path / "v1.2"), format)
+    assert (tmp_path / f"v1.2.{ending}").read_bytes() == made
+
+
+def test_view_opens_the_file(tmp_path, monkeypatch, caplog):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or len(opened) == 1)
+    monkeypatch.chdir(tmp_path)
+    visualize(diamond(), "a b", "svg", view=True)
+    assert opened == [(tmp_path / "a b.svg").as_uri()]
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "conveyor"):
+        visualize(diamond(), "c", "svg", view=True)
+    assert "no browser was found to view c.svg" in caplog.text
+
+
+@pytest.mark.parametrize("format", ["pdf", "", "PNG", "../x"])
+def test_unknown_formats(format, tmp_path):
+    with pytest.raises(ValueError, match="'png', 'svg', 'dot', 'gv', 'mermaid', 'ascii'"):
+        visualize(diamond(), tmp_path / "x", format)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["png", "svg"])
+def test_nothing_to_view(format):
+    with pytest.raises(ValueError, match="filename"):
+        visualize(diamond(), None, format, view=True)
+
+
+@pytest.mark.parametrize("format", ["png", "svg", "dot"])
+def test_no_such_directory(format, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        visualize(diamond(), tmp_path / "none" / "x", format)
+    assert list(tmp_path.iterdir()) == []
