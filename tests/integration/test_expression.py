@@ -174,7 +174,8 @@ def test_an_effect_that_fails_fails_its_execution(two):
                 ref.get()
         with pytest.raises(KeyError):
             conveyor.get(graph.execute(2))
-        conveyor.wait(graph.execute(3), timeout=30)
+        refs = graph.execute(3)
+        assert conveyor.wait(refs, timeout=30) == (refs, [])
 
 
 def test_only_effects(two):

@@ -41,14 +41,14 @@ Key = int | str | Path
 """What is used of an input: an argument by position or by name, or a part of one."""
 
 
-def key_label(key: Key | None) -> str:
-    """``key`` as it is written in a graph; ``None`` is the whole input."""
+def key_label(key: Key | None, whole: str = "inp") -> str:
+    """``key`` as it is written in a graph whose input is called ``whole``; ``None`` is all of it."""
     if key is None:
-        return "inp"
+        return whole
     if not isinstance(key, Path):
-        return f"inp[{key!r}]"
+        return f"{whole}[{key!r}]"
     steps = (f"[{name!r}]" if item else f".{name}" for item, name in key.steps)
-    return f"inp[{key.root!r}]{''.join(steps)}"
+    return f"{whole}[{key.root!r}]{''.join(steps)}"
 
 
 def root_of(key: Key) -> int | str:
@@ -240,7 +240,7 @@ class InputAttributeNode(DAGNode):
         return self._input._part(Path(root_of(self._key), (*steps, (item, key))))
 
     def __repr__(self) -> str:
-        return f"InputNode(){key_label(self._key)[len('inp') :]}"
+        return key_label(self._key, "InputNode()")
 
     def _hinted(self, hint: TransportHint) -> InputAttributeNode:
         view = super()._hinted(hint)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from conveyor.dag.inputs import Key, key_label
 from conveyor.plan.model import (
     DRIVER,
-    Argument,
     Call,
     Edge,
-    Fields,
-    Nested,
     Passed,
     Plan,
     Program,
     Recv,
-    Reg,
     Send,
 )
+from conveyor.plan.template import registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ def dataflow(plan: Plan) -> Dataflow:
                     found.setdefault((makers[edge], place, edge), {})["start"] = None
                 starts.clear()
                 for argument in (*task.args, *(value for _, value in task.kwargs)):
-                    for reg in _registers(argument):
+                    for reg in registers(argument):
                         value = values[reg]
                         known = found.setdefault((value.node, place, value.edge), {})
                         known[value.part] = None
@@ -184,7 +181,7 @@ def _passed(plan: Plan) -> list[Key | None]:
 
 def _key(key: Key | None) -> str:
     """A part of the input, as it is written after ``input``."""
-    return printable(key_label(key)[len("inp") :])
+    return printable(key_label(key, ""))
 
 
 def _sent(program: Program) -> dict[int, tuple[int, str]]:
@@ -201,24 +198,3 @@ def _sent(program: Program) -> dict[int, tuple[int, str]]:
         elif isinstance(step, Send):
             sent[step.edge] = made[step.reg]
     return sent
-
-
-def _registers(argument: Argument) -> list[int]:
-    """The registers in an argument, in order."""
-    if isinstance(argument, Reg):
-        return [argument.index]
-    found: list[int] = []
-    stack: list[Any] = [argument.template] if isinstance(argument, Nested) else []
-    while stack:
-        value = stack.pop()
-        if isinstance(value, Reg):
-            found.append(value.index)
-        elif isinstance(value, Nested):
-            stack.append(value.template)
-        elif isinstance(value, Fields):
-            stack += [item for _, item in reversed(value.changed)]
-        elif isinstance(value, (list, tuple)):
-            stack += reversed(value)
-        elif isinstance(value, dict):
-            stack += reversed(value.values())
-    return found

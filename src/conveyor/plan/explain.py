@@ -80,7 +80,7 @@ def _leaf(leaf: Leaf, sources: Sequence[str]) -> str:
     if isinstance(leaf, Const):
         return _value(leaf.value)
     if isinstance(leaf, Passed):
-        return f"input{key_label(leaf.key)[len('inp') :]}"
+        return key_label(leaf.key, "input")
     return sources[leaf]
 
 
@@ -104,7 +104,7 @@ def _actor_steps(plan: Plan, program: Program) -> list[tuple[str, str, str]]:
                 names[step.reg] = source
             for key, reg in zip(keys.get(step.edge, ()), step.spread or (), strict=False):
                 if reg is not None:
-                    names[reg] = f"input{key_label(key)[len('inp') :]}"
+                    names[reg] = key_label(key, "input")
             steps.append(("recv", source, _from(plan, step.edge)))
         elif isinstance(step, Send):
             steps.append(("send", plan.edges[step.edge].source, _to(plan, step.edge)))

@@ -78,7 +78,7 @@ class Flow:
     def label(self, source: Source) -> str:
         """``source`` in the user's words."""
         if isinstance(source, Part):
-            return f"input{key_label(source.key)[len('inp') :]}"
+            return key_label(source.key, "input")
         if isinstance(source, Start):
             return "start"
         label = self.labels[source.task]

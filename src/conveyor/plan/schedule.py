@@ -86,8 +86,9 @@ class _Writer:
         )
         made = [Made(index, None), *(Made(index, i) for i in range(node.num_returns or 0))]
         done = self.edge_of.get(Done(made[0]))
-        wanted = {*self.flow.readers, *([made[0]] if done is not None else [])}
-        whole, *elements = (self.new(m) if m in wanted else None for m in made)
+        whole, *elements = (self.new(m) if m in self.flow.readers else None for m in made)
+        if whole is None and done is not None:
+            whole = self.new(made[0])
         self.steps.append(Call(index, whole, tuple(elements)))
         self.steps += (
             Send(self.edge_of[m], self.register_of[m]) for m in made if m in self.edge_of

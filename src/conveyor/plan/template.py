@@ -7,7 +7,7 @@ from typing import Any
 
 from conveyor.dag import DAGNode
 from conveyor.dag.containers import rebuild_tuple, replace_nodes, with_fields
-from conveyor.plan.model import Const, Fields, Nested, Reg
+from conveyor.plan.model import Argument, Const, Fields, Nested, Reg
 
 
 def template(
@@ -37,6 +37,27 @@ def fill(template: Any, regs: Sequence[Any]) -> Any:
     if isinstance(template, tuple):
         return rebuild_tuple(kind, [fill(item, regs) for item in template])
     return template
+
+
+def registers(argument: Argument) -> list[int]:
+    """The registers in an argument, in order."""
+    if isinstance(argument, Reg):
+        return [argument.index]
+    found: list[int] = []
+    stack: list[Any] = [argument.template] if isinstance(argument, Nested) else []
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Reg):
+            found.append(value.index)
+        elif isinstance(value, Nested):
+            stack.append(value.template)
+        elif isinstance(value, Fields):
+            stack += [item for _, item in reversed(value.changed)]
+        elif isinstance(value, (list, tuple)):
+            stack += reversed(value)
+        elif isinstance(value, dict):
+            stack += reversed(value.values())
+    return found
 
 
 def _constant(value: Any) -> Any:

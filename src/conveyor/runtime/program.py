@@ -11,6 +11,7 @@ from conveyor.channel import encode_error
 from conveyor.exceptions import GraphError
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
+from conveyor.plan.template import registers
 from conveyor.runtime.layout import Assignment
 
 if TYPE_CHECKING:
@@ -101,22 +102,8 @@ def _uses(step: Step, tasks: dict[int, Task]) -> set[int]:
     if isinstance(step, Recv):
         return set()
     task = tasks[step.task]
-    noted = _Noted()
-    for argument in (*task.args, *(argument for _, argument in task.kwargs)):
-        _value(argument, noted)
-    return noted.indexes
-
-
-class _Noted(list[Any]):
-    """A register file that notes which registers are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.indexes: set[int] = set()
-
-    def __getitem__(self, index: Any) -> Any:
-        self.indexes.add(index)
-        return None
+    arguments = (*task.args, *(argument for _, argument in task.kwargs))
+    return {reg for argument in arguments for reg in registers(argument)}
 
 
 def _value(argument: Argument, regs: list[Any]) -> Any:
