@@ -42,12 +42,13 @@ def remote(*args: Any, **options: Any) -> Any:
     ``Echo.remote(...)`` then starts an actor, a process of its own with one instance of the class,
     and returns a handle of it.
 
-    Args:
-        name: a name to find the actor by; see ``get_actor``.
-        num_cpus: the number of threads that its libraries (torch, OpenMP) use.
-        num_gpus: the number of GPUs it sees.
-        max_concurrency: how many of its methods may run at the same time.
-        env_vars: environment variables it gets in addition to the driver's.
+    The options:
+
+    - ``name``: a name to find the actor by; see ``get_actor``.
+    - ``num_cpus``: the number of threads that its libraries (torch, OpenMP) use.
+    - ``num_gpus``: the number of GPUs it sees.
+    - ``max_concurrency``: how many of its methods may run at the same time.
+    - ``env_vars``: environment variables it gets in addition to the driver's.
 
     Raises:
         TypeError: what is decorated is no class, or an option does not exist.
