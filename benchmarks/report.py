@@ -197,6 +197,14 @@ def _tally(row: Row) -> str:
     return f"{bad[-1]} in {len(bad)} of {len(row.outcomes)} rounds"
 
 
+def _rounds(results: Results) -> str:
+    counts = [len(row.outcomes) for row in results.rows.values()] or [0]
+    fewest, most = min(counts), max(counts)
+    if fewest != most:
+        return f"{fewest} to {most} rounds"
+    return f"{most} round" if most == 1 else f"{most} rounds"
+
+
 def _head(results: Results) -> str:
     machine, settings = results.machine, results.settings
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
@@ -209,7 +217,7 @@ def _head(results: Results) -> str:
             f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, "
             f"Python {machine['python']}; {versions}.",
             f"Load when it began: {machine['load_average']}. "
-            f"Medians over {settings['rounds']} rounds; "
+            f"Medians over {_rounds(results)}; "
             f"took {settings.get('minutes_taken', 0):.1f} minutes.",
             *settings.get("notes", []),
             "",

@@ -16,7 +16,8 @@ OWN = ("conveyor", "floor", "memcpy")
 @dataclass
 class Plan:
     """The first round has every case. Later ones shrink, if time is short, to the cases that the
-    bars compare and then to Conveyor and its floors; a case that hung is not repeated."""
+    bars compare, then to Conveyor and its floors, then to these in the bars; a case that hung is
+    not repeated."""
 
     cases: Sequence[Case]
     rounds: int
@@ -64,3 +65,4 @@ class Plan:
         own = [case for case in again if case.system in OWN]
         yield "the cases of the bars", [case for case in again if case in {*barred, *own}]
         yield "Conveyor and its floors", own
+        yield "Conveyor and its floors in the bars", [case for case in barred if case in set(own)]
