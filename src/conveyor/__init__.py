@@ -21,7 +21,7 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
-from conveyor.runtime.graph import CompiledGraph
+from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs import Ref as ObjectRef
 from conveyor.runtime.results import GraphRef

@@ -26,9 +26,10 @@ from conveyor.dag import (
     TransportHint,
     hooks,
 )
-from conveyor.dag.inputs import InputData, Path, given, key_of
+from conveyor.dag.inputs import key_of
 from conveyor.dag.methods import bind
 from conveyor.dag.node import hint_of, origin, record_of, upstream_of
+from conveyor.dag.parts import InputData, Path, given
 from conveyor.dag.survey import survey
 from conveyor.exceptions import GraphError, RuntimeStateError
 

@@ -15,10 +15,11 @@ can be compiled, extended and executed eagerly as often as one likes, from any t
 from __future__ import annotations
 
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.inputs import InputAttributeNode, InputData, InputNode
+from conveyor.dag.inputs import InputAttributeNode, InputNode
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode
 from conveyor.dag.outputs import MultiOutputNode
+from conveyor.dag.parts import InputData
 
 # Ray's name for the same thing, for code that imports it.
 ClassMethodNode = MethodNode

@@ -7,9 +7,10 @@ from typing import Any
 
 from conveyor.dag.containers import find_nodes, replace_nodes, with_fields
 from conveyor.dag.hooks import Host
-from conveyor.dag.inputs import InputAttributeNode, InputNode, Key, given, key_of
+from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import DAGNode, origin
+from conveyor.dag.parts import Key, given
 from conveyor.dag.survey import Survey, survey
 
 

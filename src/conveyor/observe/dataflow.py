@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conveyor.dag.inputs import Key, key_label
+from conveyor.dag.parts import Key, key_label
 from conveyor.plan.model import (
     DRIVER,
     Call,

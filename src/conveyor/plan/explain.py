@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from conveyor.dag.inputs import key_label, root_of
+from conveyor.dag.parts import key_label, root_of
 from conveyor.plan.model import (
     DRIVER,
     Argument,

@@ -15,8 +15,9 @@ from conveyor.dag import (
     OutputElementNode,
     TransportHint,
 )
-from conveyor.dag.inputs import Key, key_label, key_of
+from conveyor.dag.inputs import key_of
 from conveyor.dag.node import hint_of, origin, upstream_of
+from conveyor.dag.parts import Key, key_label
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import DRIVER, ActorInfo
 

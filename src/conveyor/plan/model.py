@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.dag.inputs import Key
+from conveyor.dag.parts import Key
 
 #: The driver's place in ``writer`` and ``readers``; actors count from 0.
 DRIVER = -1
@@ -144,7 +144,7 @@ class InputBundle:
     ``keys == (None,)`` is the whole input: the frame is the value itself. ``keys == ()`` carries
     nothing (``None``): it starts an execution at readers that get no other input. Otherwise the frame
     is a tuple in the order of ``keys``: arguments of ``execute`` by position or name, and parts of
-    them (``conveyor.dag.inputs.Path``).
+    them (``conveyor.dag.parts.Path``).
     """
 
     edge: int

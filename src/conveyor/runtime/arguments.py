@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor.dag.inputs import Key, given
+from conveyor.dag.parts import Key, given
 from conveyor.plan.model import Plan
 
 

@@ -19,7 +19,7 @@ from conveyor.dag import DAGNode
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.graph import CompiledGraph
+from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Place
 from conveyor.runtime.links import Link, link_segment
 from conveyor.runtime.process import ArenaSize, Process, default_arena_size
@@ -97,7 +97,7 @@ class Driver(CallingRuntime):
         self._requests = RequestServer(self)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], None]] = deque()
-        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self._closed = False
         self.at_shutdown: Callable[[], None] = lambda: None
         self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -292,10 +292,10 @@ class Driver(CallingRuntime):
 
     # Graphs
 
-    def compile(self, root: DAGNode, config: Config) -> CompiledGraph:
+    def compile(self, root: DAGNode, config: Config) -> ProcessGraph:
         self._check_open()
         self.tidy()
-        return CompiledGraph(self, lower(root, config), config)
+        return ProcessGraph(self, lower(root, config), config)
 
     def next_graph_number(self) -> int:
         return next(self._graph_numbers)

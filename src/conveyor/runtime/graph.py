@@ -1,21 +1,18 @@
-"""A compiled graph as its driver holds it: submit, wait, tear down."""
+"""A compiled graph over processes, as its driver holds it: submit, wait, tear down."""
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
-from conveyor.plan import explain as explain_plan
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime import views
 from conveyor.runtime.arguments import match_inputs
+from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 def _references_of_a_moved_value() -> int:
     # How many references an argument of execute() has when its maker keeps none: measured, because
-    # it differs between versions of Python. Same shape as CompiledGraph.execute.
+    # it differs between versions of Python. Same shape as ProcessGraph.execute.
     lock = threading.Lock()
 
     def execute(*args: Any, timeout: float | None = None, **kwargs: Any) -> int:
@@ -42,29 +39,21 @@ def _references_of_a_moved_value() -> int:
 _MOVED_REFS = _references_of_a_moved_value()
 
 
-def _refuse(_value: Any, graph: CompiledGraph, _type: type[GraphRef]) -> NoReturn:
+def _refuse(_value: Any, graph: ProcessGraph, _type: type[GraphRef]) -> NoReturn:
     # Not a method: the graph would refer to itself, and its channels would stay until a collection.
     raise graph._why().with_traceback(None)
 
 
-class CompiledGraph:
-    """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
-
-    Any number of threads may execute it and get its results. Use it as a context manager, or call
-    :meth:`teardown`; the actors can be used for anything else before and after.
-    """
+class ProcessGraph(CompiledGraph):
+    """On actors that are processes."""
 
     def __init__(self, driver: Driver, plan: Plan, config: Config) -> None:
-        self.plan = plan
-        self.config = config
+        super().__init__(plan, config, driver.next_graph_number())
         self._driver = driver
         self._process = driver.process
         self._records: list[ActorRecord] = [driver.record(a.key) for a in plan.actors]
-        self._number = driver.next_graph_number()
         self._lock = threading.Lock()
-        self._closed: ConveyorError | None = None
         self._unloading: list[tuple[ActorRecord, Ref]] = []
-        self._failure: ConveyorError | None = None
         for record in self._records:
             record.check_alive()
             record.handles += 1  # a graph keeps its actors
@@ -94,7 +83,7 @@ class CompiledGraph:
             self._process.inbox,
         )
         # The one thing the hot path looks at: replaced by a function that raises at the end.
-        self._start: Callable[[Any, CompiledGraph, type[GraphRef]], GraphRef | None]
+        self._start: Callable[[Any, ProcessGraph, type[GraphRef]], GraphRef | None]
         self._start = self.gate.start
         self._plain = plan.whole_input and plan.shape is None
         self._single_output = self._results.single
@@ -136,19 +125,7 @@ class CompiledGraph:
 
     # Executing
 
-    @property
-    def name(self) -> str:
-        return self.config.name or f"graph {self._number}"
-
     def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
-
-        Every argument is encoded before anything is sent: one that cannot be sent raises
-        ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
-        ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
-        Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
-        :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
-        """
         if self._plain and len(args) == 1 and not kwargs:
             with self._lock:
                 ref = self._start(args[0], self, GraphRef)
@@ -157,7 +134,6 @@ class CompiledGraph:
         return self._execute(args, kwargs, timeout)
 
     def try_execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         ref = self._submit_once(inputs)
@@ -166,7 +142,6 @@ class CompiledGraph:
         return self._refs(ref, passed)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`execute`; waits for room without blocking the event loop."""
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         while True:
@@ -274,12 +249,6 @@ class CompiledGraph:
     def _label(self, graph: int, node: int) -> str | None:
         return self.plan.tasks[node].label if graph == self._number else None
 
-    def describe(self, ref: Ref) -> str:
-        position = self._results.position(ref._reader)
-        output = "" if position is None else f", output {position}"
-        source = self.plan.edges[self._results.edges[ref._reader]].source
-        return f"{self.name}, execution {ref._number}{output} (from {source})"
-
     def doing(self) -> str:
         """What each actor of the graph is doing now, in words."""
         return "; ".join(
@@ -290,11 +259,6 @@ class CompiledGraph:
     # Ending
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Take the graph down: its channels are gone when this returns, its actors are free.
-
-        Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
-        well. Safe to call more than once.
-        """
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
             self.gate.drain()
             self._finalizer.detach()
@@ -333,47 +297,6 @@ class CompiledGraph:
         """In a forked child: the graph is the parent's. Takes no lock."""
         self._closed = error
         self._start = _refuse
-
-    def __enter__(self) -> CompiledGraph:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.teardown()
-
-    def explain(self) -> str:
-        """The Plan as text: what every actor does, in which order, over which channel, and why."""
-        return explain_plan(self.plan)
-
-    def visualize(
-        self,
-        filename: str | os.PathLike[str] | None = "compiled_graph",
-        format: str = "png",
-        view: bool = False,
-        channel_details: bool = False,
-        schedule: bool = True,
-    ) -> str:
-        """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
-
-        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
-            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
-            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
-            if the file cannot be written.
-        """
-        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
-
-    @property
-    def is_teardown(self) -> bool:
-        return self._closed is not None
-
-    def __repr__(self) -> str:
-        state = "torn down" if self._closed else "failed" if self._failure else "ready"
-        size = f"{len(self.plan.tasks)} tasks on {len(self._records)} actors"
-        return f"<CompiledGraph {self.name}: {size}, {state}>"
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

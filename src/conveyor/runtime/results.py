@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
-from conveyor.dag.inputs import given
+from conveyor.dag.parts import given
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
 from conveyor.runtime.refs import Ref, Source

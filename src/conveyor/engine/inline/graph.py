@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from conveyor.config import Config
@@ -14,10 +12,9 @@ from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
-from conveyor.plan import explain
 from conveyor.plan.model import Plan
-from conveyor.runtime import views
 from conveyor.runtime.arguments import match_inputs
+from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
 
@@ -25,25 +22,16 @@ if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime
 
 
-class InlineGraph:
-    """Has what ``conveyor.CompiledGraph`` has. Its refs are done when one gets them.
-
-    Executions of one graph run one after the other, whatever threads they come from; ``depth``
-    limits nothing.
+class InlineGraph(CompiledGraph):
+    """Its refs are done when one gets them. Executions of one graph run one after the other,
+    whatever threads they come from; ``depth`` limits nothing, and there is always room.
     """
 
-    #: For `Ref`: there is no channel that a result would have to be taken out of.
-    gate: Any = None
-
     def __init__(self, runtime: InlineRuntime, plan: Plan, config: Config) -> None:
-        self.plan = plan
-        self.config = config
+        super().__init__(plan, config, runtime.next_graph_number())
         self._actors = [runtime.actor(info.key) for info in plan.actors]
         for actor in self._actors:
             actor.check_alive()
-        self._number = runtime.next_graph_number()
-        self._closed: ConveyorError | None = None
-        self._failure: ActorDiedError | None = None
         self._host = Turns(runtime.lines, self.name)
         self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
         self._results = Results(plan, self, runtime.put)
@@ -54,28 +42,17 @@ class InlineGraph:
             weakref.finalize(self, runtime.release, actor.id).atexit = False
         runtime.graphs.add(self)
 
-    @property
-    def name(self) -> str:
-        return self.config.name or f"graph {self._number}"
-
     # Executing
 
     def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Run one execution and return its ref (a list of refs for ``MultiOutputNode``).
-
-        Raises what ``CompiledGraph.execute`` raises. ``timeout`` has no effect: nothing waits for
-        room here.
-        """
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
         return self._execute(args, kwargs)
 
     def try_execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`execute`; there is always room."""
         return self._execute(args, kwargs)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Like :meth:`execute`. The event loop stands still meanwhile, as it does in a debugger."""
         return self._execute(args, kwargs)
 
     def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,19 +110,9 @@ class InlineGraph:
     def is_ready(self, ref: Ref) -> bool:
         return True
 
-    def describe(self, ref: Ref) -> str:
-        position = self._results.position(ref._reader)
-        output = "" if position is None else f", output {position}"
-        source = self.plan.edges[self._results.edges[ref._reader]].source
-        return f"{self.name}, execution {ref._number}{output} (from {source})"
-
     # Ending
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Take the graph down; its actors are free. With ``kill_actors`` they are killed as well.
-
-        Results can still be got. Safe to call more than once.
-        """
         if self.close(GraphTornDownError(f"{self.name} has been torn down")) and kill_actors:
             for actor in self._actors:
                 self._runtime.kill(actor.id)
@@ -158,50 +125,6 @@ class InlineGraph:
         self._runtime.graphs.discard(self)
         self._loaded.crossing.close()
         return True
-
-    def __enter__(self) -> InlineGraph:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.teardown()
-
-    def explain(self) -> str:
-        """The Plan as text: what every actor does, in which order, over which channel, and why.
-
-        It is the Plan that processes would follow; here one thread does.
-        """
-        return explain(self.plan)
-
-    def visualize(
-        self,
-        filename: str | os.PathLike[str] | None = "compiled_graph",
-        format: str = "png",
-        view: bool = False,
-        channel_details: bool = False,
-        schedule: bool = True,
-    ) -> str:
-        """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
-
-        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
-            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
-            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
-            if the file cannot be written.
-        """
-        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
-
-    @property
-    def is_teardown(self) -> bool:
-        return self._closed is not None
-
-    def __repr__(self) -> str:
-        state = "torn down" if self._closed else "failed" if self._failure else "ready"
-        size = f"{len(self.plan.tasks)} tasks on {len(self._actors)} actors"
-        return f"<InlineGraph {self.name}: {size}, {state}>"
 
 
 class _ExecutionJob(Job):

@@ -1,0 +1,129 @@
+"""What ``dag.compile()`` returns, whatever engine its actors have."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Any, TypeVar
+
+from conveyor.config import Config
+from conveyor.exceptions import ConveyorError
+from conveyor.plan import explain
+from conveyor.plan.model import Plan
+from conveyor.runtime import views
+from conveyor.runtime.refs import Ref
+from conveyor.runtime.results import Results
+
+G = TypeVar("G", bound="CompiledGraph")
+
+
+class CompiledGraph(ABC):
+    """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
+
+    Any number of threads may execute it and get its results. Use it as a context manager, or call
+    :meth:`teardown`; the actors can be used for anything else before and after.
+    """
+
+    #: For `Ref`: what results are taken out of; ``None`` where they are there from the beginning.
+    gate: Any = None
+
+    _results: Results
+
+    def __init__(self, plan: Plan, config: Config, number: int) -> None:
+        self.plan = plan
+        self.config = config
+        self._number = number
+        self._closed: ConveyorError | None = None
+        self._failure: ConveyorError | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.name or f"graph {self._number}"
+
+    @abstractmethod
+    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
+
+        Every argument is encoded before anything is sent: one that cannot be sent raises
+        ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
+        ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
+        Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
+        :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
+
+        On the inline engine all of it has run when this returns, and ``timeout`` has no effect.
+        """
+
+    @abstractmethod
+    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
+
+    @abstractmethod
+    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`execute`; waits for room without blocking the event loop.
+
+        On the inline engine the loop stands still meanwhile, as it does in a debugger.
+        """
+
+    @abstractmethod
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Take the graph down: its channels are gone when this returns, its actors are free.
+
+        Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
+        well. Safe to call more than once.
+        """
+
+    @property
+    def is_teardown(self) -> bool:
+        return self._closed is not None
+
+    def __enter__(self: G) -> G:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.teardown()
+
+    def explain(self) -> str:
+        """The Plan as text: what every actor does, in which order, over which channel, and why."""
+        return explain(self.plan)
+
+    def visualize(
+        self,
+        filename: str | os.PathLike[str] | None = "compiled_graph",
+        format: str = "png",
+        view: bool = False,
+        channel_details: bool = False,
+        schedule: bool = True,
+    ) -> str:
+        """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
+
+        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
+            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
+            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
+            if the file cannot be written.
+        """
+        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
+
+    # Source of its refs
+
+    @abstractmethod
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any: ...
+
+    @abstractmethod
+    def is_ready(self, ref: Ref) -> bool: ...
+
+    def describe(self, ref: Ref) -> str:
+        position = self._results.position(ref._reader)
+        output = "" if position is None else f", output {position}"
+        source = self.plan.edges[self._results.edges[ref._reader]].source
+        return f"{self.name}, execution {ref._number}{output} (from {source})"
+
+    def __repr__(self) -> str:
+        state = "torn down" if self._closed else "failed" if self._failure else "ready"
+        size = f"{len(self.plan.tasks)} tasks on {len(self.plan.actors)} actors"
+        return f"<{type(self).__name__} {self.name}: {size}, {state}>"
