@@ -20,8 +20,8 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
     DeadlockError,
+    GraphError,
     GraphTornDownError,
-    RuntimeStateError,
     SerializationError,
     TaskError,
     WaitTimeoutError,
@@ -166,9 +166,9 @@ class Stage:
     def end(self, handle: Any) -> None:
         conveyor.kill(handle)
 
-    def compiles(self, handle: Any) -> Any:
-        with InputNode() as inp:
-            return handle.echo.bind(inp).compile()
+    def compiles(self, handle: Any, value: Any) -> Any:
+        with handle.echo.bind(InputNode()).compile() as graph:
+            return conveyor.get(graph.execute(value))
 
     def thread_local(self) -> bool:
         return hasattr(self.thread, "set")
@@ -649,9 +649,14 @@ def handles_as_values(t):
     return made, [back[0] == t.a, back[1] == t.b], get(t.b.call.remote(child, "note", 1))
 
 
-@program(raises=(TaskError, RuntimeStateError), match="compiled in the driver")
+@program(6)
 def compiling_inside_an_actor(t):
-    get(t.a.compiles.remote(t.b))
+    return get(t.a.compiles.remote(t.b, 6))
+
+
+@program(raises=(TaskError, GraphError), match="cannot execute a graph that it is itself a part of")
+def compiling_ones_own_graph_inside_an_actor(t):
+    get(t.a.compiles.remote(t.a, 6))
 
 
 @program(["before", "later"])

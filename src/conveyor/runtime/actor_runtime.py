@@ -5,20 +5,55 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
+from conveyor.channel.sealed import seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ActorDiedError, RuntimeStateError
+from conveyor.plan import lower
+from conveyor.plan.model import Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.graph import ProcessGraph
+from conveyor.runtime.hosting import Laid, Member, refuse_own
+from conveyor.runtime.laying import tasks_by_actor
 from conveyor.runtime.links import Link
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.requests import Options, RequestClient
+from conveyor.runtime.refs import Ref
+from conveyor.runtime.requests import LaidMember, Options, RequestClient
 
 if TYPE_CHECKING:
     from conveyor.runtime.worker import Worker
+
+
+class Peer:
+    """An actor of a graph that this actor executes."""
+
+    def __init__(
+        self,
+        board: _core.Board,
+        requests: RequestClient,
+        member: LaidMember,
+        labels: Mapping[tuple[int, int], str],
+    ) -> None:
+        self.id = member.id
+        self.slot = member.slot
+        self._incarnation = member.incarnation
+        self._board = board
+        self._requests = requests
+        self._labels = labels
+
+    @property
+    def alive(self) -> bool:
+        return not self._board.gone(self.slot, self._incarnation)
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        return self._requests.death(self.id, self._labels)
 
 
 class ActorRuntime(CallingRuntime):
@@ -29,6 +64,8 @@ class ActorRuntime(CallingRuntime):
         self._worker = worker
         self._requests = RequestClient(requests)
         self._lock = threading.Lock()
+        self._garbage: deque[int] = deque()
+        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:
@@ -78,10 +115,49 @@ class ActorRuntime(CallingRuntime):
     def kill(self, actor: ActorId) -> None:
         self._requests.ask("kill", actor)
 
-    def compile(self, root: DAGNode, config: Config) -> Any:
-        raise RuntimeStateError(
-            "graphs are compiled in the driver; compiling one inside an actor is not supported yet"
-        )
+    # Graphs that this actor executes
+
+    def compile(self, root: DAGNode, config: Config) -> ProcessGraph:
+        plan = lower(root, config)
+        own = self._worker.hello
+        refuse_own(plan, ActorId(own.number, own.name))
+        return ProcessGraph(self, plan, config)
+
+    def lay(self, plan: Plan, config: Config) -> Laid:
+        self.tidy()
+        # The driver sees no constant of the graph: it may not know their classes.
+        skeleton = replace(plan, tasks=(), inputs=(), shape=None)
+        sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
+        answer, fds = self._requests.ask("lay", skeleton, config.name, sealed, config.slot_bytes)
+        number, members, reads, writes = answer
+        labels = {(number, task.id): task.label for task in plan.tasks}
+        try:
+            for i, member in enumerate(members):
+                self.process.adopt(member.slot, *fds[1 + 2 * i : 3 + 2 * i])
+            segment = _core.Segment.attach(fds[0])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
+        return Laid(number, peers, segment, reads, writes)
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        self._requests.ask("unlay", number, True)
+        return []
+
+    def drop(self, number: int) -> None:
+        self._garbage.append(number)
+        # The main loop calls `tidy` for that.
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+
+    def tidy(self) -> None:
+        """Let go of graphs that have become garbage."""
+        while self._garbage:
+            try:
+                number = self._garbage.popleft()
+            except IndexError:
+                return
+            self._requests.ask("unlay", number, False)
 
     # An actor that another actor knows of lives until the session ends: nobody counts its handles.
 
@@ -95,7 +171,9 @@ class ActorRuntime(CallingRuntime):
         pass
 
     def abandon(self) -> None:
-        pass
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for graph in list(self.graphs):
+            graph.orphan(error)
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None

@@ -18,12 +18,16 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.plan import lower
+from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.graph import ProcessGraph
+from conveyor.runtime.hosting import Laid, Member
+from conveyor.runtime.laying import Laying, Tasks, tasks_by_actor
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Place
 from conveyor.runtime.links import Link, link_segment
 from conveyor.runtime.process import ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.refs import Ref
 from conveyor.runtime.requests import RequestServer
 from conveyor.runtime.supervisor import ActorRecord, DeathWatches
 from conveyor.runtime.worker import Caller, Hello
@@ -93,10 +97,11 @@ class Driver(CallingRuntime):
         self._early_exits: dict[int, int] = {}
         self._names: dict[str, ActorRecord] = {}
         self._of_class: Counter[str] = Counter()
+        self._layings: dict[int, Laying] = {}
         self._watches = DeathWatches(board)
         self._requests = RequestServer(self)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
-        self._garbage: deque[Callable[[], None]] = deque()
+        self._garbage: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self._closed = False
         self.at_shutdown: Callable[[], None] = lambda: None
@@ -270,6 +275,9 @@ class Driver(CallingRuntime):
         record.exited.set()
         self.process.board.announce_death(record.slot)
         self._forget(record)
+        for number, laying in list(self._layings.items()):
+            if laying.executor.slot == record.slot:
+                self.drop(number)
 
     def _forget(self, record: ActorRecord) -> None:
         """Close what belonged to a process that is gone. The record itself can still be asked."""
@@ -286,6 +294,8 @@ class Driver(CallingRuntime):
             if record.named and self._names.get(record.id.name) is record:
                 del self._names[record.id.name]
             self._links.pop(record.id.index, None)
+            for other in self._records.values():
+                other.known_peers.discard(record.slot)  # its next process is another
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.
             record.calls = record.control_link = None
             self._free_slots.append(record.slot)
@@ -293,12 +303,43 @@ class Driver(CallingRuntime):
     # Graphs
 
     def compile(self, root: DAGNode, config: Config) -> ProcessGraph:
-        self._check_open()
-        self.tidy()
         return ProcessGraph(self, lower(root, config), config)
 
-    def next_graph_number(self) -> int:
-        return next(self._graph_numbers)
+    def lay(self, plan: Plan, config: Config) -> Laid:
+        laying = self.lay_for(
+            Place(DRIVER_SLOT, RESULT_BIT),
+            plan,
+            config.name,
+            tasks_by_actor(plan),
+            config.slot_bytes,
+        )
+        layout = laying.layout
+        return Laid(
+            laying.number,
+            laying.records,
+            layout.segment,
+            layout.reads.get(DRIVER, ()),
+            layout.writes.get(DRIVER, ()),
+        )
+
+    def lay_for(
+        self, executor: Place, plan: Plan, name: str, tasks: Sequence[Tasks], slot_bytes: int
+    ) -> Laying:
+        """Lay a graph that the process at ``executor`` will execute."""
+        self._check_open()
+        self.tidy()
+        number = next(self._graph_numbers)
+        name = name or f"graph {number}"
+        laying = Laying(self, number, name, plan, tasks, slot_bytes, executor)
+        self._layings[number] = laying
+        return laying
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        laying = self._layings.pop(number, None)
+        return [] if laying is None else [*laying.unload()]
+
+    def drop(self, number: int) -> None:
+        self._throw_away(lambda: self.unlay(number))
 
     def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Any:
         """Give an actor its part of a graph; the ref of its acknowledgement."""
@@ -321,7 +362,7 @@ class Driver(CallingRuntime):
             ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
             callee.send_fds([segment.fd, *fds])
             callee.known_peers.update(new)
-        caller.known_peers.add(callee.slot)
+        # Not noted as a peer of the caller: a graph's assignment may overtake the answer.
         return bit, [os.dup(segment.fd), callee.arena_fd, callee.eventfd], ack
 
     def _new_peers(
@@ -332,21 +373,7 @@ class Driver(CallingRuntime):
         fds = [fd for s in new for fd in (by_slot[s].arena_fd, by_slot[s].eventfd)]
         return new, fds
 
-    def drop_graph(self, number: int, records: list[ActorRecord], places: dict[int, Place]) -> None:
-        """A compiled graph became garbage without a teardown."""
-
-        def unload() -> None:
-            for actor, record in enumerate(records):
-                if record.alive:
-                    record.control("unload", number)
-                record.bits.give_back(places[actor].bit)
-
-            for record in records:
-                self.released(record.id)
-
-        self._throw_away(unload)
-
-    def _throw_away(self, work: Callable[[], None]) -> None:
+    def _throw_away(self, work: Callable[[], object]) -> None:
         # In a finalizer: nothing that takes a lock.
         self._garbage.append(work)
         if not self._closed:

@@ -1,27 +1,23 @@
-"""A compiled graph over processes, as its driver holds it: submit, wait, tear down."""
+"""A compiled graph over processes, as whoever executes it holds it: submit, wait, tear down."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
-from conveyor.runtime.layout import RESULT_BIT, Assignment, Layout, Place, lay_out
+from conveyor.runtime.hosting import GraphHost, Member
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
 from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.waiting import Patience, wait_until
-
-if TYPE_CHECKING:
-    from conveyor.runtime.driver import Driver
-    from conveyor.runtime.supervisor import ActorRecord
 
 
 def _references_of_a_moved_value() -> int:
@@ -47,81 +43,35 @@ def _refuse(_value: Any, graph: ProcessGraph, _type: type[GraphRef]) -> NoReturn
 class ProcessGraph(CompiledGraph):
     """On actors that are processes."""
 
-    def __init__(self, driver: Driver, plan: Plan, config: Config) -> None:
-        super().__init__(plan, config, driver.next_graph_number())
-        self._driver = driver
-        self._process = driver.process
-        self._records: list[ActorRecord] = [driver.record(a.key) for a in plan.actors]
+    def __init__(self, host: GraphHost, plan: Plan, config: Config) -> None:
+        laid = host.lay(plan, config)
+        super().__init__(plan, config, laid.number)
+        self._host = host
+        self._process = process = host.process
+        self._members = laid.members
         self._lock = threading.Lock()
-        self._unloading: list[tuple[ActorRecord, Ref]] = []
-        for record in self._records:
-            record.check_alive()
-            record.handles += 1  # a graph keeps its actors
-        places = {DRIVER: Place(self._process.slot, RESULT_BIT)}
-        for actor, record in enumerate(self._records):
-            places[actor] = Place(record.slot, record.bits.take())
-        self._places = places
-        layout = lay_out(plan, places, config.slot_bytes)
-        try:
-            self._load(layout)
-        except BaseException:
-            self._unload()
-            for record in self._records:
-                driver.released(record.id)
-            raise
-        writers = {w.edge: w.open(self._process, layout.segment) for w in layout.writes[DRIVER]}
+        self._unloading: list[tuple[Member, Ref]] = []
+        writers = {end.edge: end.open(process, laid.segment) for end in laid.writes}
         for writer in writers.values():
             writer.moved_refs = _MOVED_REFS
-        readers = {r.edge: r.open(self._process, layout.segment) for r in layout.reads[DRIVER]}
-        layout.segment.close_fd()
-        self._results = Results(plan, self, driver.put)
+        readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
+        laid.segment.close_fd()
+        self._results = Results(plan, self, host.put)
         self.gate = _core.Gate(
             [writers[bundle.edge] for bundle in plan.inputs],
             [readers[edge] for edge in self._results.edges],
             plan.depth,
             _core.KIND_VALUE,
-            self._process.inbox,
+            process.inbox,
         )
         # The one thing the hot path looks at: replaced by a function that raises at the end.
         self._start: Callable[[Any, ProcessGraph, type[GraphRef]], GraphRef | None]
         self._start = self.gate.start
         self._plain = plan.whole_input and plan.shape is None
         self._single_output = self._results.single
-        self._finalizer = weakref.finalize(
-            self, driver.drop_graph, self._number, self._records, places
-        )
+        self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
-        driver.graphs.add(self)
-
-    # Laying
-
-    def _load(self, layout: Layout) -> None:
-        tasks = {task.id: task for task in self.plan.tasks}
-        acks = []
-        for program in self.plan.programs:
-            record = self._records[program.actor]
-            own = {step.task: tasks[step.task] for step in program.steps if hasattr(step, "task")}
-            assignment = Assignment(
-                self._number,
-                self.name,
-                self.plan.actors[program.actor].name,
-                self._places[program.actor].bit,
-                program,
-                own,
-                layout.reads.get(program.actor, ()),
-                layout.writes.get(program.actor, ()),
-                layout.peers_of(program.actor, self._places),
-                {edge.id: edge.source for edge in self.plan.edges},
-            )
-            acks.append(self._driver.load(record, assignment, layout.segment.fd))
-        for ack in acks:
-            ack.get()
-
-    def _unload(self) -> None:
-        for actor, record in enumerate(self._records):
-            if record.alive:
-                record.control("unload", self._number)
-            record.bits.give_back(self._places[actor].bit)
+        host.graphs.add(self)
 
     # Executing
 
@@ -234,9 +184,9 @@ class ProcessGraph(CompiledGraph):
     def _closed_or_failed(self) -> bool:
         if self._closed is not None or self._failure is not None:
             return True
-        for record in self._records:
-            if not record.alive:
-                self._failure = record.death(self._label)
+        for member in self._members:
+            if not member.alive:
+                self._failure = member.death(self._label)
                 self._start = _refuse
                 return True
         return False
@@ -252,8 +202,8 @@ class ProcessGraph(CompiledGraph):
     def doing(self) -> str:
         """What each actor of the graph is doing now, in words."""
         return "; ".join(
-            f"{info.name} is {describe_status(self._process.board, record.slot, self._label)}"
-            for info, record in zip(self.plan.actors, self._records, strict=True)
+            f"{info.name} is {describe_status(self._process.board, member.slot, self._label)}"
+            for info, member in zip(self.plan.actors, self._members, strict=True)
         )
 
     # Ending
@@ -262,22 +212,18 @@ class ProcessGraph(CompiledGraph):
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
             self.gate.drain()
             self._finalizer.detach()
-            self._driver.graphs.discard(self)
-            for actor, record in enumerate(self._records):
-                if kill_actors:
-                    self._driver.kill(record.id)
-                elif record.alive:
-                    self._unloading.append((record, record.control("unload", self._number)))
-                record.bits.give_back(self._places[actor].bit)
-            for record in self._records:
-                self._driver.released(record.id)
+            self._host.graphs.discard(self)
+            if kill_actors:
+                for member in self._members:
+                    self._host.kill(member.id)
+            self._unloading = self._host.unlay(self._number)
         # One that was interrupted while it waited is finished by the next.
         while self._unloading:
-            record, ack = self._unloading[-1]
+            member, ack = self._unloading[-1]
             try:
                 ack.get()
             except ConveyorError:
-                if record.alive:
+                if member.alive:
                     raise
             self._unloading.pop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conveyor import _core
+from conveyor.channel.sealed import Sealed
 from conveyor.plan.model import DRIVER, Plan, Program, Task
 from conveyor.runtime.process import Process
 
@@ -46,7 +47,8 @@ class WriteEnd:
 class Assignment:
     """What one actor is told about a graph: its program, and its ends of the rings.
 
-    ``sources`` says what each edge carries, for errors.
+    ``sources`` says what each edge carries, for errors. ``tasks`` are sealed where the driver, who
+    passes them on, may not know the classes of their constants.
     """
 
     graph: int
@@ -54,7 +56,7 @@ class Assignment:
     actor_name: str
     bit: int
     program: Program
-    tasks: dict[int, Task]
+    tasks: dict[int, Task] | Sealed
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     peers: tuple[int, ...]

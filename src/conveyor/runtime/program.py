@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
+from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
@@ -42,6 +43,8 @@ def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment)
     writers = {end.edge: end.open(process, segment) for end in assignment.writes}
     steps = assignment.program.steps
     tasks = assignment.tasks
+    if isinstance(tasks, Sealed):
+        tasks = tasks.open()
     for i, step in enumerate(steps):
         if isinstance(step, Recv):
             reg = -1 if step.reg is None else step.reg

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.dag import DAGNode
 
+#: Descriptors that one message on a socket may carry.
+MAX_FDS = 250
+
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:

@@ -10,11 +10,15 @@ import os
 import pickle
 import socket
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
-from conveyor.runtime.protocol import ActorId
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.layout import RESULT_BIT, Place
+from conveyor.runtime.protocol import MAX_FDS, ActorId
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver import Driver
@@ -22,6 +26,16 @@ if TYPE_CHECKING:
 
 #: A request or an answer is one datagram; what is larger comes in pieces, the last one marked.
 _PIECE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class LaidMember:
+    """An actor of a graph that another actor executes."""
+
+    id: ActorId
+    slot: int
+    incarnation: int
+    reachable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +48,24 @@ class Options:
 
 
 def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
-    """Send a pickled message in pieces, its descriptors with the last one."""
-    data = pickle.dumps(message)
-    while len(data) > _PIECE:
-        sock.sendall(b"+" + data[:_PIECE])
-        data = data[_PIECE:]
-    socket.send_fds(sock, [b"." + data], fds or [])
+    """Send a pickled message and its descriptors, in pieces."""
+    data, fds = pickle.dumps(message), fds or []
+    while len(data) > _PIECE or len(fds) > MAX_FDS:
+        socket.send_fds(sock, [b"+" + data[:_PIECE]], fds[:MAX_FDS])
+        data, fds = data[_PIECE:], fds[MAX_FDS:]
+    socket.send_fds(sock, [b"." + data], fds)
 
 
 def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
     """The next message with its descriptors. ``ConnectionError`` at the end."""
-    parts = []
+    parts: list[bytes] = []
+    fds: list[int] = []
     while True:
-        data, fds, _, _ = socket.recv_fds(sock, _PIECE + 1, 8)
+        data, more, _, _ = socket.recv_fds(sock, _PIECE + 1, MAX_FDS)
+        fds += more
         if not data:
+            for fd in fds:
+                os.close(fd)
             raise ConnectionError("the other side is gone")
         parts.append(data[1:])
         if data[:1] == b".":
@@ -130,6 +148,37 @@ class RequestServer:
         record.shared = True
         return record.id, []
 
+    def _lay(
+        self,
+        caller: ActorRecord,
+        plan: Plan,
+        name: str,
+        tasks: Sequence[Sealed],
+        slot_bytes: int,
+    ) -> tuple[Any, list[int]]:
+        executor = Place(caller.slot, RESULT_BIT)
+        laying = self._driver.lay_for(executor, plan, name, tasks, slot_bytes)
+        layout = laying.layout
+        members = [LaidMember(r.id, r.slot, r.incarnation, r.arena_fd >= 0) for r in laying.records]
+        if not caller.alive or not all(member.reachable for member in members):
+            self._driver.drop(laying.number)
+            next((r for r in laying.records if not r.alive), caller).check_alive()
+        fds = [fd for r in laying.records for fd in (r.arena_fd, r.eventfd)]
+        ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
+        segment_fd = os.dup(layout.segment.fd)
+        layout.segment.close_fd()
+        return (laying.number, members, *ends), [segment_fd, *fds]
+
+    def _unlay(self, caller: ActorRecord, number: int, wait: bool) -> tuple[Any, list[int]]:
+        for record, ack in self._driver.unlay(number):
+            if wait:
+                try:
+                    ack.get()
+                except ConveyorError:
+                    if record.alive:
+                        raise
+        return None, []
+
     def _find(self, caller: ActorRecord, name: str) -> tuple[Any, list[int]]:
         found = self._driver.find_actor(name)
         self._driver.record(found[0]).shared = True
@@ -139,8 +188,10 @@ class RequestServer:
         self._driver.kill(actor)
         return None, []
 
-    def _death(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        return self._driver.record(actor).death(), []
+    def _death(
+        self, caller: ActorRecord, actor: ActorId, labels: Mapping[tuple[int, int], str]
+    ) -> tuple[Any, list[int]]:
+        return self._driver.record(actor).death(lambda *node: labels.get(node)), []
 
 
 class RequestClient:
@@ -161,9 +212,12 @@ class RequestClient:
             raise answer
         return answer, fds
 
-    def death(self, actor: ActorId) -> ActorDiedError:
+    def death(
+        self, actor: ActorId, labels: Mapping[tuple[int, int], str] | None = None
+    ) -> ActorDiedError:
+        """Why ``actor`` has died; ``labels`` are names for what it may have run, by (graph, node)."""
         try:
-            error, _ = self.ask("death", actor)
+            error, _ = self.ask("death", actor, labels or {})
         except ConveyorError:
             return ActorDiedError(f"actor {actor.name} died", actor.name)
         assert isinstance(error, ActorDiedError)

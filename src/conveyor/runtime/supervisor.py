@@ -13,7 +13,7 @@ from conveyor import _core
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
-from conveyor.runtime.protocol import ActorId, MethodInfo
+from conveyor.runtime.protocol import MAX_FDS, ActorId, MethodInfo
 
 if TYPE_CHECKING:
     from conveyor.runtime.links import Link
@@ -81,7 +81,8 @@ class ActorRecord:
     def send_fds(self, fds: list[int]) -> None:
         assert self.control_socket is not None
         try:
-            socket.send_fds(self.control_socket, [b"+"], fds)
+            for start in range(0, len(fds), MAX_FDS):
+                socket.send_fds(self.control_socket, [b"+"], fds[start : start + MAX_FDS])
         except OSError:
             # The actor must not wait for descriptors that never come.
             self.control_socket.close()

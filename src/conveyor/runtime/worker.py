@@ -14,20 +14,19 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
-from conveyor.exceptions import ActorStartError
+from conveyor.exceptions import ActorStartError, GraphTornDownError
 from conveyor.runtime import context
 from conveyor.runtime.actor_runtime import ActorRuntime
 from conveyor.runtime.layout import RESULT_BIT, Assignment
 from conveyor.runtime.links import reply_offset
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.program import check_method, make_program
+from conveyor.runtime.protocol import MAX_FDS
 
 EMPTY = _core.EMPTY
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
-#: Descriptors that one message on the control socket may carry.
-MAX_FDS = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,7 @@ class Worker:
         self.process.adopt(hello.driver_slot, driver_arena, driver_event)
         self._control_socket = socket.socket(fileno=control)
         self._programs: dict[int, _core.Program] = {}
+        self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._mailboxes: list[Mailbox] = []
         self._instance: Any = None
@@ -96,6 +96,7 @@ class Worker:
         control_segment = _core.Segment.attach(ctl)
         self._control = Mailbox(self, control_segment, hello.driver_slot, hello.control_bit)
         self._handlers[hello.control_bit] = self._serve_control
+        self._handlers[_core.ATTENTION_BIT] = self.runtime.tidy
         self._open(Mailbox(self, calls_segment, hello.driver_slot, hello.mailbox_bit))
         for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
             os.close(fd)
@@ -222,6 +223,7 @@ class Worker:
             mailbox.replies.send_error(self._start_error, tag)
         else:
             mailbox.replies.send(None, tag)
+        self._finish_loads()
 
     def _call(
         self,
@@ -362,6 +364,9 @@ class Worker:
                 return
             tag = reader.tag
             operation, args = call[0], call[1]
+            if operation == "load":
+                self._load(tag, *args)
+                continue
             try:
                 getattr(self, f"_control_{operation}")(*args)
             except Exception as error:
@@ -382,19 +387,41 @@ class Worker:
         for i, slot in enumerate(slots):
             self.process.adopt(slot, fds[2 * i], fds[2 * i + 1])
 
-    def _control_load(self, assignment: Assignment, new_peers: tuple[int, ...]) -> None:
+    def _load(self, tag: int, assignment: Assignment, new_peers: tuple[int, ...]) -> None:
         fds = self._receive_fds(1 + 2 * len(new_peers))
         try:
             self._adopt(new_peers, fds[1:])
-            program = make_program(self, assignment, _core.Segment.attach(fds[0]))
+            segment = _core.Segment.attach(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
-        self._programs[assignment.graph] = program
-        self._handlers[assignment.bit] = program.advance
-        self.process.board.ring(self.process.slot, assignment.bit)
+        self._loads[assignment.graph] = (tag, assignment, segment)
+        if self._started:
+            self._finish_loads()
+
+    def _finish_loads(self) -> None:
+        # The methods are known once the actor has been started, and whoever made it may be slower to
+        # start it than the driver is to lay a graph.
+        while self._loads:
+            graph = next(iter(self._loads))
+            tag, assignment, segment = self._loads.pop(graph)
+            try:
+                program = make_program(self, assignment, segment)
+            except Exception as error:
+                meta = encode_error(error, self.hello.name, "load")
+                self._control.replies.send_error(meta, tag)
+                continue
+            self._programs[graph] = program
+            self._handlers[assignment.bit] = program.advance
+            self.process.board.ring(self.process.slot, assignment.bit)
+            self._control.replies.send(None, tag)
 
     def _control_unload(self, graph: int) -> None:
+        never, *_ = self._loads.pop(graph, (None,))
+        if never is not None:
+            error = GraphTornDownError("the graph was torn down before the actor had been started")
+            meta = encode_error(error, self.hello.name, "load")
+            self._control.replies.send_error(meta, never)
         program = self._programs.pop(graph, None)
         if program is not None:
             program.close()

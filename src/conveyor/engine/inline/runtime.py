@@ -24,6 +24,7 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs import ElementRef, Ref
@@ -246,12 +247,12 @@ class InlineRuntime(CallingRuntime):
 
     def compile(self, root: DAGNode, config: Config) -> InlineGraph:
         self._check_open()
-        if self._inside is not None:
-            raise RuntimeStateError(
-                "graphs are compiled in the driver; compiling one inside an actor is not supported "
-                "yet"
-            )
-        return InlineGraph(self, lower(root, config), config)
+        plan = lower(root, config)
+        inside = self._inside
+        for actor in self._actors.values():
+            if actor.host is inside:
+                refuse_own(plan, actor.id)
+        return InlineGraph(self, plan, config)
 
     def next_graph_number(self) -> int:
         return next(self._graph_numbers)

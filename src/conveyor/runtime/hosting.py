@@ -1,0 +1,83 @@
+"""What a graph over processes needs of the process that executes it: the driver, or an actor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conveyor import _core
+from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.runtime.layout import ReadEnd, WriteEnd
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import ActorId
+
+if TYPE_CHECKING:
+    from conveyor.config import Config
+    from conveyor.plan.model import Plan
+    from conveyor.runtime.graph import ProcessGraph
+    from conveyor.runtime.refs import Ref
+
+
+class Member(Protocol):
+    """An actor of a graph, as whoever executes the graph sees it."""
+
+    @property
+    def id(self) -> ActorId: ...
+
+    @property
+    def slot(self) -> int:
+        """Its place on the board."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        """The error for whoever needed it. ``label`` names a (graph, node)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
+    ends of the rings in ``segment``."""
+
+    number: int
+    members: Sequence[Member]
+    segment: _core.Segment
+    reads: tuple[ReadEnd, ...]
+    writes: tuple[WriteEnd, ...]
+
+
+class GraphHost(Protocol):
+    """The executing process's runtime."""
+
+    process: Process
+    graphs: weakref.WeakSet[ProcessGraph]
+
+    def lay(self, plan: Plan, config: Config) -> Laid:
+        """Lay the graph's channels and load every actor's program. All or nothing."""
+        ...
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        """Take graph ``number`` down; the acknowledgements that are still to come."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Graph ``number`` became garbage. Called by a finalizer: only notes it."""
+        ...
+
+    def put(self, value: Any) -> Ref: ...
+
+    def kill(self, actor: ActorId) -> None: ...
+
+
+def refuse_own(plan: Plan, executor: ActorId) -> None:
+    """Raise ``GraphError`` if the actor that is to execute ``plan`` is a part of it."""
+    if any(info.key.index == executor.index for info in plan.actors):
+        raise GraphError(
+            f"{executor.name} cannot execute a graph that it is itself a part of: it would wait for "
+            f"itself. Compile the graph in the driver, or in an actor that is not in it"
+        )

@@ -1,0 +1,226 @@
+"""Graphs that are compiled and executed inside an actor."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, GraphError, GraphTornDownError
+
+
+@conveyor.remote
+class Stage:
+    def __init__(self, step: int = 1) -> None:
+        self.step = step
+
+    def add(self, x: Any) -> Any:
+        return x + self.step
+
+    def scale(self, x: Any, by: Any) -> Any:
+        return x * by.factor
+
+    def fail(self, x: Any) -> Any:
+        raise ValueError(f"no {x}")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def end(self, x: Any) -> Any:
+        os._exit(3)
+
+
+@dataclass
+class Factor:
+    factor: int
+
+
+@conveyor.remote
+class Controller:
+    """Executes a graph over other actors."""
+
+    def compile(self, stages: list[Any], method: str = "add", **options: Any) -> str:
+        with InputNode() as x:
+            for stage in stages:
+                x = getattr(stage, method).bind(x)
+        self.graph = x.compile(**options)
+        return self.graph.explain()
+
+    def run(self, values: list[Any]) -> list[Any]:
+        refs = [self.graph.execute(value) for value in values]
+        return conveyor.get(refs)
+
+    def scaled(self, stage: Any, value: Any) -> Any:
+        inp = InputNode()
+        with MultiOutputNode(
+            {"all": stage.scale.bind(inp, Factor(3)), "in": inp}
+        ).compile() as graph:
+            return conveyor.get(graph.execute(value))
+
+    def create_and_run(self, value: int) -> int:
+        stages = [Stage.remote(10), Stage.remote(100)]
+        self.compile(stages)
+        return self.run([value])[0]
+
+    def drop(self) -> None:
+        self.graph = None
+        gc.collect()
+
+    def collect(self) -> None:
+        gc.collect()
+
+    def teardown(self) -> str:
+        self.graph.teardown()
+        with pytest.raises(GraphTornDownError):
+            self.graph.execute(1)
+        return repr(self.graph)
+
+    def own(self, me: Any) -> None:
+        me.run.bind(InputNode()).compile()
+
+
+@conveyor.remote
+class AsyncController:
+    async def run(self, stages: list[Any], values: list[Any]) -> list[Any]:
+        with InputNode() as x:
+            for stage in stages:
+                x = stage.add.bind(x)
+        with x.compile() as graph:
+            refs = [await graph.execute_async(value) for value in values]
+            return [await ref for ref in refs]
+
+
+@pytest.fixture(params=["local", "inline"])
+def session(request: pytest.FixtureRequest):
+    conveyor.init(engine=request.param)
+    yield request.param
+    conveyor.shutdown()
+
+
+@pytest.fixture
+def local():
+    conveyor.init(engine="local")
+    yield
+    conveyor.shutdown()
+
+
+def test_an_actor_executes_a_graph_over_others(session):
+    stages = [Stage.remote(i) for i in (1, 10, 100)]
+    controller = Controller.remote()
+    plan = conveyor.get(controller.compile.remote(stages))
+    assert plan.count("add") >= 3
+    assert conveyor.get(controller.run.remote(list(range(50)))) == [i + 111 for i in range(50)]
+    big = np.arange(1_000_000)
+    (result,) = conveyor.get(controller.run.remote([big]))
+    assert (result == big + 111).all()
+    # The stages are everybody's.
+    assert conveyor.get(stages[0].add.remote(1)) == 2
+    with stages[0].add.bind(stages[1].add.bind(InputNode())).compile() as graph:
+        assert conveyor.get(graph.execute(1)) == 12
+        assert conveyor.get(controller.run.remote([5])) == [116]
+    assert "torn down" in conveyor.get(controller.teardown.remote())
+    assert conveyor.get(stages[0].add.remote(1)) == 2
+
+
+def test_constants_of_classes_that_only_these_two_know(session):
+    stage, controller = Stage.remote(), Controller.remote()
+    assert conveyor.get(controller.scaled.remote(stage, 5)) == {"all": 15, "in": 5}
+
+
+def test_a_graph_over_actors_that_the_actor_made(session):
+    assert conveyor.get(Controller.remote().create_and_run.remote(1)) == 111
+
+
+def test_an_async_actor_executes_a_graph(session):
+    stages = [Stage.remote(i) for i in (1, 10)]
+    run = AsyncController.remote().run.remote(stages, list(range(20)))
+    assert conveyor.get(run) == [i + 11 for i in range(20)]
+
+
+def test_two_actors_execute_graphs_over_the_same_stages(local):
+    stages = [Stage.remote(i) for i in (1, 10)]
+    controllers = [Controller.remote() for _ in range(2)]
+    conveyor.get(
+        [c.compile.remote(s) for c, s in zip(controllers, (stages, stages[::-1]), strict=True)]
+    )
+    runs = [c.run.remote(list(range(100))) for c in controllers for _ in range(5)]
+    assert conveyor.get(runs) == [[i + 11 for i in range(100)]] * 10
+
+
+def test_errors_reach_the_executing_actor_and_its_caller(session):
+    controller = Controller.remote()
+    conveyor.get(controller.compile.remote([Stage.remote()], method="fail"))
+    with pytest.raises(ValueError, match="no 7"):
+        conveyor.get(controller.run.remote([7]))
+
+
+def test_the_death_of_a_stage_is_told_by_name(local):
+    stages = [Stage.options(name=f"stage{i}").remote() for i in range(2)]
+    controller = Controller.remote()
+    conveyor.get(controller.compile.remote(stages))
+    os.kill(conveyor.get(stages[1].pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match=r"stage1 .*SIGKILL"):
+        conveyor.get(controller.run.remote([1]))
+    # The graph can be compiled again without it.
+    conveyor.get(controller.compile.remote(stages[:1]))
+    assert conveyor.get(controller.run.remote([1])) == [2]
+
+
+def test_what_a_stage_died_of_names_its_task(local):
+    stage = Stage.options(name="fragile").remote()
+    controller = Controller.remote()
+    conveyor.get(controller.compile.remote([stage], method="end"))
+    with pytest.raises(ActorDiedError, match=r"exited with code 3 while running fragile\.end"):
+        conveyor.get(controller.run.remote([1]))
+
+
+def test_an_executing_actor_that_dies_leaves_its_stages_free(local, wait_until):
+    stage, controller = Stage.remote(), Controller.remote()
+    driver = conveyor.runtime.context.current()
+    conveyor.get(controller.compile.remote([stage]))
+    assert len(driver._layings) == 1
+    conveyor.kill(controller)
+    wait_until(lambda: not driver._layings)
+    with stage.add.bind(InputNode()).compile() as graph:
+        assert conveyor.get(graph.execute(1)) == 2
+
+
+def test_a_graph_that_became_garbage_in_an_actor_is_unloaded(local, wait_until):
+    stage, controller = Stage.remote(), Controller.remote()
+    driver = conveyor.runtime.context.current()
+    conveyor.get(controller.compile.remote([stage]))
+    conveyor.get(controller.drop.remote())
+    wait_until(lambda: not driver._layings)
+    conveyor.get(controller.compile.remote([stage]))
+    assert conveyor.get(controller.run.remote([1])) == [2]
+
+
+def test_an_actor_cannot_execute_a_graph_that_it_is_in(local):
+    controller = Controller.options(name="me").remote()
+    with pytest.raises(GraphError, match="me cannot execute a graph that it is itself a part of"):
+        conveyor.get(controller.own.remote(controller))
+
+
+def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
+    stage, controller = Stage.remote(), Controller.remote()
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            conveyor.get(controller.scaled.remote(stage, 2))
+
+    def descriptors() -> list[int]:
+        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current()._records.values())]
+        conveyor.get(controller.collect.remote())
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+
+    rounds(20)
+    before = descriptors()
+    rounds(300)
+    assert descriptors() == before
