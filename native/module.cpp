@@ -332,6 +332,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("has_room", [](Writer& w) { return w.ring.has_room(); })
       .def_prop_ro("all_readers_closed", [](Writer& w) { return w.ring.all_readers_closed(); })
       .def("wants_room", [](Writer& w) { w.ring.wants_room(); })
+      .def_prop_ro("wanted", [](Writer& w) { return w.ring.wanted(); })
       .def("send", [](Writer& w, nb::handle value, uint64_t tag, uint16_t kind) {
              const Kind k = kind_of(kind);
              if (!w.ring.has_room()) return false;
@@ -361,6 +362,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("count", [](Reader& r) { return r.ring.next(); })
       .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
       .def_ro("tag", &Reader::tag)
+      .def_prop_ro("front", [](Reader& r) { return r.ring.empty() ? int64_t(-1) : int64_t(r.ring.front()->tag); })
+      .def("want", [](Reader& r, uint64_t tag) { r.ring.want(tag); }, "tag"_a)
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })
       .def_ro("bytes", &Reader::bytes)
       .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })

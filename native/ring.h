@@ -33,6 +33,7 @@ static_assert(sizeof(SlotHeader) == 40);
 struct alignas(kCacheLine) ReaderCursor {
   std::atomic<uint64_t> next;   // number of the next frame this reader takes
   std::atomic<uint32_t> closed; // this reader takes no more
+  std::atomic<uint64_t> wanted; // frames with a tag below this are not wanted any more
 };
 
 enum RingFlags : uint32_t { kWriterMayWait = 1 };
@@ -155,6 +156,13 @@ class RingWriter {
     return true;
   }
 
+  // Frames with a tag below this are wanted by no reader.
+  uint64_t wanted() const {
+    uint64_t least = ring_->cursors()[0].wanted.load(std::memory_order_acquire);
+    for (uint32_t i = 1; i < ring_->readers; ++i) least = std::min(least, ring_->cursors()[i].wanted.load(std::memory_order_acquire));
+    return least;
+  }
+
   // The slot of the next frame, for the writer to fill; only if has_room().
   SlotHeader* next_slot() {
     CONVEYOR_ASSERT(head_ - slowest_ < ring_->slots);
@@ -208,6 +216,12 @@ class RingReader {
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
     }
+  }
+
+  // The writer looks when it is rung, or before its next frame.
+  void want(uint64_t tag) {
+    cursor().wanted.store(tag, std::memory_order_release);
+    board_->ring(writer_.slot, writer_.bit);
   }
 
   void close() {

@@ -25,6 +25,7 @@ from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs import Ref as ObjectRef
 from conveyor.runtime.results import GraphRef
+from conveyor.runtime.streams import StreamRef
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "Config",
     "GraphRef",
     "ObjectRef",
+    "StreamRef",
     "dag",
     "empty",
     "empty_tensor",

@@ -379,6 +379,10 @@ class Writer:
     def all_readers_closed(self) -> bool:
         """Whether every reader has closed or died."""
 
+    @property
+    def wanted(self) -> int:
+        """Frames with lower tags are wanted by no reader any more."""
+
     def wants_room(self) -> None:
         """Be rung when a reader takes a frame (``RING_WRITER_MAY_WAIT``); look at ``has_room``
         again after this.
@@ -432,6 +436,13 @@ class Reader:
     @property
     def bytes(self) -> int:
         """Bytes of all bodies taken by this end."""
+
+    @property
+    def front(self) -> int:
+        """The tag of the next frame, -1 if there is none."""
+
+    def want(self, tag: int) -> None:
+        """Tell the writer that frames with lower tags are not wanted any more."""
 
     def receive(self) -> Any:
         """The next frame's value, an ``ErrorFrame`` if it is one, ``EMPTY`` if there is no frame;

@@ -14,6 +14,8 @@ class Config:
 
     depth: executions that may be on their way at once, at least 1. ``execute`` waits for room
         beyond that.
+    stream_items: items of a generator method that may be on their way to the driver; the method waits
+        for more to be taken.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
     name: the graph's name in messages.
     ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
@@ -21,6 +23,7 @@ class Config:
     """
 
     depth: int = 16
+    stream_items: int = 64
     slot_bytes: int = 2048
     name: str = ""
     ignore_unused: bool = False
@@ -28,6 +31,10 @@ class Config:
     def __post_init__(self) -> None:
         if type(self.depth) is not int or not 1 <= self.depth <= 4096:
             raise GraphError(f"depth must be an integer from 1 to 4096, not {self.depth!r}")
+        if type(self.stream_items) is not int or not 1 <= self.stream_items <= 4096:
+            raise GraphError(
+                f"stream_items must be an integer from 1 to 4096, not {self.stream_items!r}"
+            )
         if type(self.slot_bytes) is not int or not 256 <= self.slot_bytes <= 1 << 20:
             raise GraphError(
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"

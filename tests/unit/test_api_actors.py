@@ -337,7 +337,7 @@ def test_what_is_a_method():
 
 def test_what_is_known_of_a_method():
     known = methods_of(Many)
-    assert [name for name, info in known.items() if info.is_async] == ["later"]
+    assert [name for name, info in known.items() if info.is_async] == ["later", "later_items"]
     assert {n for n, info in known.items() if info.is_generator} == {"items", "later_items"}
     assert [name for name, info in known.items() if info.num_returns != 1] == ["of_class"]
     assert {name: str(info.signature) for name, info in known.items()} == {

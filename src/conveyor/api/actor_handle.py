@@ -89,7 +89,8 @@ class ActorMethod:
         """Call the method. References among the arguments are replaced by their values.
 
         Returns:
-            A reference to the result at once, or a list of references for ``num_returns > 1``.
+            A reference to the result at once, or a list of references for ``num_returns > 1``. For a
+            generator method a ``StreamRef``, which is iterated over.
 
         Raises:
             TypeError: the arguments do not fit the method.
@@ -99,14 +100,17 @@ class ActorMethod:
         if context.running() is not runtime:
             check_usable(handle)
         self._entry.check(handle._id.name, args, kwargs)
-        return runtime.call(handle._id, self._entry.info.name, args, kwargs, self._num_returns)
+        info = self._entry.info
+        if info.is_generator and self._num_returns == 1:
+            return runtime.stream(handle._id, info.name, info.is_async, args, kwargs)
+        return runtime.call(handle._id, info.name, args, kwargs, self._num_returns)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the method a task of a graph; see ``InputNode``.
 
         Returns:
             The node of the result (a ``MethodNode``), or for ``num_returns > 1`` a tuple of as
-            many nodes.
+            many nodes. The items of a generator method stream to whoever executes the graph.
 
         Raises:
             TypeError: the arguments do not fit the method.
@@ -119,6 +123,8 @@ class ActorMethod:
             kwargs,
             signature=self._entry.info.signature,
             num_returns=self._num_returns,
+            generator=self._entry.info.is_generator,
+            is_async=self._entry.info.is_async,
             owner=self._handle,
         )
 

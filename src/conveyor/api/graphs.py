@@ -40,6 +40,16 @@ class _Host:
         # Nodes bound through a handle have its ActorId.
         return context.current().call(cast(ActorId, actor), method, args, kwargs, num_returns)
 
+    def stream(
+        self,
+        actor: ActorRef,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        return context.current().stream(cast(ActorId, actor), method, is_async, args, kwargs)
+
     def put(self, value: Any) -> Any:
         return context.current().put(value)
 

@@ -124,7 +124,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
     return MethodInfo(
         name=name,
         num_returns=getattr(function, _MARK, 1),
-        is_async=inspect.iscoroutinefunction(function),
+        is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
         is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
         signature=_signature(cls, name, raw),
     )

@@ -50,13 +50,16 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
         return replace_nodes(value, lambda node: values[node] if node in values else resolve(node))
 
     for task in shape.tasks:
-        made[task] = host.call(
-            task.actor,
-            task.method,
-            tuple(resolve(value) for value in task.args),
-            {name: resolve(value) for name, value in task.kwargs.items()},
-            task.num_returns or 1,
-        )
+        given_args = tuple(resolve(value) for value in task.args)
+        given_kwargs = {name: resolve(value) for name, value in task.kwargs.items()}
+        if task.streams:
+            made[task] = host.stream(
+                task.actor, task.method, task.is_async, given_args, given_kwargs
+            )
+        else:
+            made[task] = host.call(
+                task.actor, task.method, given_args, given_kwargs, task.num_returns or 1
+            )
 
     def result(node: DAGNode) -> Any:
         if isinstance(node, (InputNode, InputAttributeNode)):

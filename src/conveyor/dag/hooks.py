@@ -38,6 +38,17 @@ class Host(Protocol):
         """Start an ordinary actor call: one ref, or a list of refs for ``num_returns > 1``."""
         ...
 
+    def stream(
+        self,
+        actor: ActorRef,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Start an ordinary call of a generator method; the ref of its items."""
+        ...
+
     def put(self, value: Any) -> Any:
         """A ref to ``value``, which is there already."""
         ...

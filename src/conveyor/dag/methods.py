@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.node import ActorRef, DAGNode, Record, assign
+from conveyor.dag.node import ActorRef, DAGNode, Record, assign, origin
 from conveyor.exceptions import GraphError
 
 
@@ -19,13 +19,25 @@ class MethodNode(DAGNode):
     The tasks of one actor run in the order in which they were bound.
     """
 
-    __slots__ = ("_actor", "_args", "_kwargs", "_method", "_needs", "_num_returns", "_owner")
+    __slots__ = (
+        "_actor",
+        "_args",
+        "_is_async",
+        "_kwargs",
+        "_method",
+        "_needs",
+        "_num_returns",
+        "_owner",
+        "_streams",
+    )
 
     _actor: ActorRef
     _method: str
     _args: tuple[Any, ...]
     _kwargs: Mapping[str, Any]
     _num_returns: int | None
+    _streams: bool
+    _is_async: bool
     _needs: tuple[DAGNode, ...]
     # The handle this was bound through: the actor must live as long as the graph may be compiled.
     _owner: object
@@ -38,6 +50,8 @@ class MethodNode(DAGNode):
         kwargs: Mapping[str, Any],
         *,
         num_returns: int | None = None,
+        streams: bool = False,
+        is_async: bool = False,
         owner: object = None,
     ) -> None:
         label = f"{actor.name}.{method}"
@@ -51,6 +65,13 @@ class MethodNode(DAGNode):
                         f"{which} of {label} is a {type(node).__name__}, which only ends a graph: pass a "
                         f"list of its nodes instead"
                     )
+                base = origin(node)
+                if isinstance(base, MethodNode) and base.streams:
+                    raise GraphError(
+                        f"{which} of {label} is what {base.label} yields, and the items of a generator "
+                        f"go to the driver only: return a list from it, or bind it with "
+                        f"options(num_returns=n)"
+                    )
                 needs[node] = None
         assign(
             self,
@@ -63,6 +84,8 @@ class MethodNode(DAGNode):
             _args=tuple(_snapshot(a) for a in args),
             _kwargs=MappingProxyType({k: _snapshot(v) for k, v in kwargs.items()}),
             _num_returns=num_returns,
+            _streams=streams,
+            _is_async=is_async,
             _needs=tuple(needs),
             _owner=owner,
         )
@@ -93,6 +116,16 @@ class MethodNode(DAGNode):
     def num_returns(self) -> int | None:
         """How many values the method returns separately; ``None`` for one value."""
         return self._num_returns
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is a generator, whose items go to the driver one by one."""
+        return self._streams
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is a coroutine function or an asynchronous generator."""
+        return self._is_async
 
     @property
     def number(self) -> int:
@@ -177,6 +210,8 @@ def bind(
     *,
     signature: inspect.Signature | None = None,
     num_returns: int = 1,
+    generator: bool = False,
+    is_async: bool = False,
     owner: object = None,
 ) -> MethodNode | tuple[OutputElementNode, ...]:
     """Make ``actor.method(*args, **kwargs)`` a task of a graph.
@@ -184,6 +219,9 @@ def bind(
     Args:
         signature: the method's, without ``self``; the arguments are checked against it.
         num_returns: more than one gives that many nodes, one for each value returned.
+        generator: the method is a generator; its items are streamed, or, with ``num_returns``, are
+            the values that it returns.
+        is_async: the method is a coroutine function or an asynchronous generator.
         owner: kept alive by the node, so that the actor is.
 
     Raises:
@@ -197,6 +235,8 @@ def bind(
         args,
         kwargs,
         num_returns=num_returns if num_returns > 1 else None,
+        streams=generator and num_returns == 1,
+        is_async=is_async,
         owner=owner,
     )
     if num_returns == 1:

@@ -114,4 +114,8 @@ def _effect(node: Any) -> MethodNode:
     base = origin(node) if isinstance(node, DAGNode) else node
     if not isinstance(base, MethodNode):
         raise GraphError(f"effects are bound methods; one is {node!r}")
+    if base.streams:
+        raise GraphError(
+            f"{base.label} is a generator, and as an effect nobody would take its items: make it a result"
+        )
     return base

@@ -88,7 +88,11 @@ def _driver_steps(plan: Plan) -> list[tuple[str, str, str]]:
     steps = [
         ("send", plan.edges[bundle.edge].source, _to(plan, bundle.edge)) for bundle in plan.inputs
     ]
+    streams = dict(plan.streams)
     for edge in dict.fromkeys((*plan.outputs, *plan.effects)):
+        if edge in streams:
+            items = streams[edge]
+            steps.append(("recv", plan.edges[items].source, _from(plan, items)))
         steps.append(("recv", plan.edges[edge].source, _from(plan, edge)))
     return steps
 
@@ -113,6 +117,8 @@ def _actor_steps(plan: Plan, program: Program) -> list[tuple[str, str, str]]:
             shown = [_argument(argument, names) for argument in task.args]
             shown += [f"{name}={_argument(value, names)}" for name, value in task.kwargs]
             steps.append(("call", f"{task.label}({', '.join(shown)})", _unused(step)))
+            if step.stream is not None:
+                steps.append(("send", plan.edges[step.stream].source, _to(plan, step.stream)))
             if step.out is not None:
                 names[step.out] = task.label
             names.update(

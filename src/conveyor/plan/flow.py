@@ -45,7 +45,18 @@ class Made(NamedTuple):
 Source = Part | Made | Start
 
 
-class Done(NamedTuple):
+# No named tuples: those are equal when their contents are, whatever they mean.
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What a generator yields, as it comes."""
+
+    made: Made
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
     """That a task has run, which the driver wants to hear of one that runs for its effect."""
 
     made: Made

@@ -7,7 +7,7 @@ from conveyor.dag import DAGNode, InputAttributeNode, InputNode
 from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
-from conveyor.plan.flow import Done, Flow, Made, Part, Source, Start, trace
+from conveyor.plan.flow import Done, Flow, Items, Made, Part, Source, Start, trace
 from conveyor.plan.model import (
     DRIVER,
     Const,
@@ -51,6 +51,11 @@ def lower(root: DAGNode, config: Config) -> Plan:
         depth=config.depth,
         shape=_shape(shape),
         effects=tuple(edge_of[Done(source)] for source in flow.effects),
+        streams=tuple(
+            (edge_of[items.made], edge)
+            for items, edge in edge_of.items()
+            if isinstance(items, Items)
+        ),
     )
 
 
@@ -97,10 +102,16 @@ def _is_made(item: object) -> bool:
 
 def _edges(
     flow: Flow, shape: Survey, config: Config
-) -> tuple[tuple[Edge, ...], tuple[InputBundle, ...], dict[Source | Done, int]]:
+) -> tuple[tuple[Edge, ...], tuple[InputBundle, ...], dict[Source | Done | Items, int]]:
     """One edge for each value that leaves its process; inputs with the same readers share one."""
     edges: list[Edge] = []
-    edge_of: dict[Source | Done, int] = {}
+    edge_of: dict[Source | Done | Items, int] = {}
+
+    def lay_plain(
+        what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
+    ) -> None:
+        edge_of[what] = len(edges)
+        edges.append(Edge(len(edges), writer, (DRIVER,), label, depth, "shm", reason))
 
     def lay(writer: int, readers: tuple[int, ...], sources: list[Source]) -> int:
         label = ", ".join(dict.fromkeys(flow.label(source) for source in sources))
@@ -133,21 +144,19 @@ def _edges(
         key=lambda source: (source.task, -1 if source.element is None else source.element),
     )
     for source in made:
-        if flow.readers[source]:
+        writer, label = flow.actor_of[source.task], flow.label(source)
+        if flow.nodes[source.task].streams:
+            choose(label, flow.hints.get(source, ()))
+            lay_plain(source, writer, label, config.depth, "only that its items have ended")
+            credit = config.stream_items
+            lay_plain(Items(source), writer, f"items of {label}", credit, "a generator's items")
+        elif flow.readers[source]:
             lay(flow.actor_of[source.task], flow.readers[source], [source])
         else:
             # It stays on its actor, in a register; but what was asked for it must still exist.
             choose(flow.label(source), flow.hints.get(source, ()))
     for source in flow.effects:
-        edge = Edge(
-            len(edges),
-            flow.actor_of[source.task],
-            (DRIVER,),
-            f"done {flow.label(source)}",
-            config.depth,
-            "shm",
-            "an effect: only that it has run",
-        )
-        edges.append(edge)
-        edge_of[Done(source)] = edge.id
+        label = f"done {flow.label(source)}"
+        reason = "an effect: only that it has run"
+        lay_plain(Done(source), flow.actor_of[source.task], label, config.depth, reason)
     return tuple(edges), tuple(inputs), edge_of

@@ -108,11 +108,13 @@ class Recv:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Run ``task``. The result goes to ``out`` (whole, ``None`` if nobody here or elsewhere reads
-    it), its elements to ``outs`` when ``num_returns`` is set (``None``: element unused)."""
+    it), its elements to ``outs`` when ``num_returns`` is set (``None``: element unused). A generator's
+    items go out on edge ``stream`` as they come, and ``out`` is ``None`` (or the error) at its end."""
 
     task: int
     out: int | None
     outs: tuple[int | None, ...] = ()
+    stream: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,10 @@ class Plan:
     """A compiled graph as data. ``outputs`` are edges read by the driver, one for each output in
     order (an edge may stand there twice); ``multi_output`` tells a list of results from one, and
     ``shape`` any other shape from a list. ``effects`` are the edges on which the driver hears that
-    a task without a result has run. ``positional`` and ``keywords`` are what ``execute`` must be
-    given; ``whole_input`` tells that this is one argument and that it travels as it is."""
+    a task without a result has run. ``streams`` are pairs of edges: an output that says that a
+    generator has ended, and the one on which its items come. ``positional`` and ``keywords`` are what
+    ``execute`` must be given; ``whole_input`` tells that this is one argument and that it travels as
+    it is."""
 
     actors: tuple[ActorInfo, ...]
     tasks: tuple[Task, ...]
@@ -192,3 +196,4 @@ class Plan:
     depth: int
     shape: Shape | None = None
     effects: tuple[int, ...] = ()
+    streams: tuple[tuple[int, int], ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.dag import DAGNode
 from conveyor.dag.containers import find_nodes
 from conveyor.exceptions import GraphError
-from conveyor.plan.flow import Done, Flow, Made, Part, Source
+from conveyor.plan.flow import Done, Flow, Items, Made, Part, Source
 from conveyor.plan.model import (
     DRIVER,
     Argument,
@@ -28,7 +28,7 @@ from conveyor.plan.template import template
 
 
 def write_programs(
-    flow: Flow, inputs: Sequence[InputBundle], edge_of: Mapping[Source | Done, int]
+    flow: Flow, inputs: Sequence[InputBundle], edge_of: Mapping[Source | Done | Items, int]
 ) -> tuple[tuple[Task, ...], tuple[Program, ...]]:
     """The tasks with their registers, and each actor's program.
 
@@ -52,7 +52,7 @@ class _Writer:
         self,
         flow: Flow,
         bundles: Mapping[int, InputBundle],
-        edge_of: Mapping[Source | Done, int],
+        edge_of: Mapping[Source | Done | Items, int],
     ) -> None:
         self.flow = flow
         self.bundles = bundles
@@ -89,9 +89,12 @@ class _Writer:
         whole, *elements = (self.new(m) if m in self.flow.readers else None for m in made)
         if whole is None and done is not None:
             whole = self.new(made[0])
-        self.steps.append(Call(index, whole, tuple(elements)))
+        stream = self.edge_of.get(Items(made[0]))
+        self.steps.append(Call(index, whole, tuple(elements), stream))
         self.steps += (
-            Send(self.edge_of[m], self.register_of[m]) for m in made if m in self.edge_of
+            Send(self.edge_of[m], self.register_of[m], only_done=node.streams)
+            for m in made
+            if m in self.edge_of
         )
         if done is not None:
             assert whole is not None

@@ -19,6 +19,7 @@ from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.hosting import Laid, Member, refuse_own
 from conveyor.runtime.laying import tasks_by_actor
@@ -145,13 +146,18 @@ class ActorRuntime(CallingRuntime):
         self._requests.ask("unlay", number, True)
         return []
 
+    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
+        super().drop_stream(actor, method, key)
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+
     def drop(self, number: int) -> None:
         self._garbage.append(number)
         # The main loop calls `tidy` for that.
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
 
     def tidy(self) -> None:
-        """Let go of graphs that have become garbage."""
+        """Let go of graphs and streams that have become garbage."""
+        self.close_dropped_streams()
         while self._garbage:
             try:
                 number = self._garbage.popleft()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions
+from conveyor.exceptions import ConveyorError
+from conveyor.runtime.generators import CallStream, Key
 from conveyor.runtime.links import Link
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
@@ -48,6 +52,9 @@ class _Nowhere:
 
     def describe(self, ref: Ref) -> str:
         return "put"
+
+    def doing(self) -> str:
+        return "nobody makes it"
 
 
 _NOWHERE = _Nowhere()
@@ -95,6 +102,7 @@ class CallingRuntime:
         self.process = process
         self.pump = Pump(process.inbox)
         self._links: dict[int, Link] = {}
+        self._dropped_streams: deque[tuple[ActorId, str, Key]] = deque()
 
     @property
     def inbox(self) -> _core.Inbox:
@@ -115,6 +123,31 @@ class CallingRuntime:
         if link is None:
             link = self.link(actor)
         return link.call(method, args, kwargs, num_returns)
+
+    def stream(
+        self,
+        actor: ActorId,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> CallStream:
+        self.close_dropped_streams()
+        return CallStream(self, actor, method, is_async, args, kwargs)
+
+    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
+        """Nobody takes the items any more. Called by a finalizer: only notes it."""
+        self._dropped_streams.append((actor, method, key))
+
+    def close_dropped_streams(self) -> None:
+        """Close the generators whose references have become garbage."""
+        while self._dropped_streams:
+            try:
+                actor, method, key = self._dropped_streams.popleft()
+            except IndexError:
+                return
+            with suppress(ConveyorError):  # its actor is gone, and the generator with it
+                self.call(actor, f"{method}#close", (key,), {}, 1)
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

@@ -20,6 +20,7 @@ from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateErro
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.hosting import Laid, Member
 from conveyor.runtime.laying import Laying, Tasks, tasks_by_actor
@@ -337,6 +338,10 @@ class Driver(CallingRuntime):
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
+
+    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
+        super().drop_stream(actor, method, key)
+        self._throw_away(self.close_dropped_streams)
 
     def drop(self, number: int) -> None:
         self._throw_away(lambda: self.unlay(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from conveyor.runtime.hosting import GraphHost, Member
 from conveyor.runtime.links import describe_status
 from conveyor.runtime.refs import EMPTY, Ref, final
 from conveyor.runtime.results import GraphRef, Results
+from conveyor.runtime.streams import GraphStream, Items
 from conveyor.runtime.waiting import Patience, wait_until
 
 
@@ -56,7 +58,10 @@ class ProcessGraph(CompiledGraph):
             writer.moved_refs = _MOVED_REFS
         readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
         laid.segment.close_fd()
-        self._results = Results(plan, self, host.put)
+        self._results = Results(plan, host.put)
+        for ended, items in plan.streams:
+            taken = Items(readers[items], process)
+            self._results.streams[ended] = functools.partial(GraphStream, taken)
         self.gate = _core.Gate(
             [writers[bundle.edge] for bundle in plan.inputs],
             [readers[edge] for edge in self._results.edges],

@@ -89,8 +89,11 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
     segment = _core.Segment.create(max(top, 1))
     reads: dict[int, list[ReadEnd]] = {}
     writes: dict[int, list[WriteEnd]] = {}
+    streams = {items for _, items in plan.streams}
     for edge, offset in zip(plan.edges, offsets, strict=True):
-        segment.make_ring(offset, _slots(edge.depth), stride, len(edge.readers))
+        # A generator waits for its items to be taken; nothing else in a graph waits for room.
+        flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
+        segment.make_ring(offset, _slots(edge.depth), stride, len(edge.readers), flags)
         writer = places[edge.writer]
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
 from conveyor.channel.sealed import Sealed
-from conveyor.exceptions import GraphError
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
 from conveyor.plan.template import registers
 from conveyor.runtime.layout import Assignment
+from conveyor.runtime.producers import Producer, Producers
+from conveyor.runtime.returns import elements
 
 if TYPE_CHECKING:
     from conveyor.runtime.worker import Worker
 
 
-def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment) -> _core.Program:
+def make_program(
+    worker: Worker, assignment: Assignment, segment: _core.Segment
+) -> tuple[_core.Program, Producers]:
     """The program of ``assignment``, ready to run: its channel ends are open.
 
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
@@ -37,10 +39,11 @@ def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment)
         assignment.bit,
         assignment.program.registers,
         error_meta,
-        _check_elements,
+        elements,
     )
     readers = {end.edge: end.open(process, segment) for end in assignment.reads}
     writers = {end.edge: end.open(process, segment) for end in assignment.writes}
+    producers = Producers()
     steps = assignment.program.steps
     tasks = assignment.tasks
     if isinstance(tasks, Sealed):
@@ -51,12 +54,38 @@ def make_program(worker: Worker, assignment: Assignment, segment: _core.Segment)
             spread = [] if step.spread is None else _places(step.spread)
             program.add_receive(readers[step.edge], reg, spread, assignment.sources[step.edge])
         elif isinstance(step, Call):
-            _add_call(worker, program, step, tasks[step.task])
+            task = tasks[step.task]
+            if step.stream is None:
+                _add_call(worker, program, step, task)
+            else:
+                producers.add(_add_generator(worker, program, step, task, writers[step.stream]))
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
             label = assignment.sources[step.edge]
             program.add_send(writers[step.edge], step.reg, last, step.only_done, label)
-    return program
+    return program, producers
+
+
+def _add_generator(
+    worker: Worker, program: _core.Program, step: Call, task: Task, writer: _core.Writer
+) -> Producer:
+    method, _ = worker.method(task.method)
+    invoke = _invoke(method, task)
+    producer = Producer(worker, program, writer, task.label, invoke)
+    uses = sorted(_uses(step, {task.id: task}))
+    out = -1 if step.out is None else step.out
+    program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
+    return producer
+
+
+def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:
+    """The call of ``task``, given all registers."""
+
+    def invoke(regs: list[Any]) -> Any:
+        kwargs = {name: _value(argument, regs) for name, argument in task.kwargs}
+        return method(*[_value(argument, regs) for argument in task.args], **kwargs)
+
+    return invoke
 
 
 def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) -> None:
@@ -72,9 +101,7 @@ def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) ->
                 constants.append(argument.value)
                 args.append(-len(constants))
 
-    def invoke(regs: list[Any]) -> Any:
-        kwargs = {name: _value(argument, regs) for name, argument in task.kwargs}
-        return method(*[_value(argument, regs) for argument in task.args], **kwargs)
+    invoke = _invoke(method, task)
 
     def start(regs: list[Any]) -> None:
         worker.start_coroutine(invoke(regs), program.resume)
@@ -115,22 +142,3 @@ def _value(argument: Argument, regs: list[Any]) -> Any:
     if isinstance(argument, Const):
         return argument.value
     return fill(argument.template, regs)
-
-
-def _check_elements(value: Any, count: int, label: str) -> tuple[Any, ...]:
-    """The elements of a result that has ``count``; ``ValueError`` if it has not."""
-    if isinstance(value, (tuple, list)) and len(value) == count:
-        return tuple(value)
-    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
-    raise ValueError(
-        f"{label} has num_returns={count} and must return a sequence of that length, "
-        f"but returned a {type(value).__name__}{size}"
-    )
-
-
-def check_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
-    """The bound method, and whether it is a coroutine function."""
-    method = getattr(instance, name, None)
-    if not callable(method):
-        raise GraphError(f"{type(instance).__name__} has no method {name!r}")
-    return method, inspect.iscoroutinefunction(method)

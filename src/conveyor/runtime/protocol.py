@@ -24,7 +24,8 @@ MAX_FDS = 250
 class MethodInfo:
     """What a handle knows of one method without the class at hand; picklable.
 
-    ``signature`` is without ``self`` (``None`` where Python cannot tell).
+    An asynchronous generator is both a generator and async. ``signature`` is without ``self``
+    (``None`` where Python cannot tell).
     """
 
     name: str
@@ -80,6 +81,17 @@ class Runtime(Protocol):
         num_returns: int,
     ) -> Any:
         """Start a method call; one ref, or a list of refs for ``num_returns > 1``."""
+        ...
+
+    def stream(
+        self,
+        actor: ActorId,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Start a call of a generator method; the ref of its items."""
         ...
 
     def get(self, refs: Any, timeout: float | None) -> Any: ...

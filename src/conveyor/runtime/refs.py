@@ -39,6 +39,10 @@ class Source(Protocol):
 
     def describe(self, ref: Ref) -> str: ...
 
+    def doing(self) -> str:
+        """What those that make the result are doing now, in words."""
+        ...
+
 
 class Ref(_core.RefCore):
     """The result of one execution or call, which may not be there yet.

@@ -11,7 +11,8 @@ from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
-from conveyor.runtime.refs import Ref, Source
+from conveyor.runtime.refs import Ref
+from conveyor.runtime.streams import StreamRef
 
 
 class GraphRef(Ref):
@@ -25,8 +26,8 @@ class EffectRef(GraphRef):
 
     __slots__ = ("_effects", "_result")
 
-    def __init__(self, source: Source, result: Ref, effects: tuple[Ref, ...]) -> None:
-        super().__init__(source, -1)
+    def __init__(self, result: Ref, effects: tuple[Ref, ...]) -> None:
+        super().__init__(effects[0]._source, -1)
         self._result = result
         self._effects = effects
 
@@ -56,11 +57,15 @@ class Results:
     single: an execution has just one result, which is a task's, and no effect.
     """
 
-    def __init__(self, plan: Plan, source: Source, put: Callable[[Any], Ref]) -> None:
+    def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
         distinct = list(dict.fromkeys(plan.outputs))
         self.edges = (*distinct, *plan.effects)
-        self.single = not plan.multi_output and plan.shape is None and not plan.effects
-        self._source = source
+        self.single = (
+            not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
+        )
+        #: For the outputs that are generators': the reference to their items, given the ones to their
+        #: end and to the effects.
+        self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {}
         self._put = put
         self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
         self._distinct = len(distinct)
@@ -88,6 +93,12 @@ class Results:
 
     def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
+        effects = tuple(made[self._distinct :])
+        if self.streams:
+            made = [
+                self.streams[edge](ref, effects) if edge in self.streams else ref
+                for edge, ref in zip(self.edges, made, strict=True)
+            ]
         if self._shape is None:
             refs = [made[i] for i in self._outputs]
         else:
@@ -100,8 +111,7 @@ class Results:
                 for place, leaf in enumerate(self._shape.leaves)
             ]
         if self._effects:
-            effects = tuple(made[self._distinct :])
-            refs = [EffectRef(self._source, ref, effects) for ref in refs]
+            refs = [ref if isinstance(ref, StreamRef) else EffectRef(ref, effects) for ref in refs]
         if self._shape is not None:
             return fill(self._shape.template, refs)
         return refs if self._multi_output else refs[0]

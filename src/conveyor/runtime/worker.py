@@ -17,11 +17,14 @@ from conveyor.channel import encode_error
 from conveyor.exceptions import ActorStartError, GraphTornDownError
 from conveyor.runtime import context
 from conveyor.runtime.actor_runtime import ActorRuntime
+from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.layout import RESULT_BIT, Assignment
 from conveyor.runtime.links import reply_offset
 from conveyor.runtime.process import ArenaSize, Process
-from conveyor.runtime.program import check_method, make_program
+from conveyor.runtime.producers import Producers
+from conveyor.runtime.program import make_program
 from conveyor.runtime.protocol import MAX_FDS
+from conveyor.runtime.returns import elements
 
 EMPTY = _core.EMPTY
 
@@ -78,11 +81,12 @@ class Worker:
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
         self.process.adopt(hello.driver_slot, driver_arena, driver_event)
         self._control_socket = socket.socket(fileno=control)
-        self._programs: dict[int, _core.Program] = {}
+        self._programs: dict[int, tuple[_core.Program, Producers]] = {}
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
         self._handlers: dict[int, Callable[[], None]] = {}
         self._mailboxes: list[Mailbox] = []
         self._instance: Any = None
+        self._generators = OpenGenerators()
         self._start_error: bytes | None = None
         self._started = False
         self._stop = False
@@ -188,7 +192,7 @@ class Worker:
                 raise decode_error(meta)
 
             return failed, False
-        return check_method(self._instance, name)
+        return find_method(self._instance, self._generators, name)
 
     def _serve(self, mailbox: Mailbox) -> None:
         reader = mailbox.reader
@@ -242,7 +246,7 @@ class Worker:
             mailbox.replies.send_error(self._start_error, tag)
             return
         try:
-            method, is_async = check_method(self._instance, name)
+            method, is_async = find_method(self._instance, self._generators, name)
         except Exception as error:
             self._reply_error(mailbox, tag, error, name)
             return
@@ -334,16 +338,9 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
-        if num_returns > 1 and not (
-            isinstance(result, (tuple, list)) and len(result) == num_returns
-        ):
-            error = ValueError(
-                f"{self.hello.name}.{name} has num_returns={num_returns} and must return a "
-                f"sequence of that length, but returned a {type(result).__name__}"
-            )
-            self._reply_error(mailbox, tag, error, name)
-            return
         try:
+            if num_returns > 1:
+                result = elements(result, num_returns, f"{self.hello.name}.{name}")
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
         except Exception as error:
@@ -406,13 +403,13 @@ class Worker:
             graph = next(iter(self._loads))
             tag, assignment, segment = self._loads.pop(graph)
             try:
-                program = make_program(self, assignment, segment)
+                program, producers = make_program(self, assignment, segment)
             except Exception as error:
                 meta = encode_error(error, self.hello.name, "load")
                 self._control.replies.send_error(meta, tag)
                 continue
-            self._programs[graph] = program
-            self._handlers[assignment.bit] = program.advance
+            self._programs[graph] = program, producers
+            self._handlers[assignment.bit] = producers.handler(program)
             self.process.board.ring(self.process.slot, assignment.bit)
             self._control.replies.send(None, tag)
 
@@ -422,9 +419,10 @@ class Worker:
             error = GraphTornDownError("the graph was torn down before the actor had been started")
             meta = encode_error(error, self.hello.name, "load")
             self._control.replies.send_error(meta, never)
-        program = self._programs.pop(graph, None)
-        if program is not None:
+        program, producers = self._programs.pop(graph, (None, None))
+        if program is not None and producers is not None:
             program.close()
+            producers.close()
             del self._handlers[program.bit]
 
     def _control_accept(self, caller: Caller, new_peers: tuple[int, ...], bit: int) -> None:

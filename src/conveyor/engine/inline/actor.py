@@ -12,9 +12,10 @@ from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line
 from conveyor.exceptions import ActorDiedError
-from conveyor.runtime.program import check_method
+from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs import EMPTY, Ref
+from conveyor.runtime.returns import elements
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.outbox import Outbox
@@ -62,6 +63,7 @@ class Actor:
         self.class_name = class_name
         self.methods = methods
         self.host = host
+        self.generators = OpenGenerators()
         self.crossing = crossing
         self.named = named
         #: A handle may be inside of a value, so it is not known when the last one is gone.
@@ -138,7 +140,7 @@ class Actor:
                 raise failure.error()
 
             return failed, False
-        return check_method(self.instance, name)
+        return find_method(self.instance, self.generators, name)
 
 
 class Start(Job):
@@ -235,7 +237,7 @@ class Call(Job):
             self.settle(error=failure.error())
             return None
         try:
-            method, is_async = check_method(actor.instance, self.method)
+            method, is_async = find_method(actor.instance, actor.generators, self.method)
         except Exception as error:
             self._raised(error)
             return None
@@ -270,15 +272,9 @@ class Call(Job):
 
     def _returned(self, result: Any) -> None:
         count = self._num_returns
-        if count > 1 and not (isinstance(result, (tuple, list)) and len(result) == count):
-            self._raised(
-                ValueError(
-                    f"{self.actor.name}.{self.method} has num_returns={count} and must return a "
-                    f"sequence of that length, but returned a {type(result).__name__}"
-                )
-            )
-            return
         try:
+            if count > 1:
+                result = elements(result, count, f"{self.actor.name}.{self.method}")
             value = self.actor.crossing.carry(result, shared=True)
         except ArrivalError as error:
             self.settle(error=error.error)
@@ -328,3 +324,6 @@ class Call(Job):
 
     def describe(self, ref: Ref) -> str:
         return self.label
+
+    def doing(self) -> str:
+        return "everything runs in this process"

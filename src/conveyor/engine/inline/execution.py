@@ -10,7 +10,9 @@ from typing import Any
 from conveyor.engine.inline.actor import Actor, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
+from conveyor.engine.inline.streams import Production
 from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
+from conveyor.runtime.returns import elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Execution:
     def __init__(self, loaded: Loaded, inputs: tuple[Any, ...]) -> None:
         """Takes the inputs across; raises what keeps one of them from being sent."""
         self.loaded = loaded
+        #: By the edge that their items are on.
+        self.productions: dict[int, Production] = {}
         self._frames: dict[tuple[int, int], Any] = {}
         self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
         for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
@@ -176,16 +180,11 @@ class Execution:
     def store(self, stage: Stage, task: Task, actor: Actor, value: Any) -> None:
         regs, step = self._regs[stage.actor], stage.call
         count = task.num_returns
-        if (
-            count is not None
-            and not isinstance(value, Failure)
-            and not (isinstance(value, (tuple, list)) and len(value) == count)
-        ):
-            error = ValueError(
-                f"{task.label} has num_returns={count} and must return a sequence of that length, "
-                f"but returned {_shape(value)}"
-            )
-            value = Failure(error, actor.name, task.label)
+        if count is not None and not isinstance(value, Failure):
+            try:
+                value = elements(value, count, task.label)
+            except Exception as error:
+                value = Failure(error, actor.name, task.label)
         if step.out is not None:
             regs[step.out] = value
         for i, reg in enumerate(step.outs):
@@ -234,8 +233,27 @@ class _StageJob(Job):
             value = method(*args, **kwargs)
         except BaseException as error:
             value = self._failure(error)
+        if stage.call.stream is not None and not isinstance(value, Failure):
+            return self._produce(stage.call.stream, value)
         self._finish(value)
         return None
+
+    def _produce(self, edge: int, items: Any) -> Coroutine[Any, Any, None] | None:
+        execution = self._execution
+        credit = execution.loaded.plan.edges[edge].depth
+        production = Production(self._actor, execution.loaded.crossing, self._task.label, credit)
+        execution.productions[edge] = production
+        running = production.begin(items)
+        if running is not None:
+            return self._go_on_producing(production, running)
+        self._finish(production.failure)
+        return None
+
+    async def _go_on_producing(
+        self, production: Production, running: Coroutine[Any, Any, None]
+    ) -> None:
+        await running
+        self._finish(production.failure)
 
     async def _go_on(
         self, method: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
@@ -283,9 +301,3 @@ def _value(argument: Argument, regs: Any) -> Any:
     if isinstance(argument, Const):
         return argument.value
     return fill(argument.template, regs)
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from conveyor.engine.inline.actor import Failure
 from conveyor.engine.inline.crossing import Crossing
 from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
+from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
 from conveyor.plan.model import Plan
@@ -17,6 +19,7 @@ from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
+from conveyor.runtime.streams import StreamRef
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime
@@ -34,7 +37,11 @@ class InlineGraph(CompiledGraph):
             actor.check_alive()
         self._host = Turns(runtime.lines, self.name)
         self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
-        self._results = Results(plan, self, runtime.put)
+        self._results = Results(plan, runtime.put)
+        for ended, items in plan.streams:
+            self._results.streams[ended] = functools.partial(_stream, items)
+        # Those that no reference has been made to yet.
+        self.productions: dict[tuple[int, int], Production] = {}
         self._runtime = runtime
         # The actors are as much the graph's as any handle's.
         for actor in self._actors:
@@ -77,6 +84,8 @@ class InlineGraph(CompiledGraph):
             execution.run()
         except ActorDiedError as error:
             self._failure = error
+        for edge, production in execution.productions.items():
+            self.productions[execution.number, edge] = production
         for ref, edge in zip(refs, edges, strict=True):
             try:
                 value = execution.output(edge)
@@ -110,6 +119,9 @@ class InlineGraph(CompiledGraph):
     def is_ready(self, ref: Ref) -> bool:
         return True
 
+    def doing(self) -> str:
+        return "everything runs in this process"
+
     # Ending
 
     def teardown(self, kill_actors: bool = False) -> None:
@@ -125,6 +137,11 @@ class InlineGraph(CompiledGraph):
         self._runtime.graphs.discard(self)
         self._loaded.crossing.close()
         return True
+
+
+def _stream(edge: int, ended: Ref, effects: tuple[Ref, ...]) -> StreamRef:
+    production = ended._source.productions.pop((ended._number, edge), None)
+    return InlineStream(production, ended, effects)
 
 
 class _ExecutionJob(Job):

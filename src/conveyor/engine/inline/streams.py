@@ -1,0 +1,155 @@
+"""Generators in the driver's process: they run ahead as far as processes would, then as they are asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from conveyor.engine.inline.actor import Actor, Failure, interrupts
+from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.lines import Job
+from conveyor.runtime.refs import Ref
+from conveyor.runtime.streams import ExecutionStream
+
+
+class Production:
+    """The items of one generator in one execution."""
+
+    def __init__(self, actor: Actor, crossing: Crossing, label: str, credit: int) -> None:
+        self.actor = actor
+        self.label = label
+        self.ready: deque[Any] = deque()
+        self.failure: Failure | None = None
+        self.over = False
+        self._crossing = crossing
+        self._credit = credit
+        self._items: Any = None
+
+    def begin(self, items: Any) -> Coroutine[Any, Any, None] | None:
+        """Take what the method has returned, and run ahead; in the actor's turn."""
+        self._items = items
+        if inspect.isasyncgen(items):
+            return self._ahead_async()
+        if not inspect.isgenerator(items) and not hasattr(items, "__next__"):
+            error = TypeError(
+                f"{self.label} was bound as a generator and returned a {type(items).__name__}"
+            )
+            self.fail(error)
+        while not self.over and len(self.ready) < self._credit:
+            self.step()
+        return None
+
+    async def _ahead_async(self) -> None:
+        while not self.over and len(self.ready) < self._credit:
+            await self.step_async()
+
+    def step(self) -> None:
+        """One more item."""
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self.over = True
+        except BaseException as error:
+            self.fail(error)
+        else:
+            self._publish(item)
+
+    async def step_async(self) -> None:
+        try:
+            item = await self._items.__anext__()
+        except StopAsyncIteration:
+            self.over = True
+        except BaseException as error:
+            self.fail(error)
+        else:
+            self._publish(item)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.isasyncgen(self._items)
+
+    def _publish(self, item: Any) -> None:
+        try:
+            self.ready.append(self._crossing.carry(item, shared=True))
+        except ArrivalError as error:
+            self.ready.append(Failure(error.error, self.actor.name, self.label))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """The generator has raised ``error``."""
+        self.over = True
+        if isinstance(error, SystemExit):
+            self.actor.exited(error, self.label)
+        elif interrupts(error):
+            raise error
+        else:
+            self.failure = Failure(error, self.actor.name, self.label)
+
+    def close(self) -> None:
+        """Nobody wants more."""
+        self.over = True
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+
+class _NextJob(Job):
+    """One more item, in the actor's turn."""
+
+    def __init__(self, production: Production) -> None:
+        super().__init__(production.actor.host, f"{production.label} (next item)")
+        self._production = production
+        self.interrupt: BaseException | None = None
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        if self._production.is_async:
+            return self._production.step_async()
+        self._production.step()
+        return None
+
+    def interrupted(self, error: BaseException) -> None:
+        self.interrupt = error
+
+
+class InlineStream(ExecutionStream):
+    """From an actor in this process: an item that is not there yet is made when it is asked for."""
+
+    __slots__ = ("_production",)
+
+    # No production: the generator was never begun, and ``ended`` says why.
+    def __init__(self, production: Production | None, ended: Ref, effects: tuple[Ref, ...]) -> None:
+        super().__init__(ended, effects)
+        self._production = production
+
+    def _look(self) -> Any:
+        production = self._production
+        if production is None:
+            self._end()
+        while not production.ready:
+            if self._over:
+                raise StopIteration
+            if production.over:
+                if production.failure is not None:
+                    raise production.failure.error()
+                self._end()
+            if not production.actor.alive:
+                raise production.actor.death()
+            job = _NextJob(production)
+            production.actor.host.run(job)
+            if job.interrupt is not None:
+                raise job.interrupt
+        item = production.ready.popleft()
+        if isinstance(item, Failure):
+            raise item.error()
+        return item
+
+    def _is_there(self) -> bool:
+        return True
+
+    def __del__(self) -> None:
+        production = getattr(self, "_production", None)
+        if production is not None and not production.over:
+            production.close()

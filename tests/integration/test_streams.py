@@ -1,0 +1,366 @@
+"""Generator methods: their items stream to whoever executes the graph."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import (
+    ActorDiedError,
+    GraphError,
+    GraphTornDownError,
+    SerializationError,
+    WaitTimeoutError,
+)
+
+WAIT = 20
+
+
+class Source:
+    def __init__(self) -> None:
+        self.closed: list[Any] = []
+        self.begun: list[Any] = []
+
+    def count(self, n: Any) -> Any:
+        yield from range(n)
+
+    def endless(self, start: int) -> Any:
+        self.begun.append(start)
+        try:
+            yield from itertools.count(start)
+        finally:
+            self.closed.append(start)
+
+    def arrays(self, n: int) -> Any:
+        for i in range(n):
+            yield np.full(100_000, i)
+
+    def breaks(self, n: int) -> Any:
+        yield from range(n)
+        raise ValueError(f"after {n}")
+
+    def bad_item(self, n: int) -> Any:
+        yield 1
+        yield threading.Lock()
+
+    def pair(self, x: int) -> Any:
+        yield x
+        yield x + 1
+
+    def plain(self, x: int) -> int:
+        return x + 1
+
+    def notes(self) -> tuple[list[Any], list[Any]]:
+        return self.begun, self.closed
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def dies(self, n: int) -> Any:
+        yield from range(n)
+        os._exit(5)
+
+
+class AsyncSource:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def count(self, n: int) -> Any:
+        try:
+            for i in range(n):
+                await asyncio.sleep(0)
+                yield i
+        finally:
+            self.closed += 1
+
+    async def breaks(self, n: int) -> Any:
+        yield n
+        raise ValueError("later")
+
+    async def how_many(self) -> int:
+        return self.closed
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest):
+    conveyor.init(engine=request.param)
+    yield request.param
+    conveyor.shutdown()
+
+
+@pytest.fixture
+def local():
+    conveyor.init(engine="local")
+    yield
+    conveyor.shutdown()
+
+
+@pytest.fixture
+def source(engine):
+    return conveyor.remote(Source).options(name="source").remote()
+
+
+@pytest.mark.parametrize("items", [0, 1, 5, 64, 65, 1000])
+def test_items_come_in_order(source, items):
+    with source.count.bind(InputNode()).compile() as graph:
+        for _ in range(3):
+            assert list(graph.execute(items)) == list(range(items))
+
+
+def test_pipelined_executions_keep_their_items_apart(source):
+    with source.count.bind(InputNode()).compile(stream_items=4) as graph:
+        refs = [graph.execute(n) for n in (3, 0, 4, 2)]
+        assert [list(ref) for ref in refs] == [[0, 1, 2], [], [0, 1, 2, 3], [0, 1]]
+
+
+def test_streams_taken_in_another_order(source):
+    with source.count.bind(InputNode()).compile(stream_items=8) as graph:
+        first, second, third = (graph.execute(n) for n in (100, 3, 2))
+        assert next(first) == 0
+        if graph.name and conveyor.get(source.plain.remote(1)) == 2:
+            assert list(third) == [0, 1]
+            assert list(second) == [0, 1, 2]
+        assert list(first) == list(range(1, 100))
+
+
+def test_large_items(source):
+    with source.arrays.bind(InputNode()).compile(stream_items=2) as graph:
+        held = list(graph.execute(30))
+        assert [int(a[0]) for a in held] == list(range(30))
+        assert all((a == a[0]).all() for a in held)
+
+
+def test_an_endless_generator_is_closed_when_its_reference_is_dropped(source, wait_until):
+    with source.endless.bind(InputNode()).compile() as graph:
+        for start in (0, 100):
+            stream = graph.execute(start)
+            assert [next(stream) for _ in range(200)] == list(range(start, start + 200))
+            del stream
+        wait_until(lambda: conveyor.get(source.notes.remote()) == ([0, 100], [0, 100]))
+        # The actor serves others while a generator waits for its items to be taken.
+        stream = graph.execute(7)
+        assert conveyor.get(source.plain.remote(1), timeout=WAIT) == 2
+        assert next(stream) == 7
+
+
+def test_dropped_before_it_began(source, wait_until):
+    with source.endless.bind(InputNode()).compile() as graph:
+        for start in range(20):
+            graph.execute(start)
+        stream = graph.execute(20)
+        assert next(stream) == 20
+        del stream
+        wait_until(lambda: len(conveyor.get(source.notes.remote())[1]) >= 1)
+        begun, closed = conveyor.get(source.notes.remote())
+        assert begun[: len(closed)] == closed
+
+
+def test_teardown_closes_generators(source, wait_until):
+    graph = source.endless.bind(InputNode()).compile()
+    stream = graph.execute(1)
+    assert next(stream) == 1
+    graph.teardown()
+    wait_until(lambda: conveyor.get(source.notes.remote())[0] == [1])
+    with pytest.raises(GraphTornDownError):
+        graph.execute(1)
+    del stream
+    wait_until(lambda: conveyor.get(source.notes.remote())[1] == [1])
+
+
+def test_an_error_comes_after_the_items(source):
+    with source.breaks.bind(InputNode()).compile() as graph:
+        stream = graph.execute(100)
+        assert [next(stream) for _ in range(100)] == list(range(100))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="after 100"):
+                next(stream)
+        with pytest.raises(ValueError, match="after 0"):
+            conveyor.get(graph.execute(0))
+        # What is wrong with the argument: the call itself raises at the first item.
+        with pytest.raises(TypeError):
+            list(graph.execute("x"))
+
+
+def test_an_item_that_cannot_be_sent(source):
+    with source.bad_item.bind(InputNode()).compile() as graph:
+        stream = graph.execute(0)
+        assert next(stream) == 1
+        with pytest.raises(SerializationError, match="lock"):
+            next(stream)
+    assert conveyor.get(source.plain.remote(1)) == 2
+
+
+def test_an_error_upstream(source):
+    with source.count.bind(source.plain.bind(InputNode())).compile() as graph:
+        assert list(graph.execute(2)) == [0, 1, 2]
+        with pytest.raises(TypeError):
+            list(graph.execute("x"))
+        assert list(graph.execute(1)) == [0, 1]
+
+
+def test_get_and_await_give_lists(source):
+    with source.count.bind(InputNode()).compile() as graph:
+        stream = graph.execute(5)
+        assert next(stream) == 0
+        assert conveyor.get(stream) == [1, 2, 3, 4]
+        assert conveyor.get(stream) == []
+
+        async def awaited() -> Any:
+            whole = await (await graph.execute_async(100))
+            one_by_one = [item async for item in await graph.execute_async(100)]
+            return whole, one_by_one
+
+        assert asyncio.run(awaited()) == (list(range(100)), list(range(100)))
+
+
+def test_beside_other_results_and_effects(source):
+    inp = InputNode()
+    dag = MultiOutputNode({"items": source.count.bind(inp), "one": source.plain.bind(inp)})
+    with dag.compile() as graph:
+        result = graph.execute(4)
+        assert conveyor.get(result["one"]) == 5
+        assert list(result["items"]) == [0, 1, 2, 3]
+    dag = MultiOutputNode([source.count.bind(inp)], effects=[source.plain.bind(inp)])
+    with dag.compile() as graph:
+        assert list(graph.execute(4)[0]) == [0, 1, 2, 3]
+
+
+def test_from_several_actors_at_once(engine):
+    sources = [conveyor.remote(Source).remote() for _ in range(3)]
+    inp = InputNode()
+    with MultiOutputNode([s.count.bind(inp) for s in sources]).compile(stream_items=3) as graph:
+        for _ in range(3):
+            streams = graph.execute(50)
+            assert list(zip(*streams, strict=True)) == [(i, i, i) for i in range(50)]
+
+
+def test_an_async_generator(engine, wait_until):
+    source = conveyor.remote(AsyncSource).remote()
+    with source.count.bind(InputNode()).compile(stream_items=4) as graph:
+        assert list(graph.execute(20)) == list(range(20))
+        stream = graph.execute(10**9)
+        assert next(stream) == 0
+        del stream
+        assert list(graph.execute(3)) == [0, 1, 2]
+    with source.breaks.bind(InputNode()).compile() as graph:
+        stream = graph.execute(1)
+        assert next(stream) == 1
+        with pytest.raises(ValueError, match="later"):
+            next(stream)
+
+
+def test_num_returns_takes_a_generators_items(source):
+    a, b = source.pair.options(num_returns=2).bind(InputNode())
+    with MultiOutputNode([b, a]).compile() as graph:
+        assert conveyor.get(graph.execute(1)) == [2, 1]
+
+
+def test_what_a_stream_cannot_be_bound_to(source):
+    items = source.count.bind(InputNode())
+    with pytest.raises(GraphError, match=r"source\.count yields"):
+        source.plain.bind(items)
+    with pytest.raises(GraphError, match="nobody would take its items"):
+        MultiOutputNode([source.plain.bind(InputNode())], effects=[items])
+
+
+def test_it_is_explained_and_drawn(source):
+    with source.count.bind(InputNode()).compile() as graph:
+        assert "items of source.count" in graph.explain()
+        assert "source.count" in graph.visualize(None, format="ascii")
+        assert "source.count" in graph.visualize(None, format="mermaid", channel_details=True)
+
+
+def test_a_timeout_can_be_tried_again(local):
+    source = conveyor.remote(Source).options(name="source").remote()
+    with source.count.bind(InputNode()).compile() as graph:
+        os.kill(pid := conveyor.get(source.pid.remote()), signal.SIGSTOP)
+        stream = graph.execute(3)
+        with pytest.raises(WaitTimeoutError, match=r"the next item of graph.*source\.count"):
+            stream.next(timeout=0.05)
+        assert not stream.done()
+        os.kill(pid, signal.SIGCONT)
+        assert stream.next(timeout=WAIT) == 0
+        assert list(stream) == [1, 2]
+
+
+def test_the_actors_death_comes_after_its_items(local):
+    source = conveyor.remote(Source).options(name="source").remote()
+    with source.dies.bind(InputNode()).compile() as graph:
+        stream = graph.execute(10)
+        got = []
+        with pytest.raises(ActorDiedError, match="source"):  # noqa: PT012
+            for item in stream:
+                got.append(item)
+        assert got == list(range(10))
+
+
+def test_several_threads_take_from_several_streams(local):
+    source = conveyor.remote(Source).remote()
+    with source.count.bind(InputNode()).compile(stream_items=4) as graph:
+        streams = [graph.execute(200) for _ in range(4)]
+        taken: dict[int, list[int]] = {}
+        threads = [
+            threading.Thread(target=lambda i=i, s=s: taken.update({i: list(s)}))
+            for i, s in enumerate(streams)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert taken == {i: list(range(200)) for i in range(4)}
+
+
+def test_an_ordinary_call_streams_too(source, wait_until):
+    assert list(source.count.remote(10)) == list(range(10))
+    stream = source.breaks.remote(3)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="after 3"):
+            next(stream)
+    stream = source.endless.remote(5)
+    assert [next(stream) for _ in range(10)] == list(range(5, 15))
+    del stream
+    assert list(source.count.remote(2)) == [0, 1]
+    wait_until(lambda: conveyor.get(source.notes.remote()) == ([5], [5]))
+    assert conveyor.get(source.count.remote(source.plain.remote(2))) == [0, 1, 2]
+    assert conveyor.get(source.pair.options(num_returns=2).remote(1)) == [1, 2]
+
+    async def awaited() -> Any:
+        return [item async for item in source.count.remote(50)]
+
+    assert asyncio.run(awaited()) == list(range(50))
+
+
+def test_an_ordinary_call_of_an_async_generator(engine):
+    source = conveyor.remote(AsyncSource).remote()
+    assert list(source.count.remote(10)) == list(range(10))
+    with pytest.raises(ValueError, match="later"):
+        list(source.breaks.remote(1))
+
+
+def test_a_dag_that_is_not_compiled_streams_too(source):
+    inp = InputNode()
+    dag = MultiOutputNode({"items": source.count.bind(inp), "one": source.plain.bind(inp)})
+    result = dag.execute(4)
+    assert list(result["items"]) == [0, 1, 2, 3]
+    assert conveyor.get(result["one"]) == 5
+
+
+def test_streams_in_an_actor(engine):
+    @conveyor.remote
+    class Controller:
+        def run(self, source: Any, n: int) -> list[int]:
+            with source.count.bind(InputNode()).compile(stream_items=2) as graph:
+                return list(graph.execute(n))
+
+    source = conveyor.remote(Source).remote()
+    assert conveyor.get(Controller.remote().run.remote(source, 30)) == list(range(30))
