@@ -9,6 +9,7 @@ from conveyor import dag, exceptions, observe
 from conveyor.api import (
     ActorClass,
     ActorHandle,
+    RemoteFunction,
     get,
     get_actor,
     init,
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "GraphRef",
     "ObjectRef",
+    "RemoteFunction",
     "StreamRef",
     "dag",
     "empty",

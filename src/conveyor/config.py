@@ -16,6 +16,8 @@ class Config:
         beyond that.
     stream_items: items of a generator method that may be on their way to the driver; the method waits
         for more to be taken.
+    function_workers: processes that the graph may start for functions that were bound to no actor;
+        ``None``: as many as there are cores.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
     name: the graph's name in messages.
     ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
@@ -24,6 +26,7 @@ class Config:
 
     depth: int = 16
     stream_items: int = 64
+    function_workers: int | None = None
     slot_bytes: int = 2048
     name: str = ""
     ignore_unused: bool = False
@@ -35,6 +38,9 @@ class Config:
             raise GraphError(
                 f"stream_items must be an integer from 1 to 4096, not {self.stream_items!r}"
             )
+        workers = self.function_workers
+        if workers is not None and (type(workers) is not int or workers < 1):
+            raise GraphError(f"function_workers must be a positive integer, not {workers!r}")
         if type(self.slot_bytes) is not int or not 256 <= self.slot_bytes <= 1 << 20:
             raise GraphError(
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"

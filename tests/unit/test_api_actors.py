@@ -51,7 +51,7 @@ class FakeRuntime:
     def get(self, refs, timeout):
         return [f"value of {ref}" for ref in refs]
 
-    def compile(self, root, config):
+    def compile(self, root, config, placement):
         self.compiled.append((root, config))
         return "graph"
 
@@ -147,16 +147,20 @@ def test_class_attributes_say_where_they_are():
 def function(): ...
 
 
-@pytest.mark.parametrize("wrong", [function, len, lambda: 1, functools.partial(function)])
-def test_functions_are_not_remote_for_now(wrong):
-    with pytest.raises(TypeError, match="only classes can be made remote for now"):
-        remote(wrong)
-    with pytest.raises(TypeError, match="only classes"):
-        remote(num_cpus=1)(wrong)
+@pytest.mark.parametrize("called", [function, len, lambda: 1, functools.partial(function)])
+def test_functions_can_be_made_remote(called):
+    assert remote(called).__wrapped__ is called
+    made = remote(num_cpus=1, num_returns=2)(called)
+    with pytest.raises(TypeError, match=r"use .*\.remote\(\.\.\.\), .*\.bind"):
+        made()
+    with pytest.raises(TypeError, match="a remote function already"):
+        remote(made)
+    with pytest.raises(TypeError, match="unknown option 'name' of a function"):
+        remote(name="x")(called)
 
 
 def test_what_cannot_be_made_remote():
-    with pytest.raises(TypeError, match="only classes can be made remote, not 3"):
+    with pytest.raises(TypeError, match="only classes and functions can be made remote, not 3"):
         remote(3)
     with pytest.raises(TypeError, match="an actor class already"):
         remote(Echo)

@@ -6,10 +6,12 @@ Everything here is thin: it checks what it is given, and hands it to this proces
 from __future__ import annotations
 
 from conveyor.api import graphs as _graphs
-from conveyor.api.actor_class import ActorClass, remote
+from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, ActorMethod
 from conveyor.api.functions import get, get_actor, kill, put, wait
 from conveyor.api.methods import method
+from conveyor.api.remote import remote
+from conveyor.api.remote_function import RemoteFunction
 from conveyor.api.session import init, is_initialized, shutdown, start_default
 from conveyor.runtime import context as _context
 
@@ -21,6 +23,7 @@ __all__ = [
     "ActorClass",
     "ActorHandle",
     "ActorMethod",
+    "RemoteFunction",
     "get",
     "get_actor",
     "init",

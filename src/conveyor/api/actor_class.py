@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from collections.abc import Mapping
+from typing import Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import Table, make_table, methods_of
@@ -16,52 +16,6 @@ from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorSpec, MethodInfo
 
 T = TypeVar("T")
-
-
-@overload
-def remote(cls: type[T], /) -> ActorClass[T]: ...
-
-
-@overload
-def remote(**options: Any) -> Callable[[type[T]], ActorClass[T]]: ...
-
-
-def remote(*args: Any, **options: Any) -> Any:
-    """Make a class one of actors. ::
-
-        @conveyor.remote
-        class Echo:
-            def echo(self, message):
-                return message
-
-        @conveyor.remote(num_gpus=1)
-        class Stage: ...
-
-        Echo = conveyor.remote(PlainEcho)
-
-    ``Echo.remote(...)`` then starts an actor, a process of its own with one instance of the class,
-    and returns a handle of it.
-
-    The options:
-
-    - ``name``: a name to find the actor by; see ``get_actor``.
-    - ``num_cpus``: the number of threads that its libraries (torch, OpenMP) use.
-    - ``num_gpus``: the number of GPUs it sees.
-    - ``max_concurrency``: how many of its methods may run at the same time.
-    - ``env_vars``: environment variables it gets in addition to the driver's.
-
-    Raises:
-        TypeError: what is decorated is no class, or an option does not exist.
-    """
-    if not args:
-        checked = ActorOptions().updated(**options)
-        return lambda cls: ActorClass(_checked_class(cls), checked)
-    if len(args) > 1 or options:
-        raise TypeError(
-            "remote is used as @remote, as @remote(num_gpus=1), or as remote(Class); options for a "
-            "class at hand are given with remote(Class).options(...)"
-        )
-    return ActorClass(_checked_class(args[0]), ActorOptions())
 
 
 class ActorClass(Generic[T]):
@@ -159,17 +113,3 @@ class ActorClass(Generic[T]):
         if found is self and self.__module__ != "__main__":
             return name
         return ActorClass, (self.__wrapped__, self._options)
-
-
-def _checked_class(cls: Any) -> type:
-    if isinstance(cls, ActorClass):
-        raise TypeError(f"{cls.__wrapped__.__name__} is an actor class already")
-    if not isinstance(cls, type):
-        what = getattr(cls, "__qualname__", None) or repr(cls)
-        raise TypeError(
-            f"only classes can be made remote for now, and {what} is none; put the function into "
-            f"a class as a method"
-            if callable(cls)
-            else f"only classes can be made remote, not {what}"
-        )
-    return cls

@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.remote_function import call_function, cores, start_worker
 from conveyor.config import Config
 from conveyor.dag import hooks
 from conveyor.dag.survey import survey
+from conveyor.plan.place import Worker, place
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
 
 if TYPE_CHECKING:
-    from conveyor.dag import ActorRef, DAGNode
+    from conveyor.dag import ActorRef, DAGNode, MethodNode
+    from conveyor.dag.functions import Function
 
 
 class _Host:
@@ -21,9 +24,18 @@ class _Host:
 
     def compile(self, root: DAGNode, config: Config) -> Any:
         # An actor's index means another actor in another session: look before anything is laid.
-        for task in survey(root).tasks:
+        shape = survey(root)
+        for task in shape.tasks:
             self.check(task.owner)
-        return context.current().compile(root, config)
+        workers: dict[Worker, ActorHandle] = {}
+        placement: dict[MethodNode, ActorId] = {}
+        for task, worker in place(shape, config.function_workers or cores()).items():
+            if worker not in workers:
+                assert task.function is not None
+                workers[worker] = start_worker(task.function)
+            placement[task] = workers[worker]._id
+        # The graph keeps its workers; they end with it.
+        return context.current().compile(root, config, placement)
 
     def check(self, owner: object) -> None:
         if isinstance(owner, ActorHandle):
@@ -49,6 +61,16 @@ class _Host:
         kwargs: Mapping[str, Any],
     ) -> Any:
         return context.current().stream(cast(ActorId, actor), method, is_async, args, kwargs)
+
+    def call_function(
+        self,
+        function: Function,
+        owner: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Any:
+        return call_function(function, cast("ActorHandle | None", owner), args, kwargs, num_returns)
 
     def put(self, value: Any) -> Any:
         return context.current().put(value)

@@ -52,7 +52,11 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
     for task in shape.tasks:
         given_args = tuple(resolve(value) for value in task.args)
         given_kwargs = {name: resolve(value) for name, value in task.kwargs.items()}
-        if task.streams:
+        if task.function is not None:
+            made[task] = host.call_function(
+                task.function, task.owner, given_args, given_kwargs, task.num_returns or 1
+            )
+        elif task.streams:
             made[task] = host.stream(
                 task.actor, task.method, task.is_async, given_args, given_kwargs
             )

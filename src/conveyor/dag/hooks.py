@@ -13,6 +13,7 @@ from conveyor.config import Config
 from conveyor.exceptions import RuntimeStateError
 
 if TYPE_CHECKING:
+    from conveyor.dag.functions import Function
     from conveyor.dag.node import ActorRef, DAGNode
 
 
@@ -47,6 +48,18 @@ class Host(Protocol):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Start an ordinary call of a generator method; the ref of its items."""
+        ...
+
+    def call_function(
+        self,
+        function: Function,
+        owner: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        num_returns: int,
+    ) -> Any:
+        """Start an ordinary call of ``function``, in the actor that ``owner`` stands for or in a worker
+        (``None``)."""
         ...
 
     def put(self, value: Any) -> Any:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from conveyor.dag.containers import find_nodes, replace_nodes
+from conveyor.dag.functions import Function
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.node import ActorRef, DAGNode, Record, assign, origin
 from conveyor.exceptions import GraphError
@@ -22,6 +23,7 @@ class MethodNode(DAGNode):
     __slots__ = (
         "_actor",
         "_args",
+        "_function",
         "_is_async",
         "_kwargs",
         "_method",
@@ -38,6 +40,7 @@ class MethodNode(DAGNode):
     _num_returns: int | None
     _streams: bool
     _is_async: bool
+    _function: Function | None
     _needs: tuple[DAGNode, ...]
     # The handle this was bound through: the actor must live as long as the graph may be compiled.
     _owner: object
@@ -52,6 +55,7 @@ class MethodNode(DAGNode):
         num_returns: int | None = None,
         streams: bool = False,
         is_async: bool = False,
+        function: Function | None = None,
         owner: object = None,
     ) -> None:
         label = f"{actor.name}.{method}"
@@ -86,6 +90,7 @@ class MethodNode(DAGNode):
             _num_returns=num_returns,
             _streams=streams,
             _is_async=is_async,
+            _function=function,
             _needs=tuple(needs),
             _owner=owner,
         )
@@ -126,6 +131,11 @@ class MethodNode(DAGNode):
     def is_async(self) -> bool:
         """Whether it is a coroutine function or an asynchronous generator."""
         return self._is_async
+
+    @property
+    def function(self) -> Function | None:
+        """The function that is called, where it is no method of the actor's."""
+        return self._function
 
     @property
     def number(self) -> int:
@@ -212,6 +222,7 @@ def bind(
     num_returns: int = 1,
     generator: bool = False,
     is_async: bool = False,
+    function: Function | None = None,
     owner: object = None,
 ) -> MethodNode | tuple[OutputElementNode, ...]:
     """Make ``actor.method(*args, **kwargs)`` a task of a graph.
@@ -222,6 +233,7 @@ def bind(
         generator: the method is a generator; its items are streamed, or, with ``num_returns``, are
             the values that it returns.
         is_async: the method is a coroutine function or an asynchronous generator.
+        function: what is called, where it is no method of the actor's.
         owner: kept alive by the node, so that the actor is.
 
     Raises:
@@ -237,6 +249,7 @@ def bind(
         num_returns=num_returns if num_returns > 1 else None,
         streams=generator and num_returns == 1,
         is_async=is_async,
+        function=function,
         owner=owner,
     )
     if num_returns == 1:

@@ -101,11 +101,16 @@ class Flow:
         return _source(node, self.task_of)
 
 
-def trace(shape: Survey) -> Flow:
-    """Follow the values of a graph from those who make them to those who read them."""
+def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
+    """Follow the values of a graph from those who make them to those who read them.
+
+    ``placement``: the actors of functions that were bound to none.
+    """
     task_of = {node: index for index, node in enumerate(shape.tasks)}
     index_of: dict[Any, int] = {}
-    actor_of = tuple(index_of.setdefault(node.actor, len(index_of)) for node in shape.tasks)
+    actor_of = tuple(
+        index_of.setdefault(placement.get(node, node.actor), len(index_of)) for node in shape.tasks
+    )
     actors = _named(list(index_of))
 
     readers: dict[Source, set[int]] = {}

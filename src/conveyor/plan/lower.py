@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from conveyor.config import Config
-from conveyor.dag import DAGNode, InputAttributeNode, InputNode
+from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
 from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
@@ -24,15 +27,16 @@ from conveyor.plan.schedule import global_order, write_programs
 from conveyor.plan.template import template
 
 
-def lower(root: DAGNode, config: Config) -> Plan:
-    """The Plan of the graph that ends in ``root``.
+def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | None = None) -> Plan:
+    """The Plan of the graph that ends in ``root``; ``placement``: the actors of its functions that were
+    bound to none.
 
     Raises:
         GraphError: the graph is not valid. Nothing has been touched then.
     """
     shape = survey(root)
     _check(shape, config)
-    flow = trace(shape)
+    flow = trace(shape, placement or {})
     edges, inputs, edge_of = _edges(flow, shape, config)
     tasks, programs = write_programs(flow, inputs, edge_of)
     global_order(programs, tasks, edges)

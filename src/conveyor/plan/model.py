@@ -6,6 +6,7 @@ small integers. ``explain``, the tests, the driver and the workers all read the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,9 @@ Argument = Reg | Const | Nested
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One bound method call. ``label`` names it in errors: ``"stage1.forward"``, with ``#2`` where
-    a graph binds the same method of the same actor more than once."""
+    """One bound method call, or, with ``function``, a function's. ``label`` names it in errors:
+    ``"stage1.forward"``, with ``#2`` where a graph binds the same method of the same actor more than
+    once."""
 
     id: int
     actor: int
@@ -75,6 +77,7 @@ class Task:
     kwargs: tuple[tuple[str, Argument], ...]
     num_returns: int | None
     label: str
+    function: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

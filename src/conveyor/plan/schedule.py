@@ -83,6 +83,7 @@ class _Writer:
             kwargs=tuple((name, self.argument(value)) for name, value in node.kwargs.items()),
             num_returns=node.num_returns,
             label=self.flow.labels[index],
+            function=None if node.function is None else node.function.call,
         )
         made = [Made(index, None), *(Made(index, i) for i in range(node.num_returns or 0))]
         done = self.edge_of.get(Done(made[0]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.channel.sealed import seal
 from conveyor.config import Config
-from conveyor.dag import DAGNode
+from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
@@ -93,6 +93,9 @@ class ActorRuntime(CallingRuntime):
             self._links[actor.index] = link
             return link
 
+    def is_alive(self, actor: ActorId) -> bool:
+        return self.link(actor).is_alive
+
     def create_actor(self, spec: ActorSpec) -> ActorId:
         options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)
         actor, _ = self._requests.ask(
@@ -118,8 +121,10 @@ class ActorRuntime(CallingRuntime):
 
     # Graphs that this actor executes
 
-    def compile(self, root: DAGNode, config: Config) -> ProcessGraph:
-        plan = lower(root, config)
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> ProcessGraph:
+        plan = lower(root, config, placement)
         own = self._worker.hello
         refuse_own(plan, ActorId(own.number, own.name))
         return ProcessGraph(self, plan, config)

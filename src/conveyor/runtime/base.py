@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -102,6 +102,8 @@ class CallingRuntime:
         self.process = process
         self.pump = Pump(process.inbox)
         self._links: dict[int, Link] = {}
+        #: Handles of workers for functions called here, by their options.
+        self.function_workers: dict[Hashable, list[Any]] = {}
         self._dropped_streams: deque[tuple[ActorId, str, Key]] = deque()
 
     @property
@@ -123,6 +125,15 @@ class CallingRuntime:
         if link is None:
             link = self.link(actor)
         return link.call(method, args, kwargs, num_returns)
+
+    def is_alive(self, actor: ActorId) -> bool:
+        """False if a call would raise that ``actor`` has died."""
+        raise NotImplementedError
+
+    def outstanding(self, actor: ActorId) -> int:
+        """How many calls from here ``actor`` has not answered yet."""
+        link = self._links.get(actor.index)
+        return 0 if link is None else link.outstanding
 
     def stream(
         self,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from conveyor import _core
 from conveyor.config import Config
-from conveyor.dag import DAGNode
+from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
@@ -219,6 +219,9 @@ class Driver(CallingRuntime):
         self._check_open()
         raise self.record(actor).death()
 
+    def is_alive(self, actor: ActorId) -> bool:
+        return self.record(actor).alive
+
     def record(self, actor: ActorId) -> ActorRecord:
         record = self._records.get(actor.index)
         if record is None:
@@ -303,8 +306,10 @@ class Driver(CallingRuntime):
 
     # Graphs
 
-    def compile(self, root: DAGNode, config: Config) -> ProcessGraph:
-        return ProcessGraph(self, lower(root, config), config)
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> ProcessGraph:
+        return ProcessGraph(self, lower(root, config, placement), config)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         laying = self.lay_for(

@@ -140,12 +140,27 @@ class OpenGenerators:
 def find_method(
     instance: Any, generators: OpenGenerators, name: str
 ) -> tuple[Callable[..., Any], bool]:
-    """The bound method (or what a generator method's calls do), and whether it is a coroutine
-    function. Raises ``GraphError`` if there is none."""
-    name, _, operation = name.partition("#")
+    """The bound method, and whether it is a coroutine function. Raises ``GraphError`` if there is none.
+
+    Besides methods there are what a generator method's calls do (see above), and ``name#call`` (for
+    coroutine functions ``name#acall``), which calls its first argument.
+    """
+    name, _, operation = name.rpartition("#") if "#" in name else (name, "", "")
+    if operation == "call":
+        return _call, False
+    if operation == "acall":
+        return _call_later, True
+    if operation:
+        return generators.operation(find_method(instance, generators, name)[0], operation)
     method = getattr(instance, name, None)
     if not callable(method):
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
-    if operation:
-        return generators.operation(method, operation)
     return method, inspect.iscoroutinefunction(method)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+async def _call_later(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await function(*args, **kwargs)

@@ -111,6 +111,14 @@ class Link:
         return ref
 
     @property
+    def is_alive(self) -> bool:
+        return not self._gone()
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._pending) + self.gate.submitted - self.gate.completed
+
+    @property
     def has_pending(self) -> bool:
         return bool(self._pending)
 

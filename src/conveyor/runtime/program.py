@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +70,20 @@ def make_program(
 def _add_generator(
     worker: Worker, program: _core.Program, step: Call, task: Task, writer: _core.Writer
 ) -> Producer:
-    method, _ = worker.method(task.method)
+    method, _ = _method(worker, task)
     invoke = _invoke(method, task)
     producer = Producer(worker, program, writer, task.label, invoke)
     uses = sorted(_uses(step, {task.id: task}))
     out = -1 if step.out is None else step.out
     program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
     return producer
+
+
+def _method(worker: Worker, task: Task) -> tuple[Callable[..., Any], bool]:
+    """What ``task`` calls, and whether it is a coroutine function."""
+    if task.function is not None:
+        return task.function, inspect.iscoroutinefunction(task.function)
+    return worker.method(task.method)
 
 
 def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:
@@ -89,7 +97,7 @@ def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any
 
 
 def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) -> None:
-    method, is_async = worker.method(task.method)
+    method, is_async = _method(worker, task)
     plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
     args: list[int] = []
     constants: list[Any] = []

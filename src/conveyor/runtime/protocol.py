@@ -7,14 +7,14 @@ processes, an actor's process and the inline engine each provide one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
-    from conveyor.dag import DAGNode
+    from conveyor.dag import DAGNode, MethodNode
 
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
@@ -83,6 +83,15 @@ class Runtime(Protocol):
         """Start a method call; one ref, or a list of refs for ``num_returns > 1``."""
         ...
 
+    #: Handles of workers for functions called here, by their options.
+    function_workers: dict[Hashable, list[Any]]
+
+    def is_alive(self, actor: ActorId) -> bool: ...
+
+    def outstanding(self, actor: ActorId) -> int:
+        """How many calls from here ``actor`` has not answered yet."""
+        ...
+
     def stream(
         self,
         actor: ActorId,
@@ -104,7 +113,11 @@ class Runtime(Protocol):
 
     def kill(self, actor: ActorId) -> None: ...
 
-    def compile(self, root: DAGNode, config: Config) -> Any: ...
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> Any:
+        """``placement``: the actors of functions that were bound to none."""
+        ...
 
     def retain(self, actor: ActorId) -> None:
         """A handle of ``actor`` came to be in this process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def _carried(own: Mapping[int, Task], actor: Actor) -> dict[int, Task]:
 
 
 def _method(actor: Actor, task: Task) -> tuple[Callable[..., Any], bool]:
+    if task.function is not None:
+        return task.function, inspect.iscoroutinefunction(task.function)
     try:
         return actor.method(task.method)
     except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.config import Config
-from conveyor.dag import DAGNode
+from conveyor.dag import DAGNode, MethodNode
 from conveyor.engine.inline.actor import Actor, Call, Failure, Start
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.graph import InlineGraph
@@ -243,11 +243,16 @@ class InlineRuntime(CallingRuntime):
         make_call(call, (args, kwargs))
         return ref
 
+    def is_alive(self, actor: ActorId) -> bool:
+        return self.actor(actor).alive
+
     # Graphs
 
-    def compile(self, root: DAGNode, config: Config) -> InlineGraph:
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> InlineGraph:
         self._check_open()
-        plan = lower(root, config)
+        plan = lower(root, config, placement)
         inside = self._inside
         for actor in self._actors.values():
             if actor.host is inside:

@@ -1,0 +1,192 @@
+"""Functions that run in other processes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NoReturn
+
+from conveyor.api.actor_class import ActorClass
+from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.methods import check_num_returns
+from conveyor.api.options import ActorOptions
+from conveyor.dag.functions import UNPLACED, Function, function_of
+from conveyor.dag.methods import bind, check_arguments
+from conveyor.exceptions import GraphError
+from conveyor.runtime import context
+from conveyor.runtime.protocol import Runtime
+
+_WORKER_OPTIONS = ("num_cpus", "num_gpus")
+
+
+class Worker:
+    """Runs functions."""
+
+
+class AsyncWorker:
+    """Runs functions, coroutine functions among them."""
+
+    async def ready(self) -> None:
+        """An actor with an async method has an event loop."""
+
+
+class RemoteFunction:
+    """What ``remote`` makes of a function; the function itself is ``__wrapped__``."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        worker: Mapping[str, Hashable],
+        num_returns: int,
+        on: ActorHandle | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._worker = dict(worker)
+        self._num_returns = num_returns
+        self._on = on
+        self._function = function_of(function, worker)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function in a process of its own kind (or in the actor chosen with ``on``), which is
+        kept for later calls. References among the arguments are replaced by their values.
+
+        Returns:
+            A reference to the result at once; a list of references for ``num_returns > 1``, and a
+            ``StreamRef`` for a generator.
+        """
+        self._check(args, kwargs)
+        return call_function(self._function, self._on, args, kwargs, self._num_returns)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a call of the function a task of a graph. The graph starts a worker for it, unless an
+        actor was chosen with ``on``; see ``Config.function_workers``.
+
+        Returns:
+            The node of the result, or for ``num_returns > 1`` a tuple of as many nodes.
+        """
+        self._check(args, kwargs)
+        if self._on is not None:
+            check_usable(self._on)
+        return bind(
+            UNPLACED if self._on is None else self._on._id,
+            self._function.name,
+            args,
+            kwargs,
+            num_returns=self._num_returns,
+            generator=self._function.is_generator,
+            is_async=self._function.is_async,
+            function=self._function,
+            owner=self._on,
+        )
+
+    def options(
+        self,
+        *,
+        num_returns: int | None = None,
+        on: ActorHandle | None = None,
+        **worker: Any,
+    ) -> RemoteFunction:
+        """The same function with other options.
+
+        Args:
+            num_returns: how many values it returns separately.
+            on: the actor to run it in, between its methods.
+            **worker: ``num_cpus`` and ``num_gpus`` of its worker, as for actors.
+        """
+        if num_returns is not None:
+            check_num_returns(num_returns)
+        on = on or self._on
+        if on is not None:
+            if not isinstance(on, ActorHandle):
+                raise TypeError(f"on must be an actor's handle, not {type(on).__name__}")
+            if self._function.is_async and not any(e.info.is_async for e in on._table.values()):
+                raise GraphError(
+                    f"{self._function.name} is a coroutine function, and {on!r} has no event loop: none "
+                    f"of its methods is async"
+                )
+        return RemoteFunction(
+            self.__wrapped__,
+            {**self._worker, **checked_worker_options(worker)},
+            num_returns or self._num_returns,
+            on,
+        )
+
+    def _check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        check_arguments(self._function.name, self._signature, args, kwargs)
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        try:
+            return inspect.signature(self.__wrapped__)
+        except (TypeError, ValueError):  # a function written in C
+            return None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self._function.name
+        raise TypeError(
+            f"{name} is a remote function: use {name}.remote(...), {name}.bind(...) in a graph, or "
+            f"{name}.__wrapped__(...) in this process"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFunction, (self.__wrapped__, self._worker, self._num_returns, self._on)
+
+    def __repr__(self) -> str:
+        return f"RemoteFunction({self._function.name})"
+
+
+def checked_worker_options(options: Mapping[str, Any]) -> dict[str, Hashable]:
+    """``options`` of a function's worker; ``TypeError`` for one that does not exist."""
+    for name in options:
+        if name not in _WORKER_OPTIONS:
+            known = ", ".join(("num_returns", *_WORKER_OPTIONS))
+            raise TypeError(f"unknown option {name!r} of a function; known are {known}")
+    ActorOptions().updated(**options)
+    return dict(options)
+
+
+def call_function(
+    function: Function,
+    on: ActorHandle | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    num_returns: int,
+) -> Any:
+    """Call ``function`` in the actor ``on``, or in a worker of this process."""
+    runtime = context.current()
+    actor = on or _idle_worker(runtime, function)
+    check_usable(actor)
+    is_coroutine = function.is_async and not function.is_generator
+    name = f"{function.name}#{'acall' if is_coroutine else 'call'}"
+    args = (function.call, *args)
+    if function.is_generator and num_returns == 1:
+        return runtime.stream(actor._id, name, function.is_async, args, kwargs)
+    return runtime.call(actor._id, name, args, kwargs, num_returns)
+
+
+def start_worker(function: Function) -> ActorHandle:
+    """A worker for ``function`` and those like it."""
+    options: dict[str, Any] = dict(function.options)
+    worker: type = AsyncWorker if function.is_async else Worker
+    return ActorClass(worker, ActorOptions().updated(**options)).remote()
+
+
+def cores() -> int:
+    """How many processes can run at once."""
+    return len(os.sched_getaffinity(0))
+
+
+def _idle_worker(runtime: Runtime, function: Function) -> ActorHandle:
+    """The worker with the least to do; a new one, up to as many as there are cores, if all are busy."""
+    workers: list[ActorHandle] = runtime.function_workers.setdefault(function.worker, [])
+    workers[:] = [worker for worker in workers if runtime.is_alive(worker._id)]
+    loads = [(runtime.outstanding(worker._id), i) for i, worker in enumerate(workers)]
+    least, at = min(loads, default=(1, -1))
+    if least and len(workers) < cores():
+        workers.append(start_worker(function))
+        return workers[-1]
+    return workers[at]

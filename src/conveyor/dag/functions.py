@@ -1,0 +1,46 @@
+"""Functions as tasks of a graph: run by a worker that the graph gets for it, or by an actor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that a task calls instead of a method. ``options`` are those of its worker."""
+
+    call: Callable[..., Any]
+    options: tuple[tuple[str, Hashable], ...]
+    is_async: bool
+    is_generator: bool
+
+    @property
+    def name(self) -> str:
+        name: str = getattr(self.call, "__name__", type(self.call).__name__)
+        return name
+
+    @property
+    def worker(self) -> Hashable:
+        """Functions with equal ones may share a worker."""
+        return self.is_async, self.options
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Stands for the actor of a function that has no worker yet."""
+
+    index: int = -1
+    name: str = "worker"
+
+
+UNPLACED = Unplaced()
+
+
+def function_of(call: Callable[..., Any], options: Mapping[str, Hashable]) -> Function:
+    """What is to be known of ``call`` to run it; ``options``: those of a worker for it."""
+    is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+    generator = inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
+    return Function(call, tuple(sorted(options.items())), is_async, generator)

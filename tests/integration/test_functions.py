@@ -1,0 +1,193 @@
+"""Functions that run in other processes: in graphs, and by ordinary calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, GraphError
+
+WAIT = 20
+OFFSET = 100
+
+
+@conveyor.remote
+def square(x: Any) -> Any:
+    return x * x
+
+
+@conveyor.remote
+def shifted(x: int) -> int:
+    return x + OFFSET
+
+
+@conveyor.remote(num_returns=2)
+def split(x: int) -> tuple[int, int]:
+    return x // 10, x % 10
+
+
+@conveyor.remote
+def join(*parts: Any, last: Any = None) -> list[Any]:
+    return [*parts, last]
+
+
+@conveyor.remote
+def fail(x: Any) -> Any:
+    raise ValueError(f"no {x}")
+
+
+@conveyor.remote
+def count(n: int) -> Any:
+    yield from range(n)
+
+
+@conveyor.remote
+async def later(x: int) -> int:
+    await asyncio.sleep(0)
+    return x + 1
+
+
+@conveyor.remote
+def pid(_: Any = None) -> int:
+    return os.getpid()
+
+
+@conveyor.remote
+def fib(n: int) -> int:
+    return n if n < 2 else sum(conveyor.get([fib.remote(n - 1), fib.remote(n - 2)]))
+
+
+@conveyor.remote
+def end(code: int) -> None:
+    os._exit(code)
+
+
+@conveyor.remote
+class Actor:
+    def __init__(self) -> None:
+        self.state = 1
+
+    def add(self, x: int) -> int:
+        return x + self.state
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest):
+    conveyor.init(engine=request.param)
+    yield request.param
+    conveyor.shutdown()
+
+
+@pytest.fixture
+def local():
+    conveyor.init(engine="local")
+    yield
+    conveyor.shutdown()
+
+
+def test_called(engine):
+    assert conveyor.get([square.remote(i) for i in range(20)]) == [i * i for i in range(20)]
+    assert conveyor.get(square.remote(square.remote(3))) == 81
+    assert conveyor.get(shifted.remote(1)) == 101
+    assert conveyor.get(split.remote(42)) == [4, 2]
+    assert list(count.remote(5)) == [0, 1, 2, 3, 4]
+    assert conveyor.get([later.remote(i) for i in range(5)]) == [1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="no 3"):
+        conveyor.get(fail.remote(3))
+    with pytest.raises(TypeError, match="square"):
+        square.remote()
+
+
+def test_in_a_graph(engine):
+    inp = InputNode()
+    a, b = split.bind(inp)
+    dag = MultiOutputNode([join.bind(square.bind(a), shifted.bind(b), last=[inp]), later.bind(a)])
+    with dag.compile() as graph:
+        for x in (42, 17, 5):
+            assert conveyor.get(graph.execute(x)) == [
+                [(x // 10) ** 2, x % 10 + 100, [x]],
+                x // 10 + 1,
+            ]
+        text = graph.explain()
+        assert "square(" in text
+    assert conveyor.get(dag.execute(42)) == [[16, 102, [42]], 5]
+
+
+def test_beside_actors_and_in_them(engine):
+    actor = Actor.options(name="state").remote()
+
+    @conveyor.remote
+    def seen(x: int) -> tuple[int, int]:
+        return x, os.getpid()
+
+    dag = seen.options(on=actor).bind(square.bind(actor.add.bind(InputNode())))
+    with dag.compile() as graph:
+        value, where = conveyor.get(graph.execute(2))
+        assert (value, where) == (9, conveyor.get(actor.pid.remote()))
+        assert "state.seen" in graph.explain()
+    assert conveyor.get(seen.options(on=actor).remote(7)) == (7, where)
+    assert conveyor.get(dag.execute(2)) == (9, where)
+
+
+def test_a_generator_in_a_graph(engine):
+    with count.bind(square.bind(InputNode())).compile() as graph:
+        assert list(graph.execute(3)) == list(range(9))
+
+
+def test_an_error_in_a_graph(engine):
+    with (
+        square.bind(fail.bind(InputNode())).compile() as graph,
+        pytest.raises(ValueError, match="no 3"),
+    ):
+        conveyor.get(graph.execute(3))
+
+
+def test_a_chain_stays_in_one_process_and_branches_do_not(local):
+    inp = InputNode()
+    chain = pid.bind(square.bind(square.bind(inp)))
+    with chain.compile() as graph:
+        assert graph.explain().startswith("1 actor")
+    branches = MultiOutputNode([pid.bind(inp) for _ in range(4)])
+    with branches.compile(function_workers=3) as graph:
+        assert len(set(conveyor.get(graph.execute(1)))) == 3
+    with branches.compile(function_workers=1) as graph:
+        assert len(set(conveyor.get(graph.execute(1)))) == 1
+
+
+def test_workers_end_with_their_graph(local, wait_until):
+    def alive(process: int) -> bool:
+        return os.path.exists(f"/proc/{process}")
+
+    graph = pid.bind(InputNode()).compile()
+    process = conveyor.get(graph.execute(1))
+    assert alive(process)
+    graph.teardown()
+    wait_until(lambda: not alive(process))
+
+
+def test_recursion(local):
+    assert conveyor.get(fib.remote(4), timeout=WAIT) == 3
+
+
+def test_a_worker_that_died_is_replaced(local):
+    with pytest.raises(ActorDiedError, match="exited with code 3"):
+        conveyor.get(end.remote(3))
+    for _ in range(5):
+        assert conveyor.get(square.remote(3), timeout=WAIT) == 9
+
+
+def test_wrong_options(local):
+    with pytest.raises(TypeError, match="on must be an actor's handle"):
+        square.options(on=3)
+    with pytest.raises(GraphError, match="no event loop"):
+        later.options(on=Actor.remote())
+    with pytest.raises(GraphError, match="function_workers"):
+        square.bind(InputNode()).compile(function_workers=0)
