@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <string.h>
 
+#include <algorithm>
+
 namespace conveyor {
 
 namespace {
@@ -31,7 +33,7 @@ void on_fatal_signal(int number, siginfo_t*, void*) {
 
 }  // namespace
 
-Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)) {
+Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)), count_(slots) {
   size_ = sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot);
   char* base = map_shared(fd_.get(), 0, size_);
   header_ = reinterpret_cast<BoardHeader*>(base);
@@ -61,6 +63,8 @@ std::shared_ptr<Board> Board::attach(int fd) {
   if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
   if (head.magic != kBoardMagic || head.version != kBoardVersion)
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
+  if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(BoardHeader) + size_t(head.slots) * sizeof(BoardSlot)))
+    throw std::system_error(EPROTO, std::generic_category(), "a board of another size than it says");
   return std::shared_ptr<Board>(new Board(std::move(own), head.slots, false));
 }
 
@@ -78,8 +82,11 @@ void Board::forget_eventfd(uint32_t index) {
   eventfds_[index] = -1;
 }
 
+// Looking at a page allocates it, so only these are looked at.
+uint32_t Board::used() const { return std::min(header_->used.load(std::memory_order_acquire), count_); }
+
 void Board::close_fds() {
-  for (uint32_t i = 0; i < header_->used.load(std::memory_order_acquire); ++i) forget_eventfd(i);
+  for (uint32_t i = 0; i < used(); ++i) forget_eventfd(i);
   fd_.reset();
 }
 
@@ -150,8 +157,7 @@ bool Board::announce_death(uint32_t index) {
   BoardSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;
   header_->deaths.fetch_add(1, std::memory_order_seq_cst);
-  const uint32_t used = header_->used.load(std::memory_order_acquire);  // looking at a page allocates it
-  for (uint32_t i = 0; i < used; ++i) {
+  for (uint32_t i = 0, n = used(); i < n; ++i) {
     const Condition c = slot(i)->condition.load(std::memory_order_acquire);
     // Even if the flag is down: who took it down may be the one that died before it could wake anybody.
     if (c == Condition::kAlive || c == Condition::kStarting) nudge(i);

@@ -83,7 +83,7 @@ class Board {
   ~Board();
 
   int fd() const { return fd_.get(); }
-  uint32_t slots() const { return header_->slots; }
+  uint32_t slots() const { return count_; }
   BoardHeader* header() const { return header_; }
   BoardSlot* slot(uint32_t index) const { return &slots_[index]; }
 
@@ -120,6 +120,8 @@ class Board {
   size_t size_;
   BoardHeader* header_;
   BoardSlot* slots_;
+  uint32_t used() const;
+  uint32_t count_;  // of slots; the shared header says so too, but peers can write there
   std::mutex eventfds_mutex_;
   std::vector<int> eventfds_;
 };

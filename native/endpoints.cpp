@@ -52,26 +52,24 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
   return ring.publish();
 }
 
-const SlotHeader* Reader::checked_front() const {
-  const SlotHeader* slot = ring.front();
-  const bool in_slot = slot->block == 0 || (slot->flags & kExternal);
-  if (in_slot ? slot->size > ring.capacity() : slot->size > slot->block_size)
+SlotHeader Reader::checked_front() const {
+  const SlotHeader slot = read_once(*ring.front());
+  const bool in_slot = slot.block == 0 || (slot.flags & kExternal);
+  if (in_slot ? slot.size > ring.capacity() : slot.size > slot.block_size)
     throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
   return slot;
 }
 
-Frame Reader::take() {
-  const SlotHeader* slot = checked_front();
+Frame Reader::frame_of(const SlotHeader& slot) const {
   Frame f;
-  f.tag = tag = slot->tag;
-  f.kind = kind = slot->kind;
-  f.codec = slot->codec;
-  f.flags = slot->flags;
-  f.size = slot->size;
-  bytes += f.size;
+  f.tag = slot.tag;
+  f.kind = slot.kind;
+  f.codec = slot.codec;
+  f.flags = slot.flags;
+  f.size = slot.size;
   f.readonly = readonly;
-  if (slot->block != 0) {
-    f.lease = std::make_shared<Lease>(view, slot->block - 1, slot->block_size, ring.reader());
+  if (slot.block != 0) {
+    f.lease = std::make_shared<Lease>(view, slot.block - 1, slot.block_size, ring.reader());
     if (!(f.flags & kExternal)) {
       if (f.size > f.lease->capacity()) throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
       f.body = f.lease->data();
@@ -79,26 +77,52 @@ Frame Reader::take() {
   }
   if (f.body == nullptr) {
     f.memory = std::make_shared<OwnedMemory>(f.size);
-    std::memcpy(f.memory->data, slot + 1, f.size);
+    std::memcpy(f.memory->data, ring.front() + 1, f.size);
     f.body = f.memory->data;
   }
+  return f;
+}
+
+Frame Reader::take() {
+  Frame f = announced_ ? std::move(*announced_) : frame_of(checked_front());
+  announced_.reset();
+  tag = f.tag;
+  kind = f.kind;
+  bytes += f.size;
   ring.advance();
   return f;
 }
 
-bool Reader::decodes_natively() const {
-  const SlotHeader* slot = ring.front();
-  return slot->block == 0 && slot->codec < kFirstPython && slot->kind != Kind::kError;
+std::optional<Frame> Reader::take_announced() {
+  if (!announced_) {
+    const SlotHeader slot = checked_front();
+    if (!(slot.flags & kDefinitions) || slot.kind == Kind::kError) return take();
+    announced_ = frame_of(slot);
+  }
+  const uint64_t number = ring.next();
+  const Frame f = *announced_;
+  try {
+    announce(f);
+  } catch (nb::python_error& error) {
+    // What cannot be announced must not stay in front of all others.
+    if (is_final(error.value()) && ring.next() == number) take();
+    throw;
+  } catch (const nb::builtin_exception&) {
+    if (ring.next() == number) take();
+    throw;
+  }
+  if (ring.next() != number) return std::nullopt;
+  return take();
 }
 
 nb::object Reader::receive() {
-  const SlotHeader* slot = checked_front();
-  if (decodes_natively()) {
-    tag = slot->tag;
-    kind = slot->kind;
-    bytes += slot->size;
+  const SlotHeader slot = checked_front();
+  if (is_native(slot) && !announced_) {
+    tag = slot.tag;
+    kind = slot.kind;
+    bytes += slot.size;
     // Decoding runs no Python code, so nobody else can take this frame meanwhile.
-    nb::object value = decode_native(slot->codec, reinterpret_cast<const char*>(slot + 1), slot->size);
+    nb::object value = decode_native(slot.codec, reinterpret_cast<const char*>(ring.front() + 1), slot.size);
     ring.advance();
     return value;
   }
@@ -129,6 +153,7 @@ int64_t Gate::submit(nb::handle value) {
   Encoded e;
   w.encode_value(e, value);
   w.prepare(e);
+  if (!has_room()) return -1;  // encoding runs Python code, which may have submitted something itself
   const uint64_t number = next_++;
   w.commit(e, number, kind_);
   return int64_t(number);
@@ -142,6 +167,7 @@ int64_t Gate::submit_many(nb::tuple values) {
     writers_[i]->encode_value(encoded[i], values[i]);
     writers_[i]->prepare(encoded[i]);
   }
+  if (!has_room()) return -1;
   const uint64_t number = next_++;
   for (size_t i = 0; i < n; ++i) writers_[i]->commit(encoded[i], number, kind_);
   return int64_t(number);
@@ -154,15 +180,10 @@ uint64_t Gate::completed() const {
 }
 
 void Gate::stash_front(size_t i) {
-  Frame f = readers_[i]->take();
-  if (!dropped_[i].empty() && dropped_[i].erase(f.tag) != 0) {
-    announce(f);
-    return;
-  }
-  const uint64_t tag = f.tag;
-  // Later frames may be decoded before this one.
-  announce(f);
-  stashes_[i].emplace(tag, std::move(f));
+  std::optional<Frame> f = readers_[i]->take_announced();
+  if (!f || (!dropped_[i].empty() && dropped_[i].erase(f->tag) != 0)) return;
+  const uint64_t tag = f->tag;
+  stashes_[i].emplace(tag, std::move(*f));
 }
 
 void Gate::drain() {
@@ -173,13 +194,13 @@ void Gate::drain() {
 
 bool Gate::ready(uint64_t number, size_t i) {
   check_owner(fork_);
-  if (stashes_[i].contains(number)) return true;
+  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
   RingReader& ring = readers_[i]->ring;
   while (!ring.empty()) {
     if (ring.front()->tag == number) return true;
     stash_front(i);
   }
-  return stashes_[i].contains(number);
+  return stashes_[i].contains(number) || handed_.contains({number, i});
 }
 
 nb::object Gate::decode_or_keep(Frame f, size_t i) {
@@ -195,6 +216,10 @@ nb::object Gate::decode_or_keep(Frame f, size_t i) {
 
 nb::object Gate::take(uint64_t number, size_t i) {
   check_owner(fork_);
+  if (!handed_.empty()) {
+    auto found = handed_.find({number, i});
+    if (found != handed_.end()) return found->second;
+  }
   auto& stash = stashes_[i];
   if (!stash.empty()) {
     auto found = stash.find(number);
@@ -213,8 +238,20 @@ nb::object Gate::take(uint64_t number, size_t i) {
   return nb::object();
 }
 
+void Gate::hand(uint64_t number, size_t i, nb::object value) { handed_.insert_or_assign({number, i}, std::move(value)); }
+
+bool Gate::settled(uint64_t number, size_t i) {
+  if (handed_.empty()) return false;
+  auto found = handed_.find({number, i});
+  if (found == handed_.end()) return false;
+  nb::object value = std::move(found->second);  // dropping it may run any code
+  handed_.erase(found);
+  return true;
+}
+
 void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  if (settled(number, i)) return;
   auto found = stashes_[i].find(number);
   if (found != stashes_[i].end()) {
     Frame f = std::move(found->second);

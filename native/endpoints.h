@@ -2,6 +2,8 @@
 // one number and to find the results again.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -18,8 +20,8 @@ class Writer {
 
   void encode_value(Encoded& e, nb::handle value) { encode_value(e, value, moved_refs); }
   void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
+    e.sent = sent;  // before: what fails half way takes its definitions back
     encode(e, value, sent, references);
-    e.sent = sent;
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
   void prepare(Encoded& e);
@@ -39,12 +41,16 @@ class Reader {
          std::shared_ptr<ArenaView> view, bool readonly)
       : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
 
-  // The next frame, out of the ring; only if it is not empty.
+  // All of these only if the ring is not empty.
+  // The next frame, out of the ring.
   Frame take();
   // The next frame's value; cheaper than decode(take()) for what is decoded natively.
   nb::object receive();
-  // The next frame is decoded without any Python code; only if the ring is not empty.
-  bool decodes_natively() const;
+  // The next frame is decoded without any Python code.
+  bool decodes_natively() const { return is_native(read_once(*ring.front())); }
+  // The same, its definitions announced before: frames behind it may be decoded first. Interrupted, it
+  // leaves the frame in the ring. Nothing if Python code that ran meanwhile has taken it.
+  std::optional<Frame> take_announced();
 
   RingReader ring;
   std::shared_ptr<ArenaView> view;
@@ -54,7 +60,12 @@ class Reader {
   uint64_t bytes = 0;
 
  private:
-  const SlotHeader* checked_front() const;
+  SlotHeader checked_front() const;
+  Frame frame_of(const SlotHeader& slot) const;
+  // The front of the ring while its definitions are announced. Kept, because two leases of one reader on
+  // one block are one: the first that ended would end both.
+  std::optional<Frame> announced_;
+  static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 
 // Submits under consecutive numbers and collects results by number. Every submission yields exactly
@@ -74,6 +85,10 @@ class Gate {
   bool ready(uint64_t number, size_t reader);
   // The result, or an invalid object if it is not here.
   nb::object take(uint64_t number, size_t reader);
+  // For a result on its way through Python code: a signal handler may raise there before it is kept
+  // anywhere. It can be taken again until it is settled; `settled` is false if there was none.
+  void hand(uint64_t number, size_t reader, nb::object value);
+  bool settled(uint64_t number, size_t reader);
   // The result is not wanted. O(1).
   void drop(uint64_t number, size_t reader);
   // Take what has come out of the rings.
@@ -87,6 +102,7 @@ class Gate {
   std::vector<Reader*> readers_;
   std::vector<std::unordered_map<uint64_t, Frame>> stashes_;
   std::vector<std::unordered_set<uint64_t>> dropped_;
+  std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   uint32_t depth_;
   Kind kind_;
   uint64_t next_ = 0;

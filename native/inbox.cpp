@@ -40,6 +40,12 @@ bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw nb::python_error();
     }
+    // A handler may have ended the session, or another thread while it ran.
+    if (eventfd_.get() < 0) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      nb::gil_scoped_release unlocked;
+      return waiter_.park(seen, deadline);
+    }
     bool timed_out = false;
     // Before the flag is raised: an event that is written after it must find us here (clear_event).
     main_parked_.store(true, std::memory_order_seq_cst);

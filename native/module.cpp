@@ -99,26 +99,32 @@ PyType_Slot ref_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ref_traverse
 
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
+struct Claim {
+  RefCore& ref;
+  ~Claim() { ref.unclaim(); }
+};
+
 // ref.get(timeout): what is here or comes soon is returned from here; the rest is Python's.
 nb::object ref_get(nb::handle self, nb::handle timeout) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
   if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && timeout.is_none() && ref.claim()) {
+    Claim claim{ref};
     nb::object value;
     try {
       value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
       if (is_final(error.value())) self.attr("_fail")(error.value());
-      ref.unclaim();
       throw;
     }
     if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) {
-      ref.outcome = value;
-      ref.unclaim();
+      ref.settle(value);
       return value;
     }
-    if (value.is_valid()) self.attr("_arrived")(value);
-    ref.unclaim();
+    if (value.is_valid()) {
+      ref.gate->gate->hand(uint64_t(ref.number), ref.reader, value);
+      self.attr("_arrived")(value);
+    }
   }
   return self.attr("_get")(timeout);
 }
@@ -339,6 +345,7 @@ NB_MODULE(_core, m) {
              Encoded e;
              w.encode_value(e, value);
              w.prepare(e);
+             if (!w.ring.has_room()) return false;  // encoding runs Python code, which may have sent something
              w.commit(e, tag, k);
              return true;
            }, "value"_a.none(), "tag"_a, "kind"_a = uint16_t(Kind::kValue))
@@ -369,7 +376,7 @@ NB_MODULE(_core, m) {
       .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })
       .def("skip", [](Reader& r) {
              if (r.ring.empty()) return false;
-             announce(r.take());
+             r.take_announced();
              return true;
            })
       .def("close", [](Reader& r) { r.ring.close(); });
@@ -396,11 +403,15 @@ NB_MODULE(_core, m) {
       .def("submit_many", [](Gated& g, nb::tuple values) { return g.gate->submit_many(values); }, "values"_a)
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
-             return value.is_valid() ? value : *empty;
+             if (!value.is_valid()) return *empty;
+             g.gate->hand(number, reader, value);
+             return value;
            }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
              nb::object value = g.gate->take(number, reader);
-             return value.is_valid() ? value : nb::object(*empty);
+             if (!value.is_valid()) return nb::object(*empty);
+             g.gate->hand(number, reader, value);
+             return value;
            }, "number"_a, "reader"_a)
       .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a)
       .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a)
@@ -419,7 +430,7 @@ NB_MODULE(_core, m) {
       .def_ro("_source", &RefCore::source)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
-      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.outcome = std::move(value); }, nb::for_setter("value"_a.none()));
+      .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()));
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a)

@@ -19,11 +19,21 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
 RefCore::~RefCore() {
   // The result is not wanted: its memory comes back when it arrives, or now.
   if (gate == nullptr || number < 0 || outcome.is_valid()) return;
+  nb::error_scope keep;  // this may be the unwinding of a Python exception
   try {
     gate->gate->drop(uint64_t(number), reader);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("a dropped result");
+  } catch (const std::exception& error) {  // a frame with a bad layout
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_WriteUnraisable(nullptr);
   }
+}
+
+void RefCore::settle(nb::object value) {
+  // What it replaces may run any code when it goes: last.
+  std::swap(outcome, value);
+  if (gate != nullptr && number >= 0) gate->gate->settled(uint64_t(number), reader);
 }
 
 bool RefCore::claim() {

@@ -30,6 +30,8 @@ class RefCore {
   // `unclaim`, which wakes those who were refused.
   bool claim();
   void unclaim();
+  // `value` is the outcome, and need not be found again.
+  void settle(nb::object value);
 
   nb::object source;
   nb::object gate_object;

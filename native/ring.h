@@ -49,14 +49,39 @@ struct alignas(kCacheLine) RingHeader {
   // then ReaderCursor[readers], then the slots
 
   ReaderCursor* cursors() { return reinterpret_cast<ReaderCursor*>(this + 1); }
-  char* slot(uint64_t number) {
-    return reinterpret_cast<char*>(cursors() + readers) + (number & (slots - 1)) * stride;
-  }
   static size_t bytes(uint32_t slots, uint32_t stride, uint32_t readers) {
     return sizeof(RingHeader) + readers * sizeof(ReaderCursor) + size_t(slots) * stride;
   }
 };
 static_assert(sizeof(RingHeader) == 3 * kCacheLine);
+
+// What a peer may write at any time is read once, and the copy is checked and used.
+template <class T>
+T read_once(const T& shared) {
+  T value;
+  __atomic_load(&shared, &value, __ATOMIC_RELAXED);
+  return value;
+}
+
+inline SlotHeader read_once(const SlotHeader& shared) {
+  return {read_once(shared.tag),  read_once(shared.kind),  read_once(shared.codec),     read_once(shared.flags),
+          read_once(shared.size), read_once(shared.block), read_once(shared.block_size)};
+}
+
+// A ring as this process sees it. Its shape was checked when it was attached to, and is kept here:
+// nothing that is written to the shared header later leads out of the segment.
+struct Ring {
+  RingHeader* header;
+  uint32_t slots;
+  uint32_t stride;
+  uint32_t readers;
+  uint32_t flags;
+  char* first;
+
+  ReaderCursor& cursor(uint32_t reader) const { return header->cursors()[reader]; }
+  char* slot(uint64_t number) const { return first + (number & (slots - 1)) * stride; }
+  uint32_t capacity() const { return uint32_t(stride - sizeof(SlotHeader)); }
+};
 
 // A shared mapping that holds rings; lives as long as anything in it is used.
 class Segment {
@@ -79,10 +104,7 @@ class Segment {
   size_t size() const { return size_; }
 
   RingHeader* make_ring(size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) {
-    if (slots == 0 || (slots & (slots - 1)) != 0 || stride % kCacheLine != 0 || stride <= sizeof(SlotHeader) ||
-        readers == 0 || readers > kMaxReaders || offset % kCacheLine != 0 ||
-        offset + RingHeader::bytes(slots, stride, readers) > size_)
-      throw std::system_error(EINVAL, std::generic_category(), "ring");
+    if (!can_be(offset, slots, stride, readers)) throw std::system_error(EINVAL, std::generic_category(), "ring");
     auto* ring = reinterpret_cast<RingHeader*>(base_ + offset);
     ring->slots = slots;
     ring->stride = stride;
@@ -91,15 +113,25 @@ class Segment {
     ring->magic = kRingMagic;
     return ring;
   }
-  RingHeader* ring(size_t offset) {
-    auto* ring = reinterpret_cast<RingHeader*>(base_ + offset);
-    if (offset % kCacheLine != 0 || offset + sizeof(RingHeader) > size_ || ring->magic != kRingMagic ||
-        offset + RingHeader::bytes(ring->slots, ring->stride, ring->readers) > size_)
-      throw std::system_error(EPROTO, std::generic_category(), "no ring here");
-    return ring;
+  Ring ring(size_t offset) {
+    if (offset % kCacheLine == 0 && offset < size_ && size_ - offset >= sizeof(RingHeader)) {
+      auto* header = reinterpret_cast<RingHeader*>(base_ + offset);
+      Ring ring{header, read_once(header->slots), read_once(header->stride), read_once(header->readers), read_once(header->flags), nullptr};
+      if (read_once(header->magic) == kRingMagic && can_be(offset, ring.slots, ring.stride, ring.readers)) {
+        ring.first = reinterpret_cast<char*>(header->cursors() + ring.readers);
+        return ring;
+      }
+    }
+    throw std::system_error(EPROTO, std::generic_category(), "no ring here");
   }
 
  private:
+  bool can_be(size_t offset, uint32_t slots, uint32_t stride, uint32_t readers) const {
+    return slots != 0 && (slots & (slots - 1)) == 0 && stride % kCacheLine == 0 && stride > sizeof(SlotHeader) && readers != 0 &&
+           readers <= kMaxReaders && offset % kCacheLine == 0 && offset <= size_ &&
+           RingHeader::bytes(slots, stride, readers) <= size_ - offset;
+  }
+
   Fd fd_;
   size_t size_;
   char* base_;
@@ -115,28 +147,27 @@ class RingWriter {
  public:
   RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets)
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)), targets_(std::move(targets)) {
-    if (targets_.size() != ring_->readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+    if (targets_.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     readers_ = std::make_shared<ReaderSet>();
     readers_->board = board_;
     for (const Target& t : targets_) {
       readers_->add(t.slot);
       bells_.push_back(&board_->slot(t.slot)->bell);
     }
-    head_ = ring_->head.load(std::memory_order_relaxed);
+    head_ = ring_.header->head.load(std::memory_order_relaxed);
   }
 
-  uint32_t capacity() const { return uint32_t(ring_->stride - sizeof(SlotHeader)); }
-  uint32_t slots() const { return ring_->slots; }
+  uint32_t capacity() const { return ring_.capacity(); }
+  uint32_t slots() const { return ring_.slots; }
   uint64_t head() const { return head_; }
   const std::shared_ptr<ReaderSet>& readers() const { return readers_; }
-  RingHeader* ring() const { return ring_; }
   const std::shared_ptr<Board>& board() const { return board_; }
 
   bool has_room() {
-    if (head_ - slowest_ < ring_->slots) return true;
+    if (head_ - slowest_ < ring_.slots) return true;
     uint64_t slowest = head_;
-    for (uint32_t i = 0; i < ring_->readers; ++i) {
-      ReaderCursor& c = ring_->cursors()[i];
+    for (uint32_t i = 0; i < ring_.readers; ++i) {
+      ReaderCursor& c = ring_.cursor(i);
       if (c.closed.load(std::memory_order_relaxed) != 0 || readers_->gone(i)) continue;
       // Acquire: the reader's last look at the slot comes before we write it again. Sequentially
       // consistent, because a writer that is about to sleep relies on it (see wants_room).
@@ -144,15 +175,15 @@ class RingWriter {
       if (next < slowest) slowest = next;
     }
     slowest_ = slowest;
-    return head_ - slowest_ < ring_->slots;
+    return head_ - slowest_ < ring_.slots;
   }
 
   // For rings whose writer may wait: ask the readers to ring our bell when they take a frame.
-  void wants_room() { ring_->writer_waits.store(1, std::memory_order_seq_cst); }
+  void wants_room() { ring_.header->writer_waits.store(1, std::memory_order_seq_cst); }
 
   bool all_readers_closed() const {
-    for (uint32_t i = 0; i < ring_->readers; ++i)
-      if (ring_->cursors()[i].closed.load(std::memory_order_acquire) == 0 && !readers_->gone(i)) return false;
+    for (uint32_t i = 0; i < ring_.readers; ++i)
+      if (ring_.cursor(i).closed.load(std::memory_order_acquire) == 0 && !readers_->gone(i)) return false;
     return true;
   }
 
@@ -165,20 +196,20 @@ class RingWriter {
 
   // The slot of the next frame, for the writer to fill; only if has_room().
   SlotHeader* next_slot() {
-    CONVEYOR_ASSERT(head_ - slowest_ < ring_->slots);
-    return reinterpret_cast<SlotHeader*>(ring_->slot(head_));
+    CONVEYOR_ASSERT(head_ - slowest_ < ring_.slots);
+    return reinterpret_cast<SlotHeader*>(ring_.slot(head_));
   }
 
   uint64_t publish() {
     const uint64_t number = head_++;
-    ring_->head.store(head_, std::memory_order_release);  // the slot's contents come before it
+    ring_.header->head.store(head_, std::memory_order_release);  // the slot's contents come before it
     for (size_t i = 0; i < targets_.size(); ++i) board_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
     return number;
   }
 
  private:
   std::shared_ptr<Segment> segment_;
-  RingHeader* ring_;
+  Ring ring_;
   std::shared_ptr<Board> board_;
   std::vector<Target> targets_;
   std::vector<Bell*> bells_;
@@ -191,27 +222,27 @@ class RingReader {
  public:
   RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer)
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), board_(std::move(board)), writer_(writer) {
-    if (reader >= ring_->readers) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
+    if (reader >= ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
     next_ = cursor().next.load(std::memory_order_relaxed);
   }
 
   uint64_t next() const { return next_; }
   // Acquire pairs with the writer's release: the slots below `head` are whole.
-  uint64_t head() const { return ring_->head.load(std::memory_order_acquire); }
+  uint64_t head() const { return ring_.header->head.load(std::memory_order_acquire); }
   bool empty() const { return head() == next_; }
   uint32_t reader() const { return reader_; }
-  uint32_t readers() const { return ring_->readers; }
-  uint32_t capacity() const { return uint32_t(ring_->stride - sizeof(SlotHeader)); }
+  uint32_t readers() const { return ring_.readers; }
+  uint32_t capacity() const { return ring_.capacity(); }
   uint32_t writer_slot() const { return writer_.slot; }
 
-  const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_->slot(next_)); }
+  const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_.slot(next_)); }
 
   void advance() {
     ++next_;
-    if (ring_->flags & kWriterMayWait) {
+    if (ring_.flags & kWriterMayWait) {
       cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
-      if (ring_->writer_waits.load(std::memory_order_seq_cst) != 0 &&
-          ring_->writer_waits.exchange(0, std::memory_order_seq_cst) != 0)
+      if (ring_.header->writer_waits.load(std::memory_order_seq_cst) != 0 &&
+          ring_.header->writer_waits.exchange(0, std::memory_order_seq_cst) != 0)
         board_->ring(writer_.slot, writer_.bit);
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
@@ -230,9 +261,9 @@ class RingReader {
   }
 
  private:
-  ReaderCursor& cursor() const { return ring_->cursors()[reader_]; }
+  ReaderCursor& cursor() const { return ring_.cursor(reader_); }
   std::shared_ptr<Segment> segment_;
-  RingHeader* ring_;
+  Ring ring_;
   uint32_t reader_;
   std::shared_ptr<Board> board_;
   Target writer_;

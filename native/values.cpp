@@ -112,27 +112,36 @@ PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth) {
   }
 }
 
+// The element at `at`, and `at` behind it. The body may change under us, so what was checked once is
+// checked again when it is read again.
+struct Element {
+  uint16_t codec;
+  const char* body;
+  size_t size;
+};
+
+Element next_element(const char* body, size_t size, size_t& at) {
+  if (size - at < sizeof(uint32_t)) bad_frame();
+  uint32_t word;
+  std::memcpy(&word, body + at, sizeof word);
+  at += sizeof word;
+  const Element element{uint16_t(word >> 28), body + at, word & 0xfffffff};
+  if (element.size > size - at) bad_frame();
+  at += element.size;
+  return element;
+}
+
 PyObject* decode_tuple(const char* body, size_t size, int depth) {
   size_t count = 0;
-  for (size_t at = 0; at < size; ++count) {
-    if (size - at < sizeof(uint32_t)) bad_frame();
-    uint32_t word;
-    std::memcpy(&word, body + at, sizeof word);
-    at += sizeof word;
-    if ((word & 0xfffffff) > size - at) bad_frame();
-    at += word & 0xfffffff;
-  }
+  for (size_t at = 0; at < size; ++count) next_element(body, size, at);
   nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
   if (!tuple.is_valid()) throw nb::python_error();
   size_t at = 0;
   for (size_t i = 0; i < count; ++i) {
-    uint32_t word;
-    std::memcpy(&word, body + at, sizeof word);
-    at += sizeof word;
-    PyObject* item = decode_one(uint16_t(word >> 28), body + at, word & 0xfffffff, depth + 1);
+    const Element element = next_element(body, size, at);
+    PyObject* item = decode_one(element.codec, element.body, element.size, depth + 1);
     if (item == nullptr) throw nb::python_error();
     PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), item);
-    at += word & 0xfffffff;
   }
   return tuple.release().ptr();
 }
@@ -304,10 +313,10 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   buffers = PyTuple_GET_ITEM(result.ptr(), 3);
   if (!PyBytes_CheckExact(meta)) throw nb::type_error("conveyor: codec meta");
   if (uint64_t(PyBytes_GET_SIZE(meta)) > UINT32_MAX) throw nb::value_error("the pickled part of a value is larger than 4 GiB");
+  out.meta = nb::borrow(meta);
   out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();
-  out.meta = nb::borrow(meta);
   std::vector<size_t> lengths;
   if (buffers != Py_None) {
     nb::object fast = nb::steal(PySequence_Fast(buffers, "conveyor: codec buffers"));
@@ -337,6 +346,16 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
 }
 
 nb::object decode_native(uint16_t codec, const char* body, size_t size) {
+#if PY_VERSION_HEX < 0x030c0000
+  // Before 3.12 a new tuple may start a collection, and that runs finalizers; since then they wait until
+  // we are back in Python.
+  struct NoCollection {
+    const bool was = PyGC_Disable();
+    ~NoCollection() {
+      if (was) PyGC_Enable();
+    }
+  } none;
+#endif
   PyObject* value = decode_one(codec, body, size, 0);
   if (value == nullptr) throw nb::python_error();
   return nb::steal(value);

@@ -47,7 +47,7 @@ struct Ends {
   char* arena = map_shared(arena_fd.get(), 0, kArena);
   Reader reader{segment, 0, 0, board, Target{0, 1}, std::make_shared<ArenaView>(arena_fd.get(), kArena), false};
 
-  SlotHeader* slot() { return reinterpret_cast<SlotHeader*>(header->slot(0)); }
+  SlotHeader* slot() { return reinterpret_cast<SlotHeader*>(segment->ring(0).slot(0)); }
 };
 
 // What must not be read while it exists: all of [from, to) but [at, at + size).
