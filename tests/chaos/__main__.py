@@ -1,0 +1,30 @@
+"""``python tests/chaos``: random graphs, random faults, every result checked. See ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import sys
+
+from chaos_run import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="how long (600)")
+    parser.add_argument("--rounds", type=int, help="at most so many rounds")
+    parser.add_argument("--seed", type=int, help="of the whole run; drawn by lot if not said")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="one round, again and again")
+    parser.add_argument("--times", type=int, default=20, help="how often with --replay (20)")
+    parser.add_argument("--hang", type=float, default=30, help="seconds that are a hang (30)")
+    options = parser.parse_args()
+    faulthandler.enable()
+    if options.replay is not None:
+        return run(options.replay, options.seconds, None, options.hang, options.times)
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    return run(seed, options.seconds, options.rounds, options.hang)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""The actors: their methods compute what plain Python computes too, and strike when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaos_values import Payload, digest, make, scribble
+
+import conveyor
+
+#: What an actor may do to itself, and how it is then said to have ended: (signal, exit code).
+ENDS = {
+    "null pointer": (signal.SIGSEGV, None),
+    "own SIGSEGV": (signal.SIGSEGV, None),
+    "own SIGKILL": (signal.SIGKILL, None),
+    "abort": (signal.SIGABRT, None),
+    "os._exit": (None, 3),
+    "sys.exit": (None, 4),
+}
+RAISES = ("ValueError", "KeyError", "OwnError", "chained")
+
+
+class OwnError(Exception):
+    """Takes what pickle would not give it."""
+
+    def __init__(self, *, where: str) -> None:
+        super().__init__(f"own error at {where}")
+        self.where = where
+
+
+RAISED = {"ValueError": ValueError, "KeyError": KeyError, "OwnError": OwnError, "chained": ValueError}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a task knows of itself.
+
+    counted: its result also tells how often it has run in this graph.
+    overwrites: it overwrites its arguments, which are its alone.
+    """
+
+    graph: str
+    task: int
+    payload: Payload
+    counted: bool
+    overwrites: bool
+    pause: float
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault inside a method. ``slot``: where in the clock its time goes."""
+
+    kind: str
+    slot: int
+
+
+#: Faults of one actor: at which run of which task of which graph.
+Strikes = Mapping[tuple[str, int, int], Strike]
+
+
+class Clock:
+    """Times of faults, in memory that is shared with the actors; one for each slot."""
+
+    SLOTS = 64
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(descriptor, 8 * self.SLOTS)
+        self._memory = mmap.mmap(descriptor, 8 * self.SLOTS)
+        os.close(descriptor)
+
+    def stamp(self, slot: int) -> None:
+        struct.pack_into("q", self._memory, 8 * slot, time.monotonic_ns())
+
+    def read(self, slot: int) -> int:
+        """Nanoseconds of the monotonic clock; 0: it has not happened."""
+        return int(struct.unpack_from("q", self._memory, 8 * slot)[0])
+
+    def clear(self) -> None:
+        self._memory[:] = bytes(8 * self.SLOTS)
+
+
+class Chaos:
+    """One object for an actor; plain Python evaluates graphs with others of the same class."""
+
+    def __init__(self, clock: str = "") -> None:
+        self._clock = Clock(clock) if clock else None
+        self._runs: Counter[tuple[str, int]] = Counter()
+        self._strikes: Strikes = {}
+        self._noted: dict[str, int] = {}
+
+    def begin(self, strikes: Strikes) -> int:
+        """A new round."""
+        self._runs.clear()
+        self._noted.clear()
+        self._strikes = strikes
+        return os.getpid()
+
+    def ping(self, x: Any) -> Any:
+        return x
+
+    def mix(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
+        return make(step.payload, self._run(step, args, kwargs))
+
+    @conveyor.method(num_returns=2)
+    def split2(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
+        seed = self._run(step, args, kwargs)
+        return make(step.payload, seed), seed
+
+    @conveyor.method(num_returns=3)
+    def split3(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
+        seed = self._run(step, args, kwargs)
+        return [seed, make(step.payload, seed ^ 1), None]
+
+    def forward(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
+        """The very objects it was given."""
+        return self._run(step, args, kwargs), args, kwargs
+
+    def note(self, step: Step, /, *args: Any, **kwargs: Any) -> None:
+        """Has an effect."""
+        seed = self._run(step, args, kwargs)
+        self._noted[step.graph] = digest(seed, self._noted.get(step.graph, 0))
+
+    def noted(self, graph: str) -> int:
+        return self._noted.get(graph, 0)
+
+    def _run(self, step: Step, args: Any, kwargs: Any) -> int:
+        where = (step.graph, step.task)
+        run = self._runs[where]
+        self._runs[where] += 1
+        strike = self._strikes.get((*where, run))
+        if strike is not None:
+            self._strike(strike, f"{where} run {run}")
+        seed = digest((step.graph, step.task, run if step.counted else 0, args, kwargs))
+        if self._clock is not None:
+            if step.overwrites:
+                scribble((args, kwargs))
+            if step.pause:
+                time.sleep(step.pause)
+        return seed
+
+    def _strike(self, strike: Strike, where: str) -> None:
+        kind = strike.kind
+        if self._clock is not None:
+            self._clock.stamp(strike.slot)
+        if kind == "ValueError":
+            raise ValueError(where)
+        if kind == "KeyError":
+            raise KeyError(where)
+        if kind == "OwnError":
+            raise OwnError(where=where)
+        if kind == "chained":
+            try:
+                {}[where]
+            except KeyError as error:
+                raise ValueError(where) from error
+        if self._clock is None:
+            return  # plain Python lives on
+        if kind == "null pointer":
+            ctypes.string_at(0)
+        if kind == "own SIGSEGV":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind == "own SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "abort":
+            os.abort()
+        if kind == "os._exit":
+            os._exit(3)
+        if kind == "sys.exit":
+            sys.exit(4)
+        time.sleep(60)  # a signal to oneself may take a moment
+        raise AssertionError(kind)
+
+
+class AsyncChaos(Chaos):
+    """The same with coroutines."""
+
+    async def amix(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        seed = self._run(step, args, kwargs)
+        await asyncio.sleep(0)
+        return make(step.payload, seed)

@@ -1,0 +1,165 @@
+"""A run: rounds one after the other, and between them nothing may be left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from random import Random
+
+import psutil
+from chaos_actors import Clock
+from chaos_pool import Pool
+from chaos_round import Around, Holdings, Round, Wrong
+from chaos_tally import Tally
+from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
+
+import conveyor
+
+MB = 1 << 20
+#: s for what goes on behind a round: dropped graphs, ends of processes.
+SOON = 8.0
+#: What the driver may have grown by at the end of a run, beyond its size after a tenth of it.
+PRIVATE_GROWTH = 48 * MB
+SHARED_GROWTH = 256 * MB
+
+
+def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int = 0) -> int:
+    """Rounds until ``seconds`` are over or there were ``rounds``. Exit code of the program.
+
+    replay: only the round with seed ``seed``, so often.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    sys.setswitchinterval(0.001)  # the threads that measure are to run when they can
+    tally = Tally()
+    before = _descriptors()
+    shared_before = set(os.listdir("/dev/shm"))
+    current: list[Round] = []
+    status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # for whatever dumps core all the same
+        conveyor.init(log_to_driver=False)
+        deaths, hand, hiccups = DeathTimes(), Hand(), Hiccups()
+        clock = os.path.join(folder, "clock")
+        pool = Pool(clock, deaths, tally)
+        watchdog = Watchdog(
+            hang,
+            lambda: "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in current),
+            lambda: [member.pid for member in pool.members],
+        )
+        around = Around(pool, Clock(clock), hand, hiccups, deaths, watchdog, tally, Holdings())
+        end = time.monotonic() + seconds
+        seeds = Random(seed)
+        quiet_descriptors: list[str] | None = None
+        try:
+            while time.monotonic() < end and (rounds is None or tally.rounds < rounds):
+                current[:] = [Round(seed if replay else seeds.randrange(1 << 48), around)]
+                current[0].run()
+                current.clear()
+                watchdog.doing("between rounds")
+                around.holdings.let_go(Random(tally.rounds))
+                pool.replace_the_dead()
+                quiet_descriptors = _check_descriptors(quiet_descriptors)
+                if tally.rounds % 20 == 0:
+                    _check_processes(pool)
+                    tally.memory.append(_memory())
+                if replay and tally.rounds >= replay:
+                    break
+            watchdog.doing("the end")
+            around.holdings.let_go(Random(0), everything=True)
+            gc.collect()
+            tally.memory.append(_memory())
+            _check_memory(tally)
+        except BaseException:
+            status = 1
+            traceback.print_exc()
+            for broken in current:
+                print(f"\n{_how_to(broken.seed)}\n{broken.describe()}", file=sys.stderr)
+                print(broken.state(), file=sys.stderr)
+        current.clear()
+        hand.close()
+        watchdog.doing("shutdown")
+        conveyor.shutdown()
+        watchdog.close()
+        hiccups.close()
+        deaths.close()
+        pool.close()
+        os.chdir("/")
+        del around, pool
+        gc.collect()
+    left = psutil.Process().children(recursive=True)
+    descriptors = {fd: what for fd, what in _descriptors().items() if before.get(fd) != what}
+    shared = {n for n in os.listdir("/dev/shm") if n not in shared_before and "conveyor" in n}
+    print(tally.table())
+    if status == 0 and (left or descriptors or shared):
+        print(f"left: processes {left}, descriptors {descriptors}, /dev/shm {shared}")
+        status = 1
+    print(f"wrong results, hangs, leaks: {'none' if status == 0 else 'SEE ABOVE'} (seed {seed})")
+    return status
+
+
+def _how_to(seed: int) -> str:
+    return f"again: python tests/chaos --replay {seed}"
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+def _check_descriptors(usual: list[str] | None) -> list[str]:
+    """With all actors there and no graph, the driver always has the same descriptors."""
+    end = time.monotonic() + SOON
+    while True:
+        kinds = sorted(re.sub(r"\d+", "", what) for what in _descriptors().values())
+        if usual is None or kinds == usual:
+            return kinds
+        if time.monotonic() > end:
+            more, fewer = Counter(kinds) - Counter(usual), Counter(usual) - Counter(kinds)
+            raise Wrong(f"descriptors: too many {dict(more)}, missing {dict(fewer)}")
+        gc.collect()  # dropped graphs
+        time.sleep(0.001)
+
+
+def _check_processes(pool: Pool) -> None:
+    """Beside the fork server there are the actors of the pool, and nobody else."""
+    pids = {member.pid for member in pool.members}
+    end = time.monotonic() + SOON
+    while True:
+        others = [p for p in psutil.Process().children(recursive=True) if p.pid not in pids]
+        if len(others) <= 1:
+            return
+        if time.monotonic() > end:
+            raise Wrong(f"processes that should have ended: {others}")
+        time.sleep(0.005)
+
+
+def _memory() -> tuple[int, int]:
+    """Private and shared bytes of the driver that are in memory."""
+    found = {}
+    with open("/proc/self/status") as status:
+        for line in status:
+            name, _, rest = line.partition(":")
+            if name in ("RssAnon", "RssShmem"):
+                found[name] = int(rest.split()[0]) * 1024
+    return found["RssAnon"], found["RssShmem"]
+
+
+def _check_memory(tally: Tally) -> None:
+    first, last = tally.memory[len(tally.memory) // 10], tally.memory[-1]
+    for what, was, now, bound in zip(
+        ("private", "shared"), first, last, (PRIVATE_GROWTH, SHARED_GROWTH), strict=True
+    ):
+        if now - was > bound:
+            raise Wrong(f"the driver's {what} memory has grown from {was >> 20} to {now >> 20} MiB")

@@ -1,0 +1,81 @@
+"""What a run has seen, and the table of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tally:
+    started: float = field(default_factory=time.monotonic)
+    rounds: int = 0
+    graphs: int = 0
+    executions: int = 0
+    results: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    dropped: int = 0
+    held: int = 0
+    eager: int = 0
+    torn_down: int = 0
+    started_actors: int = 0
+    unknown_ends: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    #: By kind of fault, in ms: how long somebody waited on after it; when a pidfd told of it.
+    latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    floors: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    excused: int = 0  # reports after more than 100 ms where the machine itself was late
+    memory: list[tuple[int, int]] = field(default_factory=list)  # driver: private, shared bytes
+
+    def table(self) -> str:
+        seconds = time.monotonic() - self.started
+        lines = [
+            f"{self.rounds} rounds in {seconds:.0f} s ({self.rounds / seconds:.1f}/s)",
+            f"{self.graphs} graphs, {self.executions} executions, {self.results} results right, "
+            f"{self.errors} exceptions right",
+            f"{self.eager} eager calls, {self.dropped} refs dropped, {self.held} results held, "
+            f"{self.timeouts} timeouts, {self.torn_down} graphs torn down in mid-flight, "
+            f"{self.started_actors} actors started",
+            "",
+            "ms from the fault (or from the wait, if that began later) to the error, "
+            "and to what a pidfd tells",
+            f"{'fault':26}{'number':>8}{'seen':>7}{'p50':>8}{'p99':>8}{'max':>8}"
+            f"{'| pidfd p50':>13}{'p99':>8}{'max':>8}",
+        ]
+        every: list[float] = []
+        floors: list[float] = []
+        for kind, count in sorted(self.faults.items()):
+            seen, floor = sorted(self.latencies[kind]), sorted(self.floors[kind])
+            every += seen
+            floors += floor
+            lines.append(f"{kind:26}{count:>8}{len(seen):>7}{_three(seen)}{_three(floor):>29}")
+        lines.append(
+            f"{'all':26}{sum(self.faults.values()):>8}{len(every):>7}"
+            f"{_three(sorted(every))}{_three(sorted(floors)):>29}"
+        )
+        late = sum(ms > 100 for ms in every)
+        lines += [
+            "",
+            f"later than 100 ms: {late} ({self.excused} of them while this machine was as late itself)",
+            f"ends of actors whose signal or exit code was not known yet: {self.unknown_ends}",
+        ]
+        if self.memory:
+            first, last = self.memory[len(self.memory) // 10], self.memory[-1]
+            lines.append(
+                "driver's memory after a tenth and at the end, MiB: "
+                f"private {first[0] >> 20} and {last[0] >> 20}, "
+                f"shared {first[1] >> 20} and {last[1] >> 20}"
+            )
+        return "\n".join(lines)
+
+
+def _three(values: list[float]) -> str:
+    if not values:
+        return f"{'-':>8}" * 3
+    return "".join(f"{_quantile(values, q):>8.1f}" for q in (0.5, 0.99, 1.0))
+
+
+def _quantile(values: list[float], q: float) -> float:
+    return values[min(len(values) - 1, int(q * len(values)))]
