@@ -548,15 +548,7 @@ class Round:
             for running in self.running:
                 if place not in running.spec.actors or running.died or running.torn:
                     continue
-                args, kwargs = arguments(running.spec, 0)
-                since = self._doing(f"use of {running.spec.name} without {member.name}")
-                try:
-                    running.graph.execute(*args, **kwargs)
-                except ActorDiedError as error:
-                    self._died(error, running.spec, since)
-                    running.died = True
-                else:
-                    raise Wrong(f"{running.spec.name} runs on without {member.name}")
+                self._use_the_dead(running, member)
             since = self._doing(f"a call of the dead {member.name}")
             try:
                 member.handle.ping.remote(1).get()
@@ -565,6 +557,24 @@ class Round:
             else:
                 raise Wrong(f"the dead {member.name} answers")
             member.dead = True
+
+    def _use_the_dead(self, running: Running, member: Member) -> None:
+        """Every task is needed for some result, so not all results can come."""
+        args, kwargs = arguments(running.spec, 0)
+        since = self._doing(f"use of {running.spec.name} without {member.name}")
+        try:
+            refs = running.graph.execute(*args, **kwargs)
+            for ref in flatten(refs, running.spec.outputs):
+                since = self._doing(f"get from {running.spec.name} without {member.name}")
+                try:
+                    ref.get()
+                except TaskError:
+                    continue
+        except ActorDiedError as error:
+            self._died(error, running.spec, since)
+            running.died = True
+        else:
+            raise Wrong(f"{running.spec.name} runs on without {member.name}")
 
     def _check_effects(self, expected: list[list[list[int | Failed]]]) -> None:
         """All effects of executions that went well have been, once and in order."""

@@ -56,17 +56,18 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
         around = Around(pool, Clock(clock), hand, hiccups, deaths, watchdog, tally, Holdings())
         end = time.monotonic() + seconds
         seeds = Random(seed)
-        quiet_descriptors: list[str] | None = None
+        usual = _kinds_of_descriptors()
         try:
             while time.monotonic() < end and (rounds is None or tally.rounds < rounds):
                 current[:] = [Round(seed if replay else seeds.randrange(1 << 48), around)]
                 current[0].run()
                 current.clear()
                 watchdog.doing("between rounds")
-                around.holdings.let_go(Random(tally.rounds))
                 pool.replace_the_dead()
-                quiet_descriptors = _check_descriptors(quiet_descriptors)
-                if tally.rounds % 20 == 0:
+                settled = tally.rounds % 20 == 1
+                around.holdings.let_go(Random(tally.rounds), everything=settled)
+                if settled:
+                    _check_descriptors(usual)
                     _check_processes(pool)
                     tally.memory.append(_memory())
                 if replay and tally.rounds >= replay:
@@ -118,13 +119,14 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _check_descriptors(usual: list[str] | None) -> list[str]:
-    """With all actors there and no graph, the driver always has the same descriptors."""
+def _kinds_of_descriptors() -> list[str]:
+    return sorted(re.sub(r"\d+", "", what) for what in _descriptors().values())
+
+
+def _check_descriptors(usual: list[str]) -> None:
+    """With all actors there, no graph, and no values held, the driver always has the same ones."""
     end = time.monotonic() + SOON
-    while True:
-        kinds = sorted(re.sub(r"\d+", "", what) for what in _descriptors().values())
-        if usual is None or kinds == usual:
-            return kinds
+    while (kinds := _kinds_of_descriptors()) != usual:
         if time.monotonic() > end:
             more, fewer = Counter(kinds) - Counter(usual), Counter(usual) - Counter(kinds)
             raise Wrong(f"descriptors: too many {dict(more)}, missing {dict(fewer)}")
