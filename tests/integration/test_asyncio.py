@@ -448,3 +448,29 @@ def test_an_idle_awaiting_loop_uses_no_cpu(a, latches):
         return used
 
     assert run(main()) < 0.1
+
+
+@conveyor.remote
+class Leaver:
+    async def wait(self, x):
+        await asyncio.sleep(60)
+
+    async def leave(self, x):
+        sys.exit(3)
+
+    def leave_now(self, x):
+        sys.exit(3)
+
+
+@pytest.mark.parametrize("method", ["leave", "leave_now"])
+def test_sys_exit_of_an_actor_is_no_cancellation_of_what_else_it_runs(method):
+    leaver = Leaver.remote()
+    waiting = chain(leaver.wait).compile()
+    leaving = chain(getattr(leaver, method)).compile()
+    refs = [waiting.execute(1), leaver.wait.remote(1), leaving.execute(1)]
+    for ref in refs:
+        with pytest.raises(ActorDiedError) as caught:
+            ref.get(timeout=WAIT)
+        assert caught.value.exit_code in (3, None)
+    for graph in (waiting, leaving):
+        graph.teardown()

@@ -95,6 +95,7 @@ class Worker:
         self._pool: Any = None  # concurrent.futures.ThreadPoolExecutor
         self._tasks: set[Any] = set()
         self._running = 0
+        self._leaving = False  # the process ends: coroutines are cancelled, which is no result of theirs
         self.runtime = ActorRuntime(self, socket.socket(fileno=request))
         calls_segment = _core.Segment.attach(calls)
         control_segment = _core.Segment.attach(ctl)
@@ -156,15 +157,18 @@ class Worker:
                 bits.append(bit)
             return bool(bits)
 
-        while not self._stop or not self._quiet():
-            await wait_until(something)
-            while bits:
-                handler = handlers.get(bits.pop())
-                if handler is not None:
-                    handler()
-                something()
-            # Tasks that these calls started get their turn before the next ones are taken.
-            await asyncio.sleep(0)
+        try:
+            while not self._stop or not self._quiet():
+                await wait_until(something)
+                while bits:
+                    handler = handlers.get(bits.pop())
+                    if handler is not None:
+                        handler()
+                    something()
+                # Tasks that these calls started get their turn before the next ones are taken.
+                await asyncio.sleep(0)
+        finally:
+            self._leaving = True
 
     def _quiet(self) -> bool:
         """Nothing is queued and nothing runs: an orderly stop may end the process."""
@@ -308,8 +312,11 @@ class Worker:
                 self.process.inbox.running_call(name, tag)
                 result = await method(*args, **(kwargs or {}))
         except SystemExit:
+            self._leaving = True
             raise
         except BaseException as error:
+            if self._leaving:
+                raise
             self._reply_error(mailbox, tag, error, name)
         else:
             self._reply(mailbox, tag, name, result, num_returns)
@@ -327,8 +334,11 @@ class Worker:
             try:
                 value = await coroutine
             except SystemExit:
+                self._leaving = True
                 raise
             except BaseException as error:
+                if self._leaving:
+                    raise
                 finish(None, error)
             else:
                 finish(value, None)
