@@ -257,7 +257,9 @@ class Round:
         elif what == "glance" and numbers:
             self._get(running, rng.choice(numbers), rng.choice([0, 0.0005, 0.002]))
         elif what == "drop" and numbers:
-            self.tally.dropped += len(running.pending.pop(rng.choice(numbers)))
+            number = rng.choice(numbers)
+            if number + 1 < running.spec.executions:  # the last one tells that all have been
+                self.tally.dropped += len(running.pending.pop(number))
         elif what == "eager":
             self._eager(rng.randrange(len(self.members)))
         elif what == "wait" and numbers:
@@ -407,7 +409,8 @@ class Round:
             self._check_error(error, running, 0, since, f"{running.spec.name}, execution {number}")
             return
         self.tally.executions += 1
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and number + 1 < running.spec.executions:
+            self.tally.dropped += len(refs)
             return
         rng.shuffle(order := list(range(len(refs))))
         for i in order:
@@ -528,35 +531,44 @@ class Round:
 
     def _check_deaths(self) -> None:
         """Who was struck is known to be dead everywhere, and gone."""
+        # What is left of graphs that have failed may still strike; nothing runs after a teardown.
+        for running in self.running:
+            if running.died:
+                self._doing(f"teardown of {running.spec.name}, which has failed")
+                running.graph.teardown()
+        checked: set[int] = set()
+        while struck := self._struck() - checked:
+            for place in struck:
+                self._check_death(place)
+            checked |= struck
+
+    def _struck(self) -> set[int]:
         clock = self.around.clock
-        for place, member in enumerate(self.members):
-            struck = [
-                f for f in self.faults.deadly if f.victim == place and clock.read(f.slot)
-            ]
-            if not struck:
-                continue
-            since = self._doing(f"the death of {member.name} by {struck[0].name}")
-            end = time.monotonic() + SOON
-            while self.around.deaths.ended(member.pid) is None:
-                if time.monotonic() > end:
-                    raise Wrong(f"{member.name} lives {SOON} s after {struck[0].name}")
-                time.sleep(0.0005)
-            first = min(clock.read(fault.slot) for fault in struck)
-            ended = self.around.deaths.ended(member.pid)
-            assert ended is not None
-            self.tally.floors[struck[0].name].append((ended - first) / 1e6)
-            for running in self.running:
-                if place not in running.spec.actors or running.died or running.torn:
-                    continue
+        return {fault.victim for fault in self.faults.deadly if clock.read(fault.slot)}
+
+    def _check_death(self, place: int) -> None:
+        member, clock = self.members[place], self.around.clock
+        faults = [fault for fault in self.faults.deadly if fault.victim == place]
+        first = min((clock.read(f.slot), f.name) for f in faults if clock.read(f.slot))
+        since = self._doing(f"the death of {member.name} by {first[1]}")
+        end = time.monotonic() + SOON
+        while (ended := self.around.deaths.ended(member.pid)) is None:
+            if time.monotonic() > end:
+                raise Wrong(f"{member.name} lives {SOON} s after {first[1]}")
+            time.sleep(0.0005)
+        self.tally.floors[first[1]].append((ended - first[0]) / 1e6)
+        for running in self.running:
+            if place in running.spec.actors and not running.died and not running.torn:
                 self._use_the_dead(running, member)
-            since = self._doing(f"a call of the dead {member.name}")
-            try:
-                member.handle.ping.remote(1).get()
-            except ActorDiedError as error:
-                self._died(error, None, since, place)
-            else:
-                raise Wrong(f"the dead {member.name} answers")
-            member.dead = True
+                running.graph.teardown()
+        since = self._doing(f"a call of the dead {member.name}")
+        try:
+            member.handle.ping.remote(1).get()
+        except ActorDiedError as error:
+            self._died(error, None, since, place)
+        else:
+            raise Wrong(f"the dead {member.name} answers")
+        member.dead = True
 
     def _use_the_dead(self, running: Running, member: Member) -> None:
         """Every task is needed for some result, so not all results can come."""
