@@ -261,3 +261,27 @@ def test_two_drivers_at_the_same_time(scripts):
     for driver in drivers:
         out, err = driver.communicate(timeout=60)
         assert out == "done\n", err
+
+
+def test_what_is_kept_of_an_actor_that_is_gone_is_small():
+    import tracemalloc
+
+    def one_more():
+        actor = Actor.remote()
+        conveyor.get(actor.echo.remote(1), timeout=WAIT)
+        conveyor.kill(actor)
+
+    count = 10
+    for _ in range(count):
+        one_more()
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(count):
+            one_more()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / count < 10_000

@@ -99,12 +99,17 @@ class BellBits:
 
     def __init__(self, reserved: int) -> None:
         """``reserved``: the highest bit that has a fixed meaning."""
-        self._free = list(range(_core.BELL_BITS - 1, max(reserved, _core.ATTENTION_BIT), -1))
+        # Not a list of all that are free: a session may have had very many actors.
+        self._next = max(reserved, _core.ATTENTION_BIT) + 1
+        self._returned: list[int] = []
 
     def take(self) -> int:
-        if not self._free:
+        if self._returned:
+            return self._returned.pop()
+        if self._next == _core.BELL_BITS:
             raise RuntimeError("a process has more channels than its bell has bits")
-        return self._free.pop()
+        self._next += 1
+        return self._next - 1
 
     def give_back(self, bit: int) -> None:
-        self._free.append(bit)
+        self._returned.append(bit)

@@ -95,7 +95,7 @@ class Worker:
         self._pool: Any = None  # concurrent.futures.ThreadPoolExecutor
         self._tasks: set[Any] = set()
         self._running = 0
-        self._leaving = False  # the process ends: coroutines are cancelled, which is no result of theirs
+        self._leaving = False  # the process ends; that cancels coroutines, which is no result
         self.runtime = ActorRuntime(self, socket.socket(fileno=request))
         calls_segment = _core.Segment.attach(calls)
         control_segment = _core.Segment.attach(ctl)
