@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo test lint test-native fuzz pytest soak bench docs format clean distclean
+.PHONY: help build demo test lint test-native fuzz pytest chaos soak bench docs format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -24,7 +24,8 @@ help:
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
-	@echo 'make soak         the tests that take minutes'
+	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
+	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
 	@echo 'make docs         the documentation, into site/'
 	@echo 'make build        the native module, into src/conveyor (DEBUG=1: with asserts)'
@@ -97,9 +98,13 @@ pytest: $(STAMPS)/dev
 fuzz: $(STAMPS)/dev
 	native/tests/fuzz.sh build/fuzz $(ARGS)
 
+chaos: $(STAMPS)/dev
+	$(build)
+	python tests/chaos $(ARGS)
+
 soak: $(STAMPS)/dev
 	$(build)
-	python -m pytest -m soak --timeout 3600 $(ARGS)
+	python tests/soak $(ARGS)
 
 bench: $(STAMPS)/bench
 	$(build)

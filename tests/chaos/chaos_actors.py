@@ -39,7 +39,12 @@ class OwnError(Exception):
         self.where = where
 
 
-RAISED = {"ValueError": ValueError, "KeyError": KeyError, "OwnError": OwnError, "chained": ValueError}
+RAISED = {
+    "ValueError": ValueError,
+    "KeyError": KeyError,
+    "OwnError": OwnError,
+    "chained": ValueError,
+}
 
 
 @dataclass(frozen=True)

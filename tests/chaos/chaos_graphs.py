@@ -290,7 +290,7 @@ def arguments(graph: Graph, execution: int) -> tuple[tuple[Any, ...], dict[str, 
     seeds = [zlib.crc32(b"%d %d %d" % (graph.seed, execution, i)) for i in range(5)]
     a, b, c, d, x = (make(p, s) for p, s in zip(graph.inputs, seeds, strict=True))
     args = ({"a": a, "b": [b, c]}, d)[: graph.positional]
-    return args, {name: x for name in graph.keywords}
+    return args, dict.fromkeys(graph.keywords, x)
 
 
 def evaluate(
@@ -316,7 +316,9 @@ def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Out):
             whole = made[leaf.task]
-            return whole if leaf.element is None or isinstance(whole, Failed) else whole[leaf.element]
+            return (
+                whole if leaf.element is None or isinstance(whole, Failed) else whole[leaf.element]
+            )
         if not leaf.key:
             return args[0] if len(args) == 1 and not kwargs else InputData(args, kwargs)
         first, *rest = leaf.key
@@ -366,5 +368,3 @@ def _run_now(coroutine: Any) -> Any:
             coroutine.send(None)
     except StopIteration as stop:
         return stop.value
-
-

@@ -166,9 +166,11 @@ class Round:
                     hand.at(delay, errand)
         try:
             if self._compile(expected):
-                {"one thread": self._one_thread, "threads": self._threads, "asyncio": self._asyncio}[
-                    self.style
-                ]()
+                {
+                    "one thread": self._one_thread,
+                    "threads": self._threads,
+                    "asyncio": self._asyncio,
+                }[self.style]()
                 for running in self.running:
                     self._collect(running)
         finally:

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
 
 import psutil
@@ -40,69 +41,75 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
     tally = Tally()
     before = _descriptors()
     shared_before = set(os.listdir("/dev/shm"))
-    current: list[Round] = []
-    status = 0
+    limit = replay or rounds
+    draw = Random(seed)
+    seeds = iter(lambda: seed if replay else draw.randrange(1 << 48), None)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # for whatever dumps core all the same
-        conveyor.init(log_to_driver=False)
-        deaths, hand, hiccups = DeathTimes(), Hand(), Hiccups()
-        clock = os.path.join(folder, "clock")
-        pool = Pool(clock, deaths, tally)
-        watchdog = Watchdog(
-            hang,
-            lambda: "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in current),
-            lambda: [member.pid for member in pool.members],
-        )
-        around = Around(pool, Clock(clock), hand, hiccups, deaths, watchdog, tally, Holdings())
-        end = time.monotonic() + seconds
-        seeds = Random(seed)
-        usual = _kinds_of_descriptors()
-        try:
-            while time.monotonic() < end and (rounds is None or tally.rounds < rounds):
-                current[:] = [Round(seed if replay else seeds.randrange(1 << 48), around)]
-                current[0].run()
-                current.clear()
-                watchdog.doing("between rounds")
-                pool.replace_the_dead()
-                settled = tally.rounds % 20 == 1
-                around.holdings.let_go(Random(tally.rounds), everything=settled)
-                if settled:
-                    _check_descriptors(usual)
-                    _check_processes(pool)
-                    tally.memory.append(_memory())
-                if replay and tally.rounds >= replay:
-                    break
-            watchdog.doing("the end")
-            around.holdings.let_go(Random(0), everything=True)
-            gc.collect()
-            tally.memory.append(_memory())
-            _check_memory(tally)
-        except BaseException:
-            status = 1
-            traceback.print_exc()
-            for broken in current:
-                print(f"\n{_how_to(broken.seed)}\n{broken.describe()}", file=sys.stderr)
-                print(broken.state(), file=sys.stderr)
-        current.clear()
-        hand.close()
-        watchdog.doing("shutdown")
-        conveyor.shutdown()
-        watchdog.close()
-        hiccups.close()
-        deaths.close()
-        pool.close()
+        good = _session(seeds, seconds, limit, hang, tally, os.path.join(folder, "clock"))
         os.chdir("/")
-        del around, pool
-        gc.collect()
+    gc.collect()
     left = psutil.Process().children(recursive=True)
     descriptors = {fd: what for fd, what in _descriptors().items() if before.get(fd) != what}
     shared = {n for n in os.listdir("/dev/shm") if n not in shared_before and "conveyor" in n}
     print(tally.table())
-    if status == 0 and (left or descriptors or shared):
+    if good and (left or descriptors or shared):
         print(f"left: processes {left}, descriptors {descriptors}, /dev/shm {shared}")
-        status = 1
-    print(f"wrong results, hangs, leaks: {'none' if status == 0 else 'SEE ABOVE'} (seed {seed})")
-    return status
+        good = False
+    print(f"wrong results, hangs, leaks: {'none' if good else 'SEE ABOVE'} (seed {seed})")
+    return 0 if good else 1
+
+
+def _session(
+    seeds: Iterator[int], seconds: float, rounds: int | None, hang: float, tally: Tally, clock: str
+) -> bool:
+    """Whether all went well in all rounds of one session."""
+    current: list[Round] = []
+    conveyor.init(log_to_driver=False)
+    deaths, hand, hiccups = DeathTimes(), Hand(), Hiccups()
+    pool = Pool(clock, deaths, tally)
+    watchdog = Watchdog(
+        hang,
+        lambda: "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in current),
+        lambda: [member.pid for member in pool.members],
+    )
+    around = Around(pool, Clock(clock), hand, hiccups, deaths, watchdog, tally, Holdings())
+    end = time.monotonic() + seconds
+    usual = _kinds_of_descriptors()
+    good = True
+    try:
+        while time.monotonic() < end and (rounds is None or tally.rounds < rounds):
+            current[:] = [Round(next(seeds), around)]
+            current[0].run()
+            current.clear()
+            watchdog.doing("between rounds")
+            pool.replace_the_dead()
+            settled = tally.rounds % 20 == 1
+            around.holdings.let_go(Random(tally.rounds), everything=settled)
+            if settled:
+                _check_descriptors(usual)
+                _check_processes(pool)
+                tally.memory.append(_memory())
+        watchdog.doing("the end")
+        around.holdings.let_go(Random(0), everything=True)
+        gc.collect()
+        tally.memory.append(_memory())
+        _check_memory(tally)
+    except BaseException:
+        good = False
+        traceback.print_exc()
+        for broken in current:
+            print(f"\n{_how_to(broken.seed)}\n{broken.describe()}", file=sys.stderr)
+            print(broken.state(), file=sys.stderr)
+    current.clear()
+    hand.close()
+    watchdog.doing("shutdown")
+    conveyor.shutdown()
+    watchdog.close()
+    hiccups.close()
+    deaths.close()
+    pool.close()
+    return good
 
 
 def _how_to(seed: int) -> str:

@@ -54,7 +54,9 @@ class Watchdog:
     def _report(self, what: str, seconds: float) -> None:
         print(f"\nHANG: {seconds:.1f} s in: {what}", file=sys.stderr)
         for thread, (other, since) in self._doing.items():
-            print(f"  thread {thread}: {time.monotonic() - since:.1f} s in {other}", file=sys.stderr)
+            print(
+                f"  thread {thread}: {time.monotonic() - since:.1f} s in {other}", file=sys.stderr
+            )
         try:
             print(self._describe(), file=sys.stderr)
         except BaseException as error:
