@@ -266,8 +266,14 @@ def test_two_drivers_at_the_same_time(scripts):
 def test_what_is_kept_of_an_actor_that_is_gone_is_small():
     import tracemalloc
 
+    class Plain:
+        def echo(self, x):
+            return x
+
+    start = conveyor.remote(Plain).remote
+
     def one_more():
-        actor = Actor.remote()
+        actor = start()
         conveyor.get(actor.echo.remote(1), timeout=WAIT)
         conveyor.kill(actor)
 
