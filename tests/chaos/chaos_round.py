@@ -26,7 +26,7 @@ from chaos_graphs import (
 from chaos_pool import Member, Pool
 from chaos_tally import Tally
 from chaos_values import bulk, digest
-from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
+from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog, busy_ns
 
 import conveyor
 from conveyor.exceptions import (
@@ -119,6 +119,7 @@ class Round:
         self.faults: Faults = random_faults(rng, self.specs, raises=counted)
         self.running: list[Running] = []
         self.waiting_since = 0
+        self.busy_at = threading.local()
 
     def describe(self) -> str:
         """What this round is about, for people."""
@@ -203,6 +204,7 @@ class Round:
 
     def _doing(self, what: str) -> int:
         self.around.watchdog.doing(what)
+        self.busy_at.ns = busy_ns()
         return time.monotonic_ns()
 
     # Executing in one thread
@@ -514,8 +516,10 @@ class Round:
         tally.latencies[fault.name].append(ms)
         if ms <= REPORT_WITHIN:
             return
-        # Was it this machine? What the kernel itself says late, or a thread that runs late.
+        # Was it this machine? A thread that runs late, this one's own work and its waiting for a core,
+        # and what the kernel itself says late.
         allowed = around.hiccups.worst(max(happened, since), now) / 1e6
+        allowed += (busy_ns() - self.busy_at.ns) / 1e6
         if fault.kills:
             ended = around.deaths.ended(self.members[fault.victim].pid)
             allowed += ((ended or now) - happened) / 1e6

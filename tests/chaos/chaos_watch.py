@@ -108,6 +108,16 @@ class Hiccups:
             self._late.append((now, now - before - period))
 
 
+def busy_ns() -> int:
+    """ns for which this thread has run, or wanted to run and had no core. 0 where it is not told."""
+    try:
+        with open("/proc/thread-self/schedstat") as schedstat:
+            running, waiting, _ = schedstat.read().split()
+    except OSError:
+        return 0
+    return int(running) + int(waiting)
+
+
 class DeathTimes:
     """When the kernel tells this process, through pidfds, of the end of others."""
 

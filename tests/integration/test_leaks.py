@@ -277,9 +277,8 @@ def test_what_is_kept_of_an_actor_that_is_gone_is_small():
         conveyor.get(actor.echo.remote(1), timeout=WAIT)
         conveyor.kill(actor)
 
-    count = 10
-    for _ in range(count):
-        one_more()
+    count = 5
+    one_more()
     tracemalloc.start()
     try:
         gc.collect()
