@@ -432,6 +432,43 @@ def test_many_deaths_leave_the_others_alone(a, b):
 # Timeouts, and the line in the log
 
 
+@pytest.mark.parametrize("moment", ["between its load and another's", "when all have loaded"])
+def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until, moment):
+    victim = Actor.remote()
+    record = victim._runtime.record(victim._id)
+    os_pid = conveyor.get(victim.pid.remote(), timeout=WAIT)
+    other = a._runtime.record(a._id)
+
+    def kill():
+        os.kill(os_pid, signal.SIGKILL)
+        wait_until(lambda: record.arena_fd < 0, 10, "the end of what the driver had of the actor")
+
+    if moment == "when all have loaded":
+        dag = chain(a.echo, victim.echo)
+        owner, name = type(a._runtime.process), "writer"
+        due = lambda self, *args: True  # noqa: E731
+    else:
+        dag = chain(victim.echo, a.echo)
+        owner, name = type(record), "control"
+        due = lambda self, operation, *args: self is other and operation == "load"  # noqa: E731
+    original = getattr(owner, name)
+
+    def killing(self, *args, **kwargs):
+        if record.arena_fd >= 0 and due(self, *args):
+            kill()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, killing)
+    with pytest.raises(ActorDiedError) as caught:
+        dag.compile()
+    assert caught.value.actor == record.id.name
+    monkeypatch.undo()
+    # The other one has lost nothing by it.
+    assert conveyor.get(a.echo.remote(1), timeout=WAIT) == 1
+    with chain(a.echo).compile() as graph:
+        assert conveyor.get(graph.execute(2), timeout=WAIT) == 2
+
+
 def test_get_timeout_says_what_is_waited_for(a, b, latches):
     inside, go = latches(), latches()
     with InputNode() as inp:

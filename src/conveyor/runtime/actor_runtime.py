@@ -24,6 +24,7 @@ from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.hosting import Laid, Member, refuse_own
 from conveyor.runtime.laying import tasks_by_actor
 from conveyor.runtime.links import Link
+from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.requests import LaidMember, Options, RequestClient
@@ -142,8 +143,7 @@ class ActorRuntime(CallingRuntime):
                 self.process.adopt(member.slot, *fds[1 + 2 * i : 3 + 2 * i])
             segment = _core.Segment.attach(fds[0])
         finally:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
         return Laid(number, peers, segment, reads, writes)
 

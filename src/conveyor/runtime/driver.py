@@ -26,7 +26,7 @@ from conveyor.runtime.hosting import Laid, Member
 from conveyor.runtime.laying import Laying, Tasks, tasks_by_actor
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Place
 from conveyor.runtime.links import Link, link_segment
-from conveyor.runtime.process import ArenaSize, Process, default_arena_size
+from conveyor.runtime.process import ArenaSize, Process, close_all, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.requests import RequestServer
@@ -355,33 +355,50 @@ class Driver(CallingRuntime):
         """Give an actor its part of a graph; the ref of its acknowledgement."""
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
-            # First the frame: what cannot be encoded must leave no descriptors behind.
-            ack = record.control("load", assignment, new)
-            record.send_fds([segment_fd, *fds])
+            try:
+                # First the frame: what cannot be encoded must leave no descriptors behind.
+                ack = record.control("load", assignment, new)
+                record.send_fds([segment_fd, *fds])
+            finally:
+                close_all(fds)
             record.known_peers.update(new)
             return ack
 
     def introduce(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, list[int], Any]:
         """Lay a link between two actors: the mailbox bit, the descriptors for the caller (segment,
-        and the callee's arena and eventfd), and the ref of the callee's acknowledgement."""
+        and the callee's arena and eventfd), which are the caller's to close, and the ref of the
+        callee's acknowledgement."""
         callee.check_alive()
         segment = link_segment()
         with callee.control_lock:
             bit = callee.bits.take()
             new, fds = self._new_peers(callee, (caller.slot,))
-            ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
-            callee.send_fds([segment.fd, *fds])
+            try:
+                ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
+                callee.send_fds([segment.fd, *fds])
+            finally:
+                close_all(fds)
             callee.known_peers.update(new)
+        own = self.duplicates([callee])
+        if not own:
+            raise callee.death()
         # Not noted as a peer of the caller: a graph's assignment may overtake the answer.
-        return bit, [os.dup(segment.fd), callee.arena_fd, callee.eventfd], ack
+        return bit, [os.dup(segment.fd), *own], ack
 
     def _new_peers(
         self, record: ActorRecord, slots: tuple[int, ...]
     ) -> tuple[tuple[int, ...], list[int]]:
-        by_slot = {r.slot: r for r in self._records.values() if r.arena_fd >= 0}
-        new = tuple(s for s in slots if s not in record.known_peers and s in by_slot)
-        fds = [fd for s in new for fd in (by_slot[s].arena_fd, by_slot[s].eventfd)]
-        return new, fds
+        with self._lock:
+            by_slot = {r.slot: r for r in self._records.values() if r.arena_fd >= 0}
+            new = tuple(s for s in slots if s not in record.known_peers and s in by_slot)
+            return new, self.duplicates([by_slot[s] for s in new])
+
+    def duplicates(self, records: Sequence[ActorRecord]) -> list[int]:
+        """Arena and eventfd of those who still have them. Duplicates, because an actor may die and
+        its descriptors be closed before they are sent: then others may have their numbers."""
+        with self._lock:
+            alive = [record for record in records if record.arena_fd >= 0]
+            return [os.dup(fd) for record in alive for fd in (record.arena_fd, record.eventfd)]
 
     def _throw_away(self, work: Callable[[], object]) -> None:
         # In a finalizer: nothing that takes a lock.

@@ -53,10 +53,17 @@ class ProcessGraph(CompiledGraph):
         self._members = laid.members
         self._lock = threading.Lock()
         self._unloading: list[tuple[Member, Ref]] = []
-        writers = {end.edge: end.open(process, laid.segment) for end in laid.writes}
+        try:
+            writers = {end.edge: end.open(process, laid.segment) for end in laid.writes}
+            readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
+        except ConveyorError:
+            host.unlay(laid.number)
+            for member in laid.members:
+                if not member.alive:  # just now
+                    raise member.death() from None
+            raise
         for writer in writers.values():
             writer.moved_refs = _MOVED_REFS
-        readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
         laid.segment.close_fd()
         self._results = Results(plan, host.put)
         for ended, items in plan.streams:

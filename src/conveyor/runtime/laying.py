@@ -4,9 +4,11 @@ itself or for an actor that executes the graph."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from conveyor.channel.sealed import Sealed
+from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.plan.model import DRIVER, Plan, Task
 from conveyor.runtime.layout import Assignment, Place, lay_out
 
@@ -57,8 +59,11 @@ class Laying:
                 record.handles += 1  # a graph keeps its actors
             self.layout = lay_out(plan, self._places, slot_bytes)
             self._load(name, plan, tasks)
-        except BaseException:
+        except BaseException as error:
             self.unload()
+            if isinstance(error, ConveyorError):
+                for record in self.records:
+                    record.check_alive()  # the first cause: others fail as they cannot meet the dead
             raise
 
     def _load(self, name: str, plan: Plan, tasks: Sequence[Tasks]) -> None:
@@ -89,8 +94,9 @@ class Laying:
         ]
         acks = []
         for record, place in placed:
-            if record.alive:
-                acks.append((record, record.control("unload", self.number)))
+            with suppress(ActorDiedError):  # just now
+                if record.alive:
+                    acks.append((record, record.control("unload", self.number)))
             record.bits.give_back(place.bit)
         for record, _ in placed:
             self._driver.released(record.id)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
+from conveyor.exceptions import RuntimeStateError
 
 #: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
 CALL_SLOTS = 64
@@ -90,8 +92,15 @@ class Process:
     ) -> _core.Reader:
         """Reading end ``index`` of a ring written by process ``writer[0]``. Large values of a
         ``shared`` ring are read-only, because somebody else reads the same memory."""
-        view = self._views[writer[0]]  # a peer: whoever lays a channel introduces its ends first
+        view = self._views.get(writer[0])
+        if view is None:  # whoever lays a channel introduces its ends first
+            raise RuntimeStateError(f"{self.board.name(writer[0])} has died: nothing comes from it")
         return _core.Reader(segment, offset, index, self.board, writer, view, shared)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 class BellBits:

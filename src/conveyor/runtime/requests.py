@@ -18,6 +18,7 @@ from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.layout import RESULT_BIT, Place
+from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import MAX_FDS, ActorId
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class LaidMember:
     id: ActorId
     slot: int
     incarnation: int
-    reachable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
         data, more, _, _ = socket.recv_fds(sock, _PIECE + 1, MAX_FDS)
         fds += more
         if not data:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             raise ConnectionError("the other side is gone")
         parts.append(data[1:])
         if data[:1] == b".":
@@ -126,8 +125,7 @@ class RequestServer:
         except OSError:
             pass  # the actor that asked is gone
         finally:
-            if fds:
-                os.close(fds[0])  # the segment's duplicate; the others are the records'
+            close_all(fds)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
         callee = self._driver.record(actor)
@@ -159,11 +157,12 @@ class RequestServer:
         executor = Place(caller.slot, RESULT_BIT)
         laying = self._driver.lay_for(executor, plan, name, tasks, slot_bytes)
         layout = laying.layout
-        members = [LaidMember(r.id, r.slot, r.incarnation, r.arena_fd >= 0) for r in laying.records]
-        if not caller.alive or not all(member.reachable for member in members):
+        members = [LaidMember(r.id, r.slot, r.incarnation) for r in laying.records]
+        fds = self._driver.duplicates(laying.records)
+        if not caller.alive or len(fds) < 2 * len(members):
+            close_all(fds)
             self._driver.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
-        fds = [fd for r in laying.records for fd in (r.arena_fd, r.eventfd)]
         ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
         segment_fd = os.dup(layout.segment.fd)
         layout.segment.close_fd()
