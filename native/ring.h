@@ -189,8 +189,8 @@ class RingWriter {
 
   // Frames with a tag below this are wanted by no reader.
   uint64_t wanted() const {
-    uint64_t least = ring_->cursors()[0].wanted.load(std::memory_order_acquire);
-    for (uint32_t i = 1; i < ring_->readers; ++i) least = std::min(least, ring_->cursors()[i].wanted.load(std::memory_order_acquire));
+    uint64_t least = ring_.cursor(0).wanted.load(std::memory_order_acquire);
+    for (uint32_t i = 1; i < ring_.readers; ++i) least = std::min(least, ring_.cursor(i).wanted.load(std::memory_order_acquire));
     return least;
   }
 
