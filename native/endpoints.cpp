@@ -147,7 +147,7 @@ bool Gate::has_room() {
   return true;
 }
 
-int64_t Gate::submit(nb::handle value) {
+int64_t Gate::submit(nb::handle value, uint64_t deadline) {
   if (!has_room()) return -1;
   Writer& w = *writers_[0];
   Encoded e;
@@ -155,11 +155,12 @@ int64_t Gate::submit(nb::handle value) {
   w.prepare(e);
   if (!has_room()) return -1;  // encoding runs Python code, which may have submitted something itself
   const uint64_t number = next_++;
+  if (limits_ != nullptr) limits_->begin(number, deadline);
   w.commit(e, number, kind_);
   return int64_t(number);
 }
 
-int64_t Gate::submit_many(nb::tuple values) {
+int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
   if (!has_room()) return -1;
   const size_t n = writers_.size();
   std::vector<Encoded> encoded(n);
@@ -169,6 +170,7 @@ int64_t Gate::submit_many(nb::tuple values) {
   }
   if (!has_room()) return -1;
   const uint64_t number = next_++;
+  if (limits_ != nullptr) limits_->begin(number, deadline);
   for (size_t i = 0; i < n; ++i) writers_[i]->commit(encoded[i], number, kind_);
   return int64_t(number);
 }
@@ -220,6 +222,8 @@ nb::object Gate::take(uint64_t number, size_t i) {
     auto found = handed_.find({number, i});
     if (found != handed_.end()) return found->second;
   }
+  // Cancelled while somebody waits for it: were it taken here, the mark would stay for ever.
+  if (!dropped_[i].empty() && dropped_[i].contains(number)) return nb::object();
   auto& stash = stashes_[i];
   if (!stash.empty()) {
     auto found = stash.find(number);

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "inbox.h"
+#include "limits.h"
 #include "values.h"
 
 namespace conveyor {
@@ -76,9 +77,12 @@ class Gate {
       : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size()), depth_(depth), kind_(kind) {}
 
   bool has_room();
-  // The number given to `value`, or -1 if there is no room.
-  int64_t submit(nb::handle value);
-  int64_t submit_many(nb::tuple values);
+  // The number given to `value`, or -1 if there is no room. `deadline`: CLOCK_MONOTONIC in nanoseconds,
+  // 0 for none; only with limits.
+  int64_t submit(nb::handle value, uint64_t deadline);
+  int64_t submit_many(nb::tuple values, uint64_t deadline);
+  // Where the deadlines of submissions are written.
+  void set_limits(Limits* limits) { limits_ = limits; }
   uint64_t submitted() const { return next_; }
   uint64_t completed() const;
   // True if the result is here.
@@ -89,7 +93,7 @@ class Gate {
   // anywhere. It can be taken again until it is settled; `settled` is false if there was none.
   void hand(uint64_t number, size_t reader, nb::object value);
   bool settled(uint64_t number, size_t reader);
-  // The result is not wanted. O(1).
+  // The result is not wanted, and nobody takes it after this. O(1).
   void drop(uint64_t number, size_t reader);
   // Take what has come out of the rings.
   void drain();
@@ -106,6 +110,7 @@ class Gate {
   uint32_t depth_;
   Kind kind_;
   uint64_t next_ = 0;
+  Limits* limits_ = nullptr;
   const uint64_t fork_ = fork_generation.load();
 };
 

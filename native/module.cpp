@@ -87,7 +87,9 @@ int ref_traverse(PyObject* self, visitproc visit, void* arg) {
 int ref_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
   RefCore* ref = nb::inst_ptr<RefCore>(self);
-  // Only the outcome: every cycle goes through it, and the rest is needed to drop the result.
+  // Only the outcome: every cycle goes through it, and the rest is needed to drop the result (which is
+  // to be dropped if there is no outcome).
+  if (!ref->outcome.is_valid()) return 0;
   nb::object outcome = std::move(ref->outcome);
   ref->outcome = nb::none();
   return 0;
@@ -117,6 +119,7 @@ nb::object ref_get(nb::handle self, nb::handle timeout) {
       if (is_final(error.value())) self.attr("_fail")(error.value());
       throw;
     }
+    if (ref.outcome.is_valid()) value = nb::object();  // cancelled meanwhile
     if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) {
       ref.settle(value);
       return value;
@@ -294,6 +297,20 @@ NB_MODULE(_core, m) {
       .def_prop_ro("size", &Segment::size)
       .def("make_ring", [](Segment& s, size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) { s.make_ring(offset, slots, stride, readers, flags); }, "offset"_a, "slots"_a, "stride"_a, "readers"_a, "flags"_a = 0);
 
+  nb::class_<Limits>(m, "Limits")
+      .def("__init__", [](Limits* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t sets, uint32_t tasks) {
+             new (self) Limits(std::move(segment), offset, sets, tasks);
+           }, "segment"_a, "offset"_a, "sets"_a, "tasks"_a)
+      .def_static("bytes", &Limits::bytes, "sets"_a, "tasks"_a)
+      .def("cancel", &Limits::cancel, "number"_a)
+      .def("cancelled", &Limits::cancelled, "number"_a)
+      .def_prop_ro("cancellations", &Limits::cancellations)
+      .def("deadline", &Limits::deadline, "number"_a)
+      .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a)
+      .def("report", &Limits::report, "number"_a);
+  m.attr("CANCELLED") = nb::bytes(kCancelledMeta);
+  m.attr("OVERDUE") = nb::bytes(kOverdueMeta);
+
   nb::class_<Arena>(m, "Arena")
       .def("__init__", [](Arena* self, int fd, size_t size, size_t cap) { new (self) Arena(fd, size, cap); }, "fd"_a, "size"_a, "cap"_a)
       .def_static("create_fd", [](size_t size) {
@@ -390,17 +407,25 @@ NB_MODULE(_core, m) {
              new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind)), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a)
-      .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type) -> nb::object {
+      .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
              Gated& g = *nb::inst_ptr<Gated>(self);
-             const int64_t number = g.gate->submit(value);
+             const int64_t number = g.gate->submit(value, deadline);
              if (number < 0) return nb::none();
              nb::object ref = nb::inst_alloc(type);
              new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
              nb::inst_mark_ready(ref);
              return ref;
-           }, "value"_a.none(), "source"_a, "type"_a)
-      .def("submit", [](Gated& g, nb::handle value) { return g.gate->submit(value); }, "value"_a.none())
-      .def("submit_many", [](Gated& g, nb::tuple values) { return g.gate->submit_many(values); }, "values"_a)
+           }, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0)
+      .def("submit", [](Gated& g, nb::handle value, uint64_t deadline) { return g.gate->submit(value, deadline); }, "value"_a.none(), "deadline"_a = 0)
+      .def("submit_many", [](Gated& g, nb::tuple values, uint64_t deadline) { return g.gate->submit_many(values, deadline); }, "values"_a, "deadline"_a = 0)
+      .def("set_limits", [](Gated& g, nb::object limits) {
+             g.gate->set_limits(nb::cast<Limits*>(limits));
+             g.limits = std::move(limits);
+           }, "limits"_a)
+      .def("interrupt", [](Gated& g) {
+             ++g.interruptions;
+             g.inbox->board()->ring(g.inbox->slot(), kAttentionBit);
+           })
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
@@ -437,6 +462,7 @@ NB_MODULE(_core, m) {
       .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a)
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
       .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a)
+      .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)
       .def("advance", &Program::advance)
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
       .def("close", &Program::close)

@@ -34,7 +34,17 @@ void Program::add_send(nb::object writer, int reg, bool last, bool only_done, st
   keep_.push_back(std::move(writer));
 }
 
+void Program::set_limits(nb::object limits, nb::object cancel) {
+  limits_ = nb::cast<Limits*>(limits);
+  limits_object_ = std::move(limits);
+  cancel_ = std::move(cancel);
+}
+
 void Program::advance() {
+  if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
+    cancel_asked_ = true;  // once: it may take its time to clean up
+    cancel_();
+  }
   if (suspended_ || closed_) return;
   for (int turn = 0; turn < kTurn; ++turn) {
     while (pc_ < steps_.size()) {
@@ -58,12 +68,13 @@ void Program::close() {
   auto regs = std::move(regs_);
   steps_.clear();
   regs_.clear();
+  cancel_ = nb::object();
 }
 
 void Program::resume(nb::object value, nb::object error) {
   if (closed_) return;
   Call& step = std::get<Call>(steps_[pc_ - 1]);
-  store(step, error.is_none() ? std::move(value) : failed(error, step.label));
+  ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
   suspended_ = false;
   advance();
 }
@@ -98,15 +109,24 @@ bool Program::run(Call& step) {
       store(step, regs_[size_t(reg)]);
       return true;
     }
+  const uint64_t now = now_ns();
+  if (limits_ != nullptr) {
+    const Limits::Verdict verdict = limits_->look(execution_, now);
+    if (verdict != Limits::Verdict::kGoOn) {
+      store(step, stopped(step, verdict));
+      return true;
+    }
+  }
   Status& status = inbox_->status();
   status.graph.store(graph_, std::memory_order_relaxed);
   status.node.store(step.node, std::memory_order_relaxed);
   status.execution.store(execution_, std::memory_order_relaxed);
-  status.since_ns.store(now_ns(), std::memory_order_relaxed);
+  status.since_ns.store(now, std::memory_order_relaxed);
   status.state.store(uint32_t(State::kRunning), std::memory_order_release);
   nb::object result;
   if (!step.start.is_none()) {
     suspended_ = true;  // before: a coroutine may end at once
+    cancel_asked_ = false;
     result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), registers().ptr(), nullptr));
     if (result.is_valid()) return true;
     suspended_ = false;
@@ -129,11 +149,11 @@ bool Program::run(Call& step) {
     result = nb::steal(PyObject_Vectorcall(step.method.ptr(), argv + 1, step.args.size() | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
   }
   if (result.is_valid()) {
-    store(step, std::move(result));
+    ended(step, std::move(result));
   } else {
     if (PyErr_ExceptionMatches(PyExc_SystemExit)) throw nb::python_error();  // the actor ends
     nb::python_error error;
-    store(step, failed(error.value(), step.label));
+    ended(step, failed(error.value(), step.label));
   }
   return true;
 }
@@ -192,6 +212,26 @@ void Program::store(Call& step, nb::object value) {
         regs_[size_t(step.outs[i])] = error ? elements : nb::borrow(PyTuple_GET_ITEM(elements.ptr(), Py_ssize_t(i)));
   }
   if (step.out >= 0) regs_[size_t(step.out)] = std::move(value);
+}
+
+void Program::ended(Call& step, nb::object value) {
+  if (limits_ != nullptr) {
+    const uint64_t deadline = limits_->deadline(execution_);
+    if (deadline != 0) {
+      // What came too late is no result, whether somebody was waiting for it at the deadline or not.
+      if (now_ns() >= deadline)
+        value = stopped(step, Limits::Verdict::kOverdue);
+      else
+        limits_->note_ran(execution_, step.node);
+    }
+  }
+  store(step, std::move(value));
+}
+
+nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
+  limits_->note_skipped(execution_, step.node);
+  const char* meta = verdict == Limits::Verdict::kCancelled ? kCancelledMeta : kOverdueMeta;
+  return nb::cast(ErrorFrame{nb::bytes(meta)}, nb::rv_policy::move);
 }
 
 nb::object Program::failed(nb::handle exception, const std::string& label) {

@@ -29,6 +29,10 @@ class Program {
   // value, only None (or the error) to say that it has come to be.
   void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label);
 
+  // Look at `limits` before every call; `cancel()` is called when the running coroutine's execution has
+  // been cancelled.
+  void set_limits(nb::object limits, nb::object cancel);
+
   // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
   void advance();
   // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
@@ -70,6 +74,9 @@ class Program {
   bool run(Call& step);
   bool run(Send& step);
   void store(Call& step, nb::object value);
+  // The call has come to `value`, unless that is too late.
+  void ended(Call& step, nb::object value);
+  nb::object stopped(Call& step, Limits::Verdict verdict);
   nb::object failed(nb::handle exception, const std::string& label);
   nb::list registers() const;
 
@@ -84,7 +91,11 @@ class Program {
   std::vector<nb::object> regs_;
   size_t pc_ = 0;
   uint64_t execution_ = 0;
+  nb::object limits_object_;
+  Limits* limits_ = nullptr;
+  nb::object cancel_;
   bool suspended_ = false;
+  bool cancel_asked_ = false;  // of the running coroutine
   bool closed_ = false;
 };
 

@@ -5,11 +5,12 @@ namespace conveyor {
 nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
   nb::object value = gate->take(number, reader);
   if (value.is_valid()) return value;
+  const uint32_t before = interruptions;
   for (;;) {
     const uint32_t seen = inbox->count();
     value = gate->take(number, reader);
     if (value.is_valid()) return value;
-    if (closed || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
+    if (closed || interruptions != before || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
     inbox->status().checks.fetch_add(1, std::memory_order_seq_cst);
     if (!inbox->wait(seen, deadline)) return gate->take(number, reader);

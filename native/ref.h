@@ -12,9 +12,11 @@ struct Gated {
   nb::object keep;
   Inbox* inbox;
   bool closed = false;
+  uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
+  nb::object limits = nb::none();
 
-  // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed,
-  // or when the board counts other deaths than the caller knows of (-1: it does not ask).
+  // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
+  // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
 };
 

@@ -248,6 +248,42 @@ class Segment:
         else ``OSError``.
         """
 
+class Limits:
+    """Deadlines and cancellations of the executions (or calls) that are under way, in a segment."""
+
+    def __init__(self, segment: Segment, offset: int, sets: int, tasks: int) -> None:
+        """``sets``: a power of two, at least the depth; ``tasks``: of the graph. ``OSError`` where the
+        segment has no room.
+        """
+
+    @staticmethod
+    def bytes(sets: int, tasks: int) -> int:
+        """What they take, a multiple of 64; all zero: no limits."""
+
+    def cancel(self, number: int) -> None:
+        """Mark an execution as cancelled; then ring those who should look."""
+
+    def cancelled(self, number: int) -> bool:
+        """Whether it is, as long as it is under way."""
+
+    @property
+    def cancellations(self) -> int:
+        """How often ``cancel`` was called."""
+
+    def deadline(self, number: int) -> int:
+        """In nanoseconds of the monotonic clock; 0: none."""
+
+    def stopped(self, number: int) -> bool:
+        """Whether it is cancelled or its deadline has passed."""
+
+    def report(self, number: int) -> tuple[int, list[int]]:
+        """Of an execution with a deadline: the task skipped first (-1: none), and those that ran."""
+
+CANCELLED: bytes
+"""``ErrorFrame.meta`` of what was not run because it had been cancelled."""
+OVERDUE: bytes
+"""``ErrorFrame.meta`` of what was not run, or came, after the deadline."""
+
 class Arena:
     """Where this process puts its large payloads. Not thread-safe: keep the GIL."""
 
@@ -473,17 +509,23 @@ class Gate:
     closed: bool
     """Whether ``get`` no longer waits; set it, then ring this process's bell."""
 
-    def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None:
+    def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
         """Like ``submit``, and make the ref of the first reader's result: an instance of ``type``,
         with ``source``. ``None`` if there is no room.
         """
 
-    def submit(self, value: Any) -> int:
+    def submit(self, value: Any, deadline: int = 0) -> int:
         """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as
-        ``Writer.send`` does.
+        ``Writer.send`` does. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits.
         """
 
-    def submit_many(self, values: tuple[Any, ...]) -> int:
+    def set_limits(self, limits: Limits) -> None:
+        """Where deadlines are written."""
+
+    def interrupt(self) -> None:
+        """Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell."""
+
+    def submit_many(self, values: tuple[Any, ...], deadline: int = 0) -> int:
         """Send one value on each writer, all or none: their number, -1 if there is no room. Raises
         as ``Writer.send`` does.
         """
@@ -500,7 +542,7 @@ class Gate:
         """Whether the result is here."""
 
     def drop(self, number: int, reader: int) -> None:
-        """The result is not wanted, now or when it comes."""
+        """The result is not wanted, now or when it comes; it can be taken no more."""
 
     def drain(self) -> None:
         """Move what has come out of the rings, so that their slots are free."""
@@ -587,6 +629,9 @@ class Program:
     def add_send(self, writer: Writer, reg: int, last: bool, only_done: bool, label: str) -> None:
         """Publish a register; ``last``: nothing later in the execution needs it; ``only_done``:
         ``None`` in its place, unless it is an error."""
+
+    def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
+        """Look at these before every call; ``cancel`` ends the coroutine that runs."""
 
     def advance(self) -> None:
         """Run as far as input is there, for a turn at most."""

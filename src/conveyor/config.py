@@ -20,6 +20,8 @@ class Config:
         ``None``: as many as there are cores.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
     name: the graph's name in messages.
+    deadline: seconds within which every execution must have run that is not given a deadline of its
+        own; ``None``: no limit.
     ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
         because they belong to another graph.
     """
@@ -29,6 +31,7 @@ class Config:
     function_workers: int | None = None
     slot_bytes: int = 2048
     name: str = ""
+    deadline: float | None = None
     ignore_unused: bool = False
 
     def __post_init__(self) -> None:
@@ -45,6 +48,11 @@ class Config:
             raise GraphError(
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"
             )
+
+        if self.deadline is not None and (
+            type(self.deadline) not in (int, float) or not self.deadline > 0
+        ):
+            raise GraphError(f"deadline must be a number above 0 or None, not {self.deadline!r}")
 
     def with_options(self, **options: Any) -> Config:
         """A copy with ``options`` changed; ``TypeError`` for a name that is no setting."""

@@ -6,6 +6,8 @@ Where a standard exception family fits, the error belongs to it as well, so that
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 __all__ = [
     "ActorDiedError",
     "ActorStartError",
@@ -13,7 +15,9 @@ __all__ = [
     "CapacityError",
     "ChannelClosedError",
     "ConveyorError",
+    "DeadlineExceededError",
     "DeadlockError",
+    "ExecutionCancelledError",
     "GraphError",
     "GraphTornDownError",
     "RuntimeStateError",
@@ -37,6 +41,35 @@ class SerializationError(ConveyorError, TypeError):
 
 class WaitTimeoutError(ConveyorError, TimeoutError):
     """A wait with a timeout ended before its result was there. The same wait can be tried again."""
+
+
+class DeadlineExceededError(ConveyorError, TimeoutError):
+    """An execution's deadline has passed. The message says which tasks had run and which had not."""
+
+
+if TYPE_CHECKING:
+    from concurrent.futures import CancelledError
+
+    class ExecutionCancelledError(ConveyorError, CancelledError):
+        """An execution, or a call, was cancelled. Also a ``concurrent.futures.CancelledError``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ExecutionCancelledError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Made when it is asked for: concurrent.futures is slow to import.
+    from concurrent.futures import CancelledError
+
+    made = type(
+        name,
+        (ConveyorError, CancelledError),
+        {
+            "__module__": __name__,
+            "__doc__": "An execution, or a call, was cancelled. "
+            "Also a ``concurrent.futures.CancelledError``.",
+        },
+    )
+    return globals().setdefault(name, made)
 
 
 class CapacityError(ConveyorError, RuntimeError):

@@ -26,7 +26,9 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
+    DeadlineExceededError,
     DeadlockError,
+    ExecutionCancelledError,
     RuntimeStateError,
     TaskError,
 )
@@ -644,3 +646,79 @@ def test_ten_thousand_calls_leave_nothing():
         actor.echo.remote(i)
     gc.collect()
     assert len(gc.get_objects()) - before < 100
+
+
+# Cancelling and deadlines
+
+
+class Slow:
+    def __init__(self):
+        self.seen = []
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        self.seen.append(seconds)
+        return seconds
+
+    def noted(self):
+        return self.seen
+
+
+class Waiting:
+    def __init__(self):
+        self.seen = []
+
+    async def hold(self, x):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.seen.append(x)
+            raise
+
+    async def noted(self):
+        return self.seen
+
+
+def test_a_call_is_cancelled(inline, wait_until):
+    actor, other = conveyor.remote(Waiting).remote(), conveyor.remote(Slow).remote()
+    pending = actor.hold.remote("x")
+    behind = other.sleep.remote(pending)
+    assert not pending.done()
+    assert behind.cancel()
+    assert pending.cancel()
+    for ref in (pending, behind):
+        assert ref.done()
+        assert ref.cancelled()
+        assert not ref.cancel()
+        with pytest.raises(ExecutionCancelledError):
+            conveyor.get(ref)
+    wait_until(lambda: conveyor.get(actor.noted.remote()) == ["x"])
+    assert conveyor.get(other.noted.remote()) == []
+    done = other.sleep.remote(0)
+    assert not done.cancel()
+    assert conveyor.get(done) == 0
+
+
+def test_deadlines_are_looked_at_before_each_task(inline):
+    a, b = conveyor.remote(Slow).remote(), conveyor.remote(Slow).remote()
+    with InputNode() as inp:
+        graph = b.sleep.bind(a.sleep.bind(inp)).compile(name="late")
+    ref = graph.execute(0.05, deadline=0.02)
+    assert not ref.cancel()
+    with pytest.raises(
+        DeadlineExceededError,
+        match=r"late, execution 0: its deadline of 0\.02 s has passed; tasks that had run: none; "
+        r"not in time: (Slow\S*\.sleep), Slow\S*\.sleep; the first of them was \1",
+    ):
+        ref.get()
+    assert conveyor.get(b.noted.remote()) == []
+    assert conveyor.get(graph.execute(0.0, deadline=60)) == 0.0
+
+
+def test_a_deadline_cancels_a_coroutine(inline, wait_until):
+    actor = conveyor.remote(Waiting).remote()
+    with InputNode() as inp:
+        graph = actor.hold.bind(inp).compile()
+    with pytest.raises(DeadlineExceededError):
+        graph.execute("x", deadline=0.05).get()
+    assert conveyor.get(actor.noted.remote()) == ["x"]

@@ -16,6 +16,8 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
+    DeadlineExceededError,
+    ExecutionCancelledError,
     GraphError,
     GraphTornDownError,
     SerializationError,
@@ -353,6 +355,31 @@ def test_a_dag_that_is_not_compiled_streams_too(source):
     result = dag.execute(4)
     assert list(result["items"]) == [0, 1, 2, 3]
     assert conveyor.get(result["one"]) == 5
+
+
+@pytest.mark.parametrize("kind", [Source, AsyncSource])
+def test_a_cancelled_stream(local, kind):
+    source = conveyor.remote(kind).remote()
+    with source.count.bind(InputNode()).compile(stream_items=4) as graph:
+        stream = graph.execute(10**9)
+        assert next(stream) == 0
+        assert stream.cancel()
+        with pytest.raises(ExecutionCancelledError):  # noqa: PT012
+            for _ in range(10):
+                next(stream)
+        assert stream.cancelled()
+        assert list(graph.execute(3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [Source, AsyncSource])
+def test_a_stream_with_a_deadline(local, kind):
+    source = conveyor.remote(kind).remote()
+    with source.count.bind(InputNode()).compile(stream_items=4) as graph:
+        stream = graph.execute(10**9, deadline=0.2)
+        with pytest.raises(DeadlineExceededError, match=r"deadline of 0\.2 s"):
+            for _ in stream:
+                pass
+        assert list(graph.execute(3, deadline=WAIT)) == [0, 1, 2]
 
 
 def test_streams_in_an_actor(engine):

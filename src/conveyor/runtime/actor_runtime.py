@@ -136,7 +136,7 @@ class ActorRuntime(CallingRuntime):
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
         sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
         answer, fds = self._requests.ask("lay", skeleton, config.name, sealed, config.slot_bytes)
-        number, members, reads, writes = answer
+        number, members, *rest = answer
         labels = {(number, task.id): task.label for task in plan.tasks}
         try:
             for i, member in enumerate(members):
@@ -145,7 +145,7 @@ class ActorRuntime(CallingRuntime):
         finally:
             close_all(fds)
         peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
-        return Laid(number, peers, segment, reads, writes)
+        return Laid(number, peers, segment, *rest)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._requests.ask("unlay", number, True)

@@ -50,6 +50,12 @@ class _Nowhere:
     def is_ready(self, ref: Ref) -> bool:
         return True
 
+    def cancel(self, ref: Ref) -> bool:
+        return False
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        raise AssertionError("a put value is always there")
+
     def describe(self, ref: Ref) -> str:
         return "put"
 

@@ -12,7 +12,7 @@ from conveyor.exceptions import ConveyorError
 from conveyor.plan import explain
 from conveyor.plan.model import Plan
 from conveyor.runtime import views
-from conveyor.runtime.refs import Ref
+from conveyor.runtime.refs import Ref, cancelled_error
 from conveyor.runtime.results import Results
 
 G = TypeVar("G", bound="CompiledGraph")
@@ -42,12 +42,22 @@ class CompiledGraph(ABC):
         return self.config.name or f"graph {self._number}"
 
     @abstractmethod
-    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def execute(
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
 
         Every argument is encoded before anything is sent: one that cannot be sent raises
         ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
         ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
+        ``deadline``: seconds from now in which all of it must have run (default: the one in
+        ``Config``); after that, tasks that have not begun are skipped, coroutines are cancelled, and
+        whoever gets a result that is not there gets ``DeadlineExceededError``. An input of the graph
+        that is called ``timeout`` or ``deadline`` wins over the option.
         Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
         :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
 
@@ -55,11 +65,11 @@ class CompiledGraph(ABC):
         """
 
     @abstractmethod
-    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
+    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
 
     @abstractmethod
-    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         """Like :meth:`execute`; waits for room without blocking the event loop.
 
         On the inline engine the loop stands still meanwhile, as it does in a debugger.
@@ -109,6 +119,18 @@ class CompiledGraph(ABC):
         """
         return views.draw()(self.plan, filename, format, view, channel_details, schedule)
 
+    def _seconds(self, deadline: Any, kwargs: dict[str, Any]) -> float | None:
+        """The seconds that an execution has; ``deadline`` goes to ``kwargs`` if it is an input."""
+        if "deadline" in self.plan.keywords:
+            if deadline is not None:
+                kwargs["deadline"] = deadline
+            deadline = None
+        if deadline is None:
+            return self.config.deadline
+        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)):
+            raise TypeError(f"deadline must be a number of seconds, not {deadline!r}")
+        return deadline
+
     # Source of its refs
 
     @abstractmethod
@@ -117,11 +139,21 @@ class CompiledGraph(ABC):
     @abstractmethod
     def is_ready(self, ref: Ref) -> bool: ...
 
+    @abstractmethod
+    def cancel(self, ref: Ref) -> bool: ...
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        return cancelled_error(self.execution(ref))
+
+    def execution(self, ref: Ref) -> str:
+        """The execution that ``ref`` is of, in words."""
+        return f"{self.name}, execution {ref._number}"
+
     def describe(self, ref: Ref) -> str:
         position = self._results.position(ref._reader)
         output = "" if position is None else f", output {position}"
         source = self.plan.edges[self._results.edges[ref._reader]].source
-        return f"{self.name}, execution {ref._number}{output} (from {source})"
+        return f"{self.execution(ref)}{output} (from {source})"
 
     def __repr__(self) -> str:
         state = "torn down" if self._closed else "failed" if self._failure else "ready"

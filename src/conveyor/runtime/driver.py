@@ -326,6 +326,8 @@ class Driver(CallingRuntime):
             layout.segment,
             layout.reads.get(DRIVER, ()),
             layout.writes.get(DRIVER, ()),
+            layout.limits,
+            laying.bits,
         )
 
     def lay_for(

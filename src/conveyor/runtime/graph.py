@@ -5,18 +5,25 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.config import Config
-from conveyor.exceptions import CapacityError, ConveyorError, GraphTornDownError, WaitTimeoutError
+from conveyor.exceptions import (
+    CapacityError,
+    ConveyorError,
+    DeadlineExceededError,
+    GraphTornDownError,
+    WaitTimeoutError,
+)
 from conveyor.plan.model import Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
+from conveyor.runtime.execution import Execution
 from conveyor.runtime.hosting import GraphHost, Member
 from conveyor.runtime.links import describe_status
-from conveyor.runtime.refs import EMPTY, Ref, final
+from conveyor.runtime.refs import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.streams import GraphStream, Items
 from conveyor.runtime.waiting import Patience, wait_until
@@ -27,7 +34,9 @@ def _references_of_a_moved_value() -> int:
     # it differs between versions of Python. Same shape as ProcessGraph.execute.
     lock = threading.Lock()
 
-    def execute(*args: Any, timeout: float | None = None, **kwargs: Any) -> int:
+    def execute(
+        *args: Any, timeout: float | None = None, deadline: float | None = None, **kwargs: Any
+    ) -> int:
         with lock:
             return _core.refcount(args[0])
 
@@ -37,13 +46,19 @@ def _references_of_a_moved_value() -> int:
 _MOVED_REFS = _references_of_a_moved_value()
 
 
-def _refuse(_value: Any, graph: ProcessGraph, _type: type[GraphRef]) -> NoReturn:
+def _refuse(
+    _value: Any, source: ProcessGraph | Execution, _type: type[GraphRef], _deadline: int = 0
+) -> NoReturn:
     # Not a method: the graph would refer to itself, and its channels would stay until a collection.
+    graph = source.graph if isinstance(source, Execution) else source
     raise graph._why().with_traceback(None)
 
 
 class ProcessGraph(CompiledGraph):
     """On actors that are processes."""
+
+    #: As the source of a ref: of the only one of an execution that has no deadline.
+    deadline = 0
 
     def __init__(self, host: GraphHost, plan: Plan, config: Config) -> None:
         laid = host.lay(plan, config)
@@ -51,6 +66,7 @@ class ProcessGraph(CompiledGraph):
         self._host = host
         self._process = process = host.process
         self._members = laid.members
+        self._bits = laid.bits
         self._lock = threading.Lock()
         self._unloading: list[tuple[Member, Ref]] = []
         try:
@@ -64,6 +80,11 @@ class ProcessGraph(CompiledGraph):
             raise
         for writer in writers.values():
             writer.moved_refs = _MOVED_REFS
+        self._sets = laid.limits.sets
+        self.limits = laid.limits.open(laid.segment)
+        self.alarm = process.alarm
+        # Executions with a deadline, by the set of words that they use.
+        self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
         laid.segment.close_fd()
         self._results = Results(plan, host.put)
         for ended, items in plan.streams:
@@ -76,10 +97,11 @@ class ProcessGraph(CompiledGraph):
             _core.KIND_VALUE,
             process.inbox,
         )
+        self.gate.set_limits(self.limits)
         # The one thing the hot path looks at: replaced by a function that raises at the end.
-        self._start: Callable[[Any, ProcessGraph, type[GraphRef]], GraphRef | None]
+        self._start: Callable[..., GraphRef | None]
         self._start = self.gate.start
-        self._plain = plan.whole_input and plan.shape is None
+        self._plain = plan.whole_input and plan.shape is None and config.deadline is None
         self._single_output = self._results.single
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
@@ -87,34 +109,57 @@ class ProcessGraph(CompiledGraph):
 
     # Executing
 
-    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        if self._plain and len(args) == 1 and not kwargs:
+    def execute(
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self._plain and deadline is None and len(args) == 1 and not kwargs:
+            source = self if self._single_output else Execution(self)
             with self._lock:
-                ref = self._start(args[0], self, GraphRef)
+                ref = self._start(args[0], source, GraphRef)
             if ref is not None:
                 return ref if self._single_output else self._refs(ref, {})
-        return self._execute(args, kwargs, timeout)
+        return self._execute(args, kwargs, timeout, self._source(deadline, kwargs))
 
-    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
+    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        source = self._source(deadline, kwargs)
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        ref = self._submit_once(inputs)
+        ref = self._submit_once(inputs, source)
         if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
         return self._refs(ref, passed)
 
-    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        source = self._source(deadline, kwargs)
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         while True:
-            ref = self._submit_once(inputs)
+            ref = self._submit_once(inputs, source)
             if ref is not None:
                 return self._refs(ref, passed)
             from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
-            await wait_until(self._may_submit)
+            if isinstance(source, Execution) and source.deadline:
+                self.alarm.add(source)
+            await wait_until(lambda: self._may_submit() or _too_late(source))
 
-    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None) -> Any:
+    def _source(self, deadline: Any, kwargs: dict[str, Any]) -> ProcessGraph | Execution:
+        seconds = self._seconds(deadline, kwargs)
+        if seconds is None:
+            return self if self._single_output else Execution(self)
+        return Execution(self, _core.monotonic_ns() + int(seconds * 1e9), seconds)
+
+    def _execute(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        source: ProcessGraph | Execution,
+    ) -> Any:
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
             timeout = None
@@ -123,19 +168,22 @@ class ProcessGraph(CompiledGraph):
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         patience = Patience(timeout)
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._lock.acquire(timeout=_shorter(timeout, source)):
+            self._check_time(source)
             raise WaitTimeoutError(
                 f"timed out after {timeout:g} s waiting for another thread's submission to {self.name}"
             )
         try:
             # Held while waiting for room: who comes first goes first.
             while True:
-                ref = self._submit_inputs(inputs)
+                ref = self._submit_inputs(inputs, source)
                 if ref is not None:
                     return self._refs(ref, passed)
+                if isinstance(source, Execution) and source.deadline:
+                    self.alarm.add(source)
                 wait_until(
                     self._process.inbox,
-                    self._may_submit,
+                    lambda: self._may_submit() or _too_late(source),
                     patience.step() if timeout is not None else None,
                     lambda: f"room for another execution of {self.name} (depth {self.plan.depth})",
                     self.doing,
@@ -143,21 +191,49 @@ class ProcessGraph(CompiledGraph):
         finally:
             self._lock.release()
 
-    def _submit_once(self, inputs: tuple[Any, ...]) -> GraphRef | None:
+    def _submit_once(
+        self, inputs: tuple[Any, ...], source: ProcessGraph | Execution
+    ) -> GraphRef | None:
         if not self._lock.acquire(False):
             return None
         try:
-            return self._submit_inputs(inputs)
+            return self._submit_inputs(inputs, source)
         finally:
             self._lock.release()
 
-    def _submit_inputs(self, inputs: tuple[Any, ...]) -> GraphRef | None:
+    def _submit_inputs(
+        self, inputs: tuple[Any, ...], source: ProcessGraph | Execution
+    ) -> GraphRef | None:
         if self._closed_or_failed():
             raise self._why().with_traceback(None)
+        deadline = source.deadline
+        if deadline:
+            assert isinstance(source, Execution)
+            if not self.gate.has_room:
+                self._check_time(source)
+                return None
+            self._take_words(self.gate.submitted, source)
         if len(inputs) == 1:
-            return self._start(inputs[0], self, GraphRef)
-        number = self.gate.submit_many(inputs)
-        return GraphRef(self, number) if number >= 0 else None
+            return self._start(inputs[0], source, GraphRef, deadline)
+        number = self.gate.submit_many(inputs, deadline)
+        return GraphRef(source, number) if number >= 0 else None
+
+    def _check_time(self, source: ProcessGraph | Execution) -> None:
+        if isinstance(source, Execution) and _too_late(source):
+            raise DeadlineExceededError(
+                f"{self.name}: the deadline of {source.seconds:g} s has passed before there was room "
+                f"for the execution (depth {self.plan.depth}); {self.doing()}"
+            )
+
+    def _take_words(self, number: int, source: Execution) -> None:
+        """Execution ``number`` notes what it has run where an earlier one did."""
+        place = number & (self._sets - 1)
+        before = self._timed.get(place)
+        if before is not None:
+            execution = before[0]()
+            if execution is not None and before[1] != number:
+                execution.keep_report(before[1])
+        self._timed[place] = (weakref.ref(source), number)
 
     def _may_submit(self) -> bool:
         return self._closed_or_failed() or self.gate.has_room
@@ -165,10 +241,14 @@ class ProcessGraph(CompiledGraph):
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns, given the ref of the first thing that the driver reads."""
         if self._single_output:
+            if first._source is not self:
+                first._source.has((first,))
             return first
-        number = first._number
-        others = (GraphRef(self, number, i) for i in range(1, len(self._results.edges)))
-        return self._results.arrange([first, *others], passed)
+        number, source = first._number, first._source
+        made = [first]
+        made += (GraphRef(source, number, i) for i in range(1, len(self._results.edges)))
+        source.has(made)
+        return self._results.arrange(made, passed)
 
     # Waiting
 
@@ -178,7 +258,7 @@ class ProcessGraph(CompiledGraph):
         if value is not EMPTY:
             return value
         patience = Patience(timeout)
-        while True:
+        while ref._outcome is EMPTY:
             deaths = self._process.board.deaths
             if self._closed_or_failed():
                 value = gate.take(ref._number, ref._reader)  # what had come before
@@ -189,9 +269,27 @@ class ProcessGraph(CompiledGraph):
             if value is not EMPTY:
                 return value
             patience.check(lambda: self.describe(ref), self.doing)
+        return EMPTY
 
     def is_ready(self, ref: Ref) -> bool:
         return self.gate.ready(ref._number, ref._reader) or self._closed_or_failed()
+
+    def cancel(self, ref: Ref) -> bool:
+        self.end(ref._number, [ref], cancelled_error(self.execution(ref)))
+        return True
+
+    def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
+        """Nobody waits for execution ``number`` any more: ``error`` is the outcome of ``refs``, which
+        are all that it has, and what has not begun is skipped."""
+        self.limits.cancel(number)
+        for ref in refs:
+            if ref._outcome is EMPTY:
+                ref._fail(error)
+                self.gate.drop(number, ref._reader)
+        self.gate.interrupt()
+        for member, bit in zip(self._members, self._bits, strict=True):
+            if member.alive:  # a coroutine may be running there
+                self._process.board.ring(member.slot, bit)
 
     def _closed_or_failed(self) -> bool:
         if self._closed is not None or self._failure is not None:
@@ -255,6 +353,18 @@ class ProcessGraph(CompiledGraph):
         """In a forked child: the graph is the parent's. Takes no lock."""
         self._closed = error
         self._start = _refuse
+
+
+def _too_late(source: ProcessGraph | Execution) -> bool:
+    return bool(source.deadline) and _core.monotonic_ns() >= source.deadline
+
+
+def _shorter(timeout: float | None, source: ProcessGraph | Execution) -> float:
+    """The time that a lock is waited for; -1: any."""
+    if not source.deadline:
+        return -1 if timeout is None else timeout
+    left = max(source.deadline - _core.monotonic_ns(), 0) / 1e9
+    return left if timeout is None else min(left, timeout)
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

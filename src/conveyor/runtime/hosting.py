@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
-from conveyor.runtime.layout import ReadEnd, WriteEnd
+from conveyor.runtime.layout import LimitsPlace, ReadEnd, WriteEnd
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 
@@ -42,13 +42,15 @@ class Member(Protocol):
 @dataclass(frozen=True, slots=True)
 class Laid:
     """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
-    ends of the rings in ``segment``."""
+    ends of the rings in ``segment``, ``bits`` are what rings the members' programs."""
 
     number: int
     members: Sequence[Member]
     segment: _core.Segment
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
+    limits: LimitsPlace
+    bits: tuple[int, ...]
 
 
 class GraphHost(Protocol):

@@ -82,10 +82,16 @@ class Laying:
                 self.layout.writes.get(actor, ()),
                 self.layout.peers_of(actor, self._places),
                 sources,
+                self.layout.limits,
             )
             acks.append(self._driver.load(self.records[actor], assignment, self.layout.segment.fd))
         for ack in acks:
             ack.get()
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """What rings each actor's program."""
+        return tuple(self._places[actor].bit for actor in range(len(self.records)))
 
     def unload(self) -> list[tuple[ActorRecord, Ref]]:
         """Give back what the graph has; the acknowledgements that are still to come."""

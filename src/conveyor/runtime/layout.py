@@ -44,6 +44,18 @@ class WriteEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsPlace:
+    """Where the deadlines and cancellations of the executions under way are."""
+
+    offset: int
+    sets: int
+    tasks: int
+
+    def open(self, segment: _core.Segment) -> _core.Limits:
+        return _core.Limits(segment, self.offset, self.sets, self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """What one actor is told about a graph: its program, and its ends of the rings.
 
@@ -61,12 +73,14 @@ class Assignment:
     writes: tuple[WriteEnd, ...]
     peers: tuple[int, ...]
     sources: dict[int, str]
+    limits: LimitsPlace
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     segment: _core.Segment
     offsets: tuple[int, ...]
+    limits: LimitsPlace
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
 
@@ -86,7 +100,9 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
     for edge in plan.edges:
         offsets.append(top)
         top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
-    segment = _core.Segment.create(max(top, 1))
+    limits = LimitsPlace(top, _slots(plan.depth), len(plan.tasks))
+    top += _core.Limits.bytes(limits.sets, limits.tasks)
+    segment = _core.Segment.create(top)
     reads: dict[int, list[ReadEnd]] = {}
     writes: dict[int, list[WriteEnd]] = {}
     streams = {items for _, items in plan.streams}
@@ -105,6 +121,7 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
     return Layout(
         segment,
         tuple(offsets),
+        limits,
         {actor: tuple(ends) for actor, ends in reads.items()},
         {actor: tuple(ends) for actor, ends in writes.items()},
     )

@@ -11,7 +11,7 @@ from conveyor import _core
 from conveyor.exceptions import ActorDiedError, DeadlockError
 from conveyor.runtime.deadlock import CycleCheck, waiting
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
-from conveyor.runtime.refs import EMPTY, ElementRef, Ref, final
+from conveyor.runtime.refs import EMPTY, ElementRef, Ref, cancelled_error, final
 from conveyor.runtime.waiting import Patience
 
 #: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
@@ -19,9 +19,10 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
 
 
 def link_segment() -> _core.Segment:
-    """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`."""
+    """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
+    the marks of cancelled calls."""
     size = reply_offset()
-    segment = _core.Segment.create(2 * size)
+    segment = _core.Segment.create(2 * size + _core.Limits.bytes(CALL_SLOTS, 0))
     segment.make_ring(0, CALL_SLOTS, CALL_STRIDE, 1)
     segment.make_ring(size, CALL_SLOTS, CALL_STRIDE, 1)
     return segment
@@ -29,6 +30,11 @@ def link_segment() -> _core.Segment:
 
 def reply_offset() -> int:
     return _core.Segment.ring_bytes(CALL_SLOTS, CALL_STRIDE, 1)
+
+
+def link_limits(segment: _core.Segment) -> _core.Limits:
+    """Which calls of a link are cancelled."""
+    return _core.Limits(segment, 2 * reply_offset(), CALL_SLOTS, 0)
 
 
 class CallRef(Ref):
@@ -73,6 +79,8 @@ class Link:
             segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
         )
         self.gate = _core.Gate([self._writer], [self._reader], CALL_SLOTS, kind, process.inbox)
+        self._limits = link_limits(segment)
+        self._mailbox_bit = mailbox_bit
 
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -161,6 +169,27 @@ class Link:
 
     # Source protocol
 
+    def cancel(self, ref: Ref) -> bool:
+        error = cancelled_error(self.describe(ref))
+        with self._lock:
+            # By identity: arguments need not be comparable.
+            place = next((i for i, (r, _) in enumerate(self._pending) if r is ref), None)
+            if place is not None:
+                del self._pending[place]
+            ref._fail(error)
+            if ref._number >= 0:
+                self._limits.cancel(ref._number)
+                self.gate.drop(ref._number, 0)
+        self.gate.interrupt()
+        if ref._number >= 0:  # it may be a coroutine that runs
+            self._process.board.ring(self.actor_slot, self._mailbox_bit)
+        else:
+            self.flush()  # others may have waited behind it
+        return True
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        return cancelled_error(self.describe(ref))
+
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         if ref._number >= 0:
             value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
@@ -198,6 +227,8 @@ class Link:
                     raise final(self._on_death())
             if value is not EMPTY:
                 return value
+            if ref._outcome is not EMPTY:  # cancelled
+                return EMPTY
             if suspected:
                 assert cycle is not None
                 members = cycle.confirmed()

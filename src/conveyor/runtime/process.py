@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime.alarm import Alarm
 
 #: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
 CALL_SLOTS = 64
@@ -55,6 +56,7 @@ class Process:
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
         board.set_eventfd(slot, eventfd)  # threads of this process ring it too
+        self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap)
         self._views: dict[int, _core.ArenaView] = {}
 
@@ -65,6 +67,7 @@ class Process:
 
     def close(self) -> None:
         """The session is over: values that are held stay, nothing new can come or go."""
+        self.alarm.close()
         self._views.clear()
         self.board.close_fds()
         self.arena.close_fd()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -26,12 +26,19 @@ class Producer:
         writer: _core.Writer,
         label: str,
         invoke: Callable[[list[Any]], Any],
+        start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+        running: list[Any],
+        limits: _core.Limits,
     ) -> None:
+        """``running[0].cancel()`` is called when the execution has been cancelled."""
         self._worker = worker
         self._program = program
         self._writer = writer
         self._label = label
         self._invoke = invoke
+        self._start_coroutine = start_coroutine
+        self._running = running
+        self._limits = limits
         self._items: Iterator[Any] | None = None
 
     @property
@@ -42,13 +49,14 @@ class Producer:
         """The step's turn has come; what the call raises is its outcome."""
         items = self._invoke(regs)
         if inspect.isasyncgen(items):
-            self._worker.start_coroutine(self._send_all(items), self._program.resume)
+            self._start_coroutine(self._send_all(items))
             return
         if not isinstance(items, Iterator):
             raise TypeError(
                 f"{self._label} was bound as a generator and returned a {type(items).__name__}"
             )
         self._items = items
+        self._running[:] = (self,)
         # The program is suspended when this returns, and goes on in a turn of its own.
         self._ring()
 
@@ -56,8 +64,10 @@ class Producer:
         """Send what there is credit for."""
         items, writer, execution = self._items, self._writer, self._program.execution
         assert items is not None
+        deadline = self._limits.deadline(execution)
         for _ in range(_TURN):
-            if writer.wanted > execution:
+            late = deadline and _core.monotonic_ns() >= deadline
+            if late or writer.wanted > execution:
                 self._end(None)
                 return
             if not self._has_room():
@@ -74,6 +84,10 @@ class Producer:
                 self._end(error)
                 return
         self._ring()
+
+    def cancel(self) -> None:
+        """The execution has been cancelled: whoever asked for it knows."""
+        self._end(None)
 
     def close(self) -> None:
         """The graph is taken down: the generator is closed where it stands."""
@@ -130,7 +144,9 @@ class Producers:
         def turn() -> None:
             for producer in self._producers:
                 if producer.active:
-                    producer.go_on()
+                    program.advance()  # suspended: it only looks for a cancellation
+                    if producer.active:
+                        producer.go_on()
                     return
             program.advance()
 

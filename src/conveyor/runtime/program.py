@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -42,6 +42,17 @@ def make_program(
         error_meta,
         elements,
     )
+    limits = assignment.limits.open(segment)
+    running: list[Any] = []  # the task of the coroutine that the program waits for
+
+    def cancel() -> None:
+        running[0].cancel()
+
+    def start(coroutine: Coroutine[Any, Any, Any]) -> None:
+        deadline = limits.deadline(program.execution)
+        running[:] = (worker.start_coroutine(coroutine, program.resume, deadline),)
+
+    program.set_limits(limits, cancel)
     readers = {end.edge: end.open(process, segment) for end in assignment.reads}
     writers = {end.edge: end.open(process, segment) for end in assignment.writes}
     producers = Producers()
@@ -57,9 +68,12 @@ def make_program(
         elif isinstance(step, Call):
             task = tasks[step.task]
             if step.stream is None:
-                _add_call(worker, program, step, task)
+                _add_call(worker, program, step, task, start)
             else:
-                producers.add(_add_generator(worker, program, step, task, writers[step.stream]))
+                writer = writers[step.stream]
+                producers.add(
+                    _add_generator(worker, program, step, task, writer, start, running, limits)
+                )
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
             label = assignment.sources[step.edge]
@@ -68,11 +82,20 @@ def make_program(
 
 
 def _add_generator(
-    worker: Worker, program: _core.Program, step: Call, task: Task, writer: _core.Writer
+    worker: Worker,
+    program: _core.Program,
+    step: Call,
+    task: Task,
+    writer: _core.Writer,
+    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+    running: list[Any],
+    limits: _core.Limits,
 ) -> Producer:
     method, _ = _method(worker, task)
     invoke = _invoke(method, task)
-    producer = Producer(worker, program, writer, task.label, invoke)
+    producer = Producer(
+        worker, program, writer, task.label, invoke, start_coroutine, running, limits
+    )
     uses = sorted(_uses(step, {task.id: task}))
     out = -1 if step.out is None else step.out
     program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
@@ -96,7 +119,13 @@ def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any
     return invoke
 
 
-def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) -> None:
+def _add_call(
+    worker: Worker,
+    program: _core.Program,
+    step: Call,
+    task: Task,
+    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+) -> None:
     method, is_async = _method(worker, task)
     plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
     args: list[int] = []
@@ -112,7 +141,7 @@ def _add_call(worker: Worker, program: _core.Program, step: Call, task: Task) ->
     invoke = _invoke(method, task)
 
     def start(regs: list[Any]) -> None:
-        worker.start_coroutine(invoke(regs), program.resume)
+        start_coroutine(invoke(regs))
 
     program.add_call(
         method,

@@ -12,6 +12,8 @@ from conveyor.runtime import context
 from conveyor.runtime.waiting import wait_until
 
 EMPTY = _core.EMPTY
+_CANCELLED = _core.CANCELLED
+_OVERDUE = _core.OVERDUE
 ErrorFrame = _core.ErrorFrame
 
 
@@ -30,11 +32,21 @@ class Source(Protocol):
     gate: _core.Gate
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        """The result as the gate gave it; raises what ended the wait instead. The slow path."""
+        """The result as the gate gave it; raises what ended the wait instead. The slow path.
+
+        ``EMPTY`` if the ref may have got its outcome meanwhile in another way: look again."""
         ...
 
     def is_ready(self, ref: Ref) -> bool:
         """Whether ``get`` would return (or raise) without waiting."""
+        ...
+
+    def cancel(self, ref: Ref) -> bool:
+        """Cancel what ``ref``, which is not done, is the result of. False if that cannot be."""
+        ...
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        """The error of what was not run: it was cancelled, or its deadline had passed."""
         ...
 
     def describe(self, ref: Ref) -> str: ...
@@ -71,6 +83,24 @@ class Ref(_core.RefCore):
         """Whether ``get`` would return at once."""
         return self._outcome is not EMPTY or self._source.is_ready(self)
 
+    def cancel(self) -> bool:
+        """Cancel the execution, or the call, that this is a result of. False if it is done already.
+
+        From now on every ref of the execution that has not been got raises
+        ``ExecutionCancelledError``. Tasks that have not begun are skipped, a coroutine that runs is
+        cancelled; a method that runs is not interrupted, but nobody hears of what it returns.
+        """
+        return not self.done() and self._source.cancel(self)
+
+    def cancelled(self) -> bool:
+        """Whether ``get`` raises because of a :meth:`cancel`."""
+        outcome = self._outcome
+        if type(outcome) is not _Failed:
+            return False
+        from conveyor.exceptions import ExecutionCancelledError
+
+        return isinstance(outcome.error, ExecutionCancelledError)
+
     def _get(self, timeout: float | None) -> Any:
         outcome = self._outcome
         if outcome is EMPTY:
@@ -92,9 +122,12 @@ class Ref(_core.RefCore):
             if self._outcome is not EMPTY:
                 return self._outcome
         try:
-            if self._outcome is EMPTY:
+            while self._outcome is EMPTY:
                 try:
-                    self._arrived(self._source.wait_for(self, timeout))
+                    value = self._source.wait_for(self, timeout)
+                    # It may have been cancelled just now.
+                    if value is not EMPTY and self._outcome is EMPTY:
+                        self._arrived(value)
                 except SerializationError as error:
                     self._fail(error)
                 except _Final as ended:
@@ -106,7 +139,11 @@ class Ref(_core.RefCore):
     def _arrived(self, value: Any) -> None:
         """What came out of the channel is the outcome."""
         if type(value) is ErrorFrame:
-            value = _Failed(decode_error(value.meta))
+            meta = value.meta
+            if meta in (_CANCELLED, _OVERDUE):
+                value = _Failed(self._source.stopped(self, meta == _OVERDUE))
+            else:
+                value = _Failed(decode_error(meta))
         self._outcome = value
 
     def _fail(self, error: BaseException) -> None:
@@ -153,6 +190,12 @@ class ElementRef(Ref):
     def done(self) -> bool:
         return self._whole.done()
 
+    def cancel(self) -> bool:
+        return self._whole.cancel()
+
+    def cancelled(self) -> bool:
+        return self._whole.cancelled()
+
 
 class _Final(Exception):
     """The ref's outcome is this error, now and for ever (an actor died, say)."""
@@ -164,6 +207,13 @@ class _Final(Exception):
 def final(error: BaseException) -> Exception:
     """Wrap ``error`` so that the ref keeps it as its outcome."""
     return _Final(error)
+
+
+def cancelled_error(what: str) -> BaseException:
+    """The error of whoever wants the result of ``what``."""
+    from conveyor.exceptions import ExecutionCancelledError  # slow to import, and rarely needed
+
+    return ExecutionCancelledError(f"{what} was cancelled")
 
 
 def _fresh(error: BaseException) -> BaseException:

@@ -164,9 +164,10 @@ class RequestServer:
             self._driver.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
         ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
+        rest = (*ends, layout.limits, laying.bits)
         segment_fd = os.dup(layout.segment.fd)
         layout.segment.close_fd()
-        return (laying.number, members, *ends), [segment_fd, *fds]
+        return (laying.number, members, *rest), [segment_fd, *fds]
 
     def _unlay(self, caller: ActorRecord, number: int, wait: bool) -> tuple[Any, list[int]]:
         for record, ack in self._driver.unlay(number):

@@ -46,6 +46,13 @@ class EffectRef(GraphRef):
     def done(self) -> bool:
         return self._result.done() and all(effect.done() for effect in self._effects)
 
+    def cancel(self) -> bool:
+        # They are of one execution: the first that is not done cancels all.
+        return any(ref.cancel() for ref in (self._result, *self._effects))
+
+    def cancelled(self) -> bool:
+        return any(ref.cancelled() for ref in (self._result, *self._effects))
+
     def __repr__(self) -> str:
         return f"<EffectRef {self._result!r}, {len(self._effects)} effect(s)>"
 

@@ -215,6 +215,12 @@ class ExecutionStream(StreamRef):
         self._over = True
         raise StopIteration
 
+    def cancel(self) -> bool:
+        return not self._over and self._ended.cancel()
+
+    def cancelled(self) -> bool:
+        return self._ended.cancelled()
+
     def _describe(self) -> str:
         return f"the next item of {self._source.describe(self._ended)}"
 

@@ -19,7 +19,7 @@ from conveyor.runtime import context
 from conveyor.runtime.actor_runtime import ActorRuntime
 from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.layout import RESULT_BIT, Assignment
-from conveyor.runtime.links import reply_offset
+from conveyor.runtime.links import link_limits, reply_offset
 from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.producers import Producers
 from conveyor.runtime.program import make_program
@@ -67,6 +67,10 @@ class Mailbox:
         self.bit = bit
         self.reader = process.reader(segment, 0, 0, (caller_slot, RESULT_BIT), shared=False)
         self.replies = process.writer(segment, reply_offset(), [(caller_slot, RESULT_BIT)])
+        self.limits = link_limits(segment)
+        # Coroutines of calls, and how many cancellations they have been looked through for.
+        self.running: dict[int, Any] = {}
+        self.cancellations = 0
         # Calls that run side by side may answer side by side.
         self.reply_lock = threading.Lock()
 
@@ -199,7 +203,9 @@ class Worker:
         return find_method(self._instance, self._generators, name)
 
     def _serve(self, mailbox: Mailbox) -> None:
-        reader = mailbox.reader
+        reader, limits = mailbox.reader, mailbox.limits
+        if mailbox.running and limits.cancellations != mailbox.cancellations:
+            self._cancel_running(mailbox)
         for _ in range(_TURN):
             try:
                 call = reader.receive()
@@ -209,7 +215,9 @@ class Worker:
             if call is EMPTY:
                 return
             tag = reader.tag
-            if call[0] == "__start__" and not self._started:
+            if limits.cancelled(tag):
+                self._reply_cancelled(mailbox, tag)
+            elif call[0] == "__start__" and not self._started:
                 self._start(mailbox, tag, call[1][0], call[1][1:], call[2] or {})
             else:
                 self._call(mailbox, tag, *call)
@@ -259,8 +267,8 @@ class Worker:
             task = self._loop.create_task(
                 self._call_async(mailbox, tag, name, method, args, kwargs, num_returns)
             )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            mailbox.running[tag] = task
+            task.add_done_callback(lambda task: self._call_ended(mailbox, tag, task))
         elif self._pool is not None:
             self._running += 1
             self._pool.submit(
@@ -269,6 +277,23 @@ class Worker:
         else:
             self.process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, name, method, args, kwargs, num_returns)
+
+    def _cancel_running(self, mailbox: Mailbox) -> None:
+        # Before the look: a cancellation that comes meanwhile is looked for next time.
+        mailbox.cancellations = mailbox.limits.cancellations
+        for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
+            mailbox.running.pop(tag).cancel()
+
+    def _call_ended(self, mailbox: Mailbox, tag: int, task: Any) -> None:
+        mailbox.running.pop(tag, None)
+        self._tasks.discard(task)
+        if task.cancelled():  # before its first step, or it would have answered itself
+            self._running -= 1
+            self._reply_cancelled(mailbox, tag)
+
+    def _reply_cancelled(self, mailbox: Mailbox, tag: int) -> None:
+        with mailbox.reply_lock:
+            mailbox.replies.send_error(_core.CANCELLED, tag)
 
     def _call_now(
         self,
@@ -290,8 +315,11 @@ class Worker:
             self._reply(mailbox, tag, name, result, num_returns)
 
     def _call_pooled(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
-        self.process.inbox.running_call(name, tag)
         try:
+            if mailbox.limits.cancelled(tag):
+                self._reply_cancelled(mailbox, tag)
+                return
+            self.process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, name, *rest)
         finally:
             self._running -= 1
@@ -327,10 +355,18 @@ class Worker:
         self,
         coroutine: Coroutine[Any, Any, Any],
         finish: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop."""
+        deadline: int,
+    ) -> Any:
+        """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop.
+
+        deadline: when it is cancelled, in nanoseconds of the monotonic clock; 0: never. Returns the
+        task.
+        """
+        begun = False
 
         async def run() -> None:
+            nonlocal begun
+            begun = True
             try:
                 value = await coroutine
             except SystemExit:
@@ -343,9 +379,22 @@ class Worker:
             else:
                 finish(value, None)
 
+        def ended(task: Any) -> None:
+            self._tasks.discard(task)
+            if timer is not None:
+                timer.cancel()
+            if not begun:  # cancelled before its first step
+                coroutine.close()
+                finish(None, TimeoutError())
+
         task = self._loop.create_task(run())
+        timer = None
+        if deadline:
+            left = (deadline - _core.monotonic_ns()) / 1e9
+            timer = self._loop.call_later(left, task.cancel)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
+        return task
 
     def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
         try:

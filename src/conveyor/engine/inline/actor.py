@@ -14,7 +14,7 @@ from conveyor.engine.inline.lines import Host, Job, Line
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.protocol import ActorId, MethodInfo
-from conveyor.runtime.refs import EMPTY, Ref
+from conveyor.runtime.refs import EMPTY, Ref, cancelled_error
 from conveyor.runtime.returns import elements
 
 if TYPE_CHECKING:
@@ -43,6 +43,18 @@ def interrupts(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (
         debugger is not None and isinstance(error, debugger.BdbQuit)
     )
+
+
+class Expired(Failure):
+    """What a task leaves that had not run at its execution's deadline."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[], BaseException]) -> None:
+        self._make = make
+
+    def error(self) -> BaseException:
+        return self._make()
 
 
 class Actor:
@@ -222,6 +234,11 @@ class Call(Job):
         self._submitted = True
         self.host.submit(self)
 
+    @property
+    def settled(self) -> bool:
+        """The ref has its outcome: what is left to be done is not wanted."""
+        return self._ref is None
+
     def withdraw(self) -> None:
         """It could not be made, and nobody has its ref."""
         self._ref = None
@@ -321,6 +338,15 @@ class Call(Job):
 
     def is_ready(self, ref: Ref) -> bool:
         return ref._outcome is not EMPTY
+
+    def cancel(self, ref: Ref) -> bool:
+        self.settle(error=cancelled_error(self.label))
+        self.host.cancel(self)
+        self.host.lines.finished(self)
+        return True
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        return cancelled_error(self.label)
 
     def describe(self, ref: Ref) -> str:
         return self.label

@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.engine.inline.actor import Actor, Failure, interrupts
+from conveyor import _core
+from conveyor.engine.inline.actor import Actor, Expired, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.streams import Production
+from conveyor.exceptions import DeadlineExceededError
 from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
 from conveyor.runtime.returns import elements
 
@@ -115,8 +117,15 @@ class Execution:
     """One run through the Plan. A failed task leaves a ``Failure`` where its result would be; who
     needs it passes it on instead of running."""
 
-    def __init__(self, loaded: Loaded, inputs: tuple[Any, ...]) -> None:
-        """Takes the inputs across; raises what keeps one of them from being sent."""
+    def __init__(self, loaded: Loaded, inputs: tuple[Any, ...], deadline: int = 0) -> None:
+        """Takes the inputs across; raises what keeps one of them from being sent.
+
+        deadline: on the monotonic clock, in nanoseconds; 0: none.
+        """
+        self.deadline = deadline
+        self.ran: set[int] = set()
+        self.skipped = -1
+        self.late: Callable[[], BaseException] = DeadlineExceededError
         self.loaded = loaded
         #: By the edge that their items are on.
         self.productions: dict[int, Production] = {}
@@ -180,6 +189,16 @@ class Execution:
         kwargs = {name: _value(a, regs) for name, a in task.kwargs}
         return regs.failure or (args, kwargs)
 
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return (self.deadline - _core.monotonic_ns()) / 1e9 if self.deadline else float("inf")
+
+    def expired(self, task: Task) -> Expired:
+        """``task`` was not in time."""
+        if self.skipped < 0:
+            self.skipped = task.id
+        return Expired(lambda: self.late())
+
     def store(self, stage: Stage, task: Task, actor: Actor, value: Any) -> None:
         regs, step = self._regs[stage.actor], stage.call
         count = task.num_returns
@@ -228,6 +247,9 @@ class _StageJob(Job):
         if isinstance(arguments, Failure):
             self._finish(arguments)
             return None
+        if execution.left() <= 0:
+            self._finish(execution.expired(task))
+            return None
         args, kwargs = arguments
         method, is_async = execution.loaded.methods[task.id]
         if is_async and self.host.has_loop:
@@ -238,7 +260,7 @@ class _StageJob(Job):
             value = self._failure(error)
         if stage.call.stream is not None and not isinstance(value, Failure):
             return self._produce(stage.call.stream, value)
-        self._finish(value)
+        self._ended(value)
         return None
 
     def _produce(self, edge: int, items: Any) -> Coroutine[Any, Any, None] | None:
@@ -249,23 +271,29 @@ class _StageJob(Job):
         running = production.begin(items)
         if running is not None:
             return self._go_on_producing(production, running)
-        self._finish(production.failure)
+        self._ended(production.failure)
         return None
 
     async def _go_on_producing(
         self, production: Production, running: Coroutine[Any, Any, None]
     ) -> None:
         await running
-        self._finish(production.failure)
+        self._ended(production.failure)
 
     async def _go_on(
         self, method: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
     ) -> None:
+        left = self._execution.left()
         try:
-            value = await method(*args, **kwargs)
+            coroutine = method(*args, **kwargs)
+            if left < float("inf"):
+                import asyncio
+
+                coroutine = asyncio.wait_for(coroutine, left)
+            value = await coroutine
         except BaseException as error:
             value = self._failure(error)
-        self._finish(value)
+        self._ended(value)
 
     def _failure(self, error: BaseException) -> Failure | None:
         if isinstance(error, SystemExit):
@@ -277,6 +305,14 @@ class _StageJob(Job):
 
     def interrupted(self, error: BaseException) -> None:
         self.interrupt = error
+
+    def _ended(self, value: Any) -> None:
+        # What came too late is no result.
+        if self._execution.left() <= 0:
+            value = self._execution.expired(self._task)
+        else:
+            self._execution.ran.add(self._task.id)
+        self._finish(value)
 
     def _finish(self, value: Any) -> None:
         if self._actor.alive:

@@ -6,6 +6,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from conveyor import _core
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Failure
 from conveyor.engine.inline.crossing import Crossing
@@ -13,10 +14,16 @@ from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.engine.inline.turns import Turns
-from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    DeadlineExceededError,
+    GraphTornDownError,
+)
 from conveyor.plan.model import Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
+from conveyor.runtime.execution import late_error
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.streams import StreamRef
@@ -51,21 +58,30 @@ class InlineGraph(CompiledGraph):
 
     # Executing
 
-    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def execute(
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
-        return self._execute(args, kwargs)
+        return self._execute(args, kwargs, deadline)
 
-    def try_execute(self, *args: Any, **kwargs: Any) -> Any:
-        return self._execute(args, kwargs)
+    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        return self._execute(args, kwargs, deadline)
 
-    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
-        return self._execute(args, kwargs)
+    async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        return self._execute(args, kwargs, deadline)
 
-    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _execute(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None
+    ) -> Any:
+        seconds = self._seconds(deadline, kwargs)
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        job = _ExecutionJob(self, inputs)
+        job = _ExecutionJob(self, inputs, seconds)
         if self._host.lines.current().loop is None:
             self._host.run(job)
         else:  # from a coroutine of an actor
@@ -74,10 +90,14 @@ class InlineGraph(CompiledGraph):
             raise job.error
         return self._results.arrange(job.refs, passed)
 
-    def run(self, inputs: tuple[Any, ...]) -> list[GraphRef]:
+    def run(self, inputs: tuple[Any, ...], deadline: int, seconds: float | None) -> list[GraphRef]:
         """One execution, in the graph's turn: its distinct results."""
         self._check()
-        execution = Execution(self._loaded, inputs)
+        execution = Execution(self._loaded, inputs, deadline)
+        if deadline:
+            execution.late = lambda: late_error(
+                self, execution.number, seconds or 0.0, execution.ran, execution.skipped, None
+            )
         edges = self._results.edges
         refs = [GraphRef(self, execution.number, i) for i in range(len(edges))]
         try:
@@ -99,6 +119,7 @@ class InlineGraph(CompiledGraph):
                     ref._fail(value.error())
                 else:
                     ref._arrived(value)
+        execution.late = DeadlineExceededError  # it referred to the execution
         return refs
 
     def _check(self) -> None:
@@ -121,6 +142,9 @@ class InlineGraph(CompiledGraph):
 
     def doing(self) -> str:
         return "everything runs in this process"
+
+    def cancel(self, ref: Ref) -> bool:
+        return False
 
     # Ending
 
@@ -147,17 +171,19 @@ def _stream(edge: int, ended: Ref, effects: tuple[Ref, ...]) -> StreamRef:
 class _ExecutionJob(Job):
     """One execution, as what the graph has its turns for."""
 
-    def __init__(self, graph: InlineGraph, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, graph: InlineGraph, inputs: tuple[Any, ...], seconds: float | None) -> None:
         super().__init__(graph._host, f"an execution of {graph.name}")
         self._graph = graph
         self._inputs = inputs
+        self._seconds = seconds
+        self._deadline = 0 if seconds is None else _core.monotonic_ns() + int(seconds * 1e9)
         self.refs: list[GraphRef] = []
         self.error: BaseException | None = None
 
     def start(self) -> None:
         inputs, self._inputs = self._inputs, ()
         try:
-            self.refs = self._graph.run(inputs)
+            self.refs = self._graph.run(inputs, self._deadline, self._seconds)
         except Exception as error:
             self.error = error
 

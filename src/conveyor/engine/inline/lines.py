@@ -109,6 +109,9 @@ class Host:
     def close(self) -> None:
         """No more jobs will come, and those that run are not wanted."""
 
+    def cancel(self, job: Job) -> None:
+        """Nobody wants ``job`` any more: end it if it is a coroutine."""
+
     # With an event loop
 
     def soon(self, work: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ class Loop(Host):
         self.line = Line(self)
         self._capacity = capacity
         self._asleep = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._loop = asyncio.SelectorEventLoop(_Selector(self._sleeps))
         self._thread = threading.Thread(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
@@ -65,6 +65,14 @@ class Loop(Host):
     def soon(self, work: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # it is closed: the actor is gone, and its jobs with it
             self._loop.call_soon_threadsafe(work)
+
+    def cancel(self, job: Job) -> None:
+        def cancel() -> None:
+            task = self._tasks.get(job)
+            if task is not None:
+                task.cancel()
+
+        self.soon(cancel)
 
     def close(self) -> None:
         self.soon(self._loop.stop)
@@ -113,8 +121,8 @@ class Loop(Host):
             self.lines.finished(job)
             return
         task = self._loop.create_task(self._await(job, coroutine))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[job] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job, None))
         with self.lines.changed:
             job.started = True
 

@@ -50,6 +50,8 @@ class Outbox:
 
 def make_call(call: Call, arguments: Arguments) -> None:
     """Make a call of which somebody has the ref already: what is wrong with it goes there."""
+    if call.settled:  # cancelled
+        return
     try:
         call.actor.check_alive()
         call.pack(*arguments)
@@ -57,4 +59,5 @@ def make_call(call: Call, arguments: Arguments) -> None:
         call.settle(error=error)
         call.host.lines.finished(call)
     else:
-        call.submit()
+        if not call.settled:
+            call.submit()

@@ -1,0 +1,117 @@
+// What may end an execution (or a call) before it has run: its deadline, and its cancellation. Words
+// in the segment that all its members have mapped: one set for each of the executions that may be under
+// way at once.
+//
+// Execution n uses set n modulo the number of sets, which is at least the depth. n + sets is submitted
+// only when every output and effect of n has come out, and every task of n has looked before that (each
+// leads to an output or an effect). So nobody looks at n's deadline any more when it is written for
+// n + sets; and who looks at a deadline has received an input, or something made from one, that was
+// published after the deadline was written: relaxed accesses are enough.
+//
+// A cancellation is written whenever the caller likes, perhaps when n + sets is under way already. So it
+// bears the execution's number and only grows: a late one for n neither hits n + sets nor wipes out one
+// of n + sets. It publishes nothing but itself, so relaxed is enough here too; that it is looked at again
+// is the business of the bell that is rung after it.
+#pragma once
+
+#include <utility>
+
+#include "ring.h"
+
+namespace conveyor {
+
+// The body of the error frame that stands for what was not run. Too rare and too plain to be encoded.
+constexpr const char* kCancelledMeta = "conveyor:cancelled";
+constexpr const char* kOverdueMeta = "conveyor:overdue";
+
+class Limits {
+ public:
+  enum class Verdict { kGoOn, kCancelled, kOverdue };
+
+  Limits(std::shared_ptr<Segment> segment, size_t offset, uint32_t sets, uint32_t tasks)
+      : segment_(std::move(segment)), sets_(sets), tasks_(tasks), stride_(stride(tasks)) {
+    if (sets == 0 || (sets & (sets - 1)) != 0) throw std::system_error(EINVAL, std::generic_category(), "limits");
+    base_ = segment_->at(offset, bytes(sets, tasks));
+  }
+
+  // What they take, a multiple of a cache line. All zero: no limits.
+  static size_t bytes(uint32_t sets, uint32_t tasks) { return kCacheLine + sets * stride(tasks); }
+
+  // The submitter's: before the execution's first input is published. `deadline`: CLOCK_MONOTONIC in
+  // nanoseconds, 0 for none.
+  void begin(uint64_t number, uint64_t deadline) {
+    Words& w = words(number);
+    // Not written where nothing changes: the line stays in the caches of all who look at it.
+    if (deadline == 0) {
+      if (w.deadline.load(std::memory_order_relaxed) != 0) w.deadline.store(0, std::memory_order_relaxed);
+      return;  // the notes stay: the one before may still be asked about
+    }
+    w.skipped.store(0, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < ran_words(tasks_); ++i) w.ran()[i].store(0, std::memory_order_relaxed);
+    w.deadline.store(deadline, std::memory_order_relaxed);
+  }
+
+  void cancel(uint64_t number) {
+    std::atomic<uint64_t>& mark = words(number).cancelled;
+    uint64_t before = mark.load(std::memory_order_relaxed);
+    while (before < number + 1 && !mark.compare_exchange_weak(before, number + 1, std::memory_order_relaxed)) {
+    }
+    // Who sees the new count sees the mark.
+    header()->cancellations.fetch_add(1, std::memory_order_release);
+  }
+  bool cancelled(uint64_t number) const { return words(number).cancelled.load(std::memory_order_relaxed) == number + 1; }
+  // How often `cancel` was called: tells who has much running whether to look through it.
+  uint32_t cancellations() const { return header()->cancellations.load(std::memory_order_acquire); }
+
+  uint64_t deadline(uint64_t number) const { return words(number).deadline.load(std::memory_order_relaxed); }
+  Verdict look(uint64_t number, uint64_t now) const {
+    if (cancelled(number)) return Verdict::kCancelled;
+    const uint64_t end = deadline(number);
+    return end != 0 && now >= end ? Verdict::kOverdue : Verdict::kGoOn;
+  }
+
+  // Notes for the error that a missed deadline gives; kept for executions that have one.
+  void note_ran(uint64_t number, uint32_t task) {
+    CONVEYOR_ASSERT(task < tasks_);
+    words(number).ran()[task / 64].fetch_or(uint64_t(1) << (task % 64), std::memory_order_relaxed);
+  }
+  // The first to be skipped counts.
+  void note_skipped(uint64_t number, uint32_t task) {
+    if (deadline(number) == 0) return;
+    uint64_t none = 0;
+    words(number).skipped.compare_exchange_strong(none, uint64_t(task) + 1, std::memory_order_relaxed);
+  }
+  // The task that was skipped first (-1: none yet), and those that have run.
+  std::pair<int64_t, std::vector<uint32_t>> report(uint64_t number) const {
+    Words& w = words(number);
+    std::vector<uint32_t> ran;
+    for (uint32_t task = 0; task < tasks_; ++task)
+      if (w.ran()[task / 64].load(std::memory_order_relaxed) >> (task % 64) & 1) ran.push_back(task);
+    return {int64_t(w.skipped.load(std::memory_order_relaxed)) - 1, std::move(ran)};
+  }
+
+ private:
+  struct Header {
+    std::atomic<uint32_t> cancellations;
+  };
+  struct Words {
+    std::atomic<uint64_t> deadline;
+    std::atomic<uint64_t> cancelled;  // number + 1
+    std::atomic<uint64_t> skipped;    // task + 1
+    std::atomic<uint64_t>* ran() { return reinterpret_cast<std::atomic<uint64_t>*>(this + 1); }
+  };
+  static uint32_t ran_words(uint32_t tasks) { return (tasks + 63) / 64; }
+  static size_t stride(uint32_t tasks) { return align_up(sizeof(Words) + ran_words(tasks) * sizeof(uint64_t), kCacheLine); }
+  Header* header() const { return reinterpret_cast<Header*>(base_); }
+  Words& words(uint64_t number) const {
+    return *reinterpret_cast<Words*>(base_ + kCacheLine + (number & (sets_ - 1)) * stride_);
+  }
+
+  std::shared_ptr<Segment> segment_;
+  uint32_t sets_;
+  uint32_t tasks_;
+  size_t stride_;
+  char* base_;
+};
+
+}  // namespace conveyor

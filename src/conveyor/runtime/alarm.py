@@ -1,0 +1,69 @@
+"""Ringing this process's bell when a deadline passes, for those who sleep on it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from conveyor import _core
+
+
+class Timed(Protocol):
+    """Something that is waited for until a time on the monotonic clock, in nanoseconds."""
+
+    @property
+    def deadline(self) -> int: ...
+
+
+class Alarm:
+    """One thread, there only while something with a deadline is waited for in general: by
+    ``conveyor.wait``, an event loop, or a descriptor. ``get`` watches the clock itself."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self._ring = ring
+        self._changed = threading.Condition()
+        # Weak: what nobody waits for any more has no deadline.
+        self._timed: weakref.WeakSet[Timed] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, timed: Timed) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._timed.add(timed)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="conveyor-alarm", daemon=True
+                )
+                self._thread.start()
+            else:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = _core.monotonic_ns()
+                waiting = list(self._timed)
+                due = [timed for timed in waiting if timed.deadline <= now]
+                self._timed.difference_update(due)
+                left = min((t.deadline - now for t in waiting if t.deadline > now), default=None)
+                del waiting
+                if not due:
+                    if left is None or self._closed:
+                        self._thread = None
+                        return
+                    self._changed.wait(left / 1e9)
+                    continue
+                due.clear()
+            self._ring()
