@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from conveyor import _core
+from conveyor.runtime import threads
 
 
 class Timed(Protocol):
@@ -35,10 +36,7 @@ class Alarm:
                 return
             self._timed.add(timed)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="conveyor-alarm", daemon=True
-                )
-                self._thread.start()
+                self._thread = threads.start(self._run, "alarm")
             else:
                 self._changed.notify_all()
 

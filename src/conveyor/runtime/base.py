@@ -18,6 +18,7 @@ from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import get_all
 from conveyor.runtime.waiting import Patience
+from conveyor.runtime.watcher import Watcher
 
 
 class PutRef(Ref):
@@ -107,6 +108,9 @@ class CallingRuntime:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.pump = Pump(process.inbox)
+        self.watcher = Watcher(
+            process.inbox, lambda: process.board.ring(process.slot, _core.ATTENTION_BIT)
+        )
         self._links: dict[int, Link] = {}
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}

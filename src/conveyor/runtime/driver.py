@@ -449,6 +449,7 @@ class Driver(CallingRuntime):
         for record in list(self._records.values()):
             record.killed = True
         self.pump.close()
+        self.watcher.close()
         self._engine.unwatch(self._garbage_event)
         self._requests.close()
         self._engine.close()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
+    from conveyor.runtime.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
@@ -64,6 +65,11 @@ class Runtime(Protocol):
     @property
     def inbox(self) -> _core.Inbox:
         """This process's bell."""
+        ...
+
+    @property
+    def watcher(self) -> Watcher:
+        """Tells when refs are done."""
         ...
 
     def create_actor(self, spec: ActorSpec) -> ActorId: ...

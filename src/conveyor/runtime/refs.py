@@ -83,6 +83,15 @@ class Ref(_core.RefCore):
         """Whether ``get`` would return at once."""
         return self._outcome is not EMPTY or self._source.is_ready(self)
 
+    def fileno(self) -> int:
+        """A descriptor that polls readable once the ref is done: for ``select``, ``poll``, ``epoll``
+        and event loops other than asyncio.
+
+        It is made when it is first asked for and closed when the ref is garbage; neither read nor
+        close it.
+        """
+        return context.current().watcher.fileno(self)
+
     def cancel(self) -> bool:
         """Cancel the execution, or the call, that this is a result of. False if it is done already.
 

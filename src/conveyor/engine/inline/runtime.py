@@ -284,6 +284,7 @@ class InlineRuntime(CallingRuntime):
             actor.end("ended with its session")
         for loop in list(self._loops):
             loop.join()
+        self.watcher.close()
         self._crossing.close()
         for fd in self._fds:
             os.close(fd)

@@ -1,0 +1,34 @@
+"""Background threads of the library."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# A fault of a thread must reach that thread, or the process dies without a report.
+_FAULTS = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
+
+
+def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
+    """Start a daemon thread that is handed no signal: those are the main thread's, which lets them in
+    only while it sleeps and would not wake up if another thread took one."""
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        target(*args)
+
+    thread = threading.Thread(target=run, name=f"conveyor-{name}", daemon=True)
+    thread.start()
+    return thread
