@@ -54,25 +54,6 @@ Buffer private_pages(const Buffer& b) {
   return Buffer{static_cast<char*>(p) + (at - first), b.length, false, pages, nullptr, nullptr};
 }
 
-// A value encoded into memory of this process: a snapshot that can be decoded any number of times.
-struct Snapshot {
-  Frame frame;
-};
-
-Snapshot snapshot(nb::handle value, nb::handle sent) {
-  Encoded e;
-  encode(e, value, sent, 0);
-  Snapshot s;
-  s.frame.kept = true;
-  s.frame.codec = e.codec;
-  s.frame.flags = e.flags;
-  s.frame.size = e.size;
-  s.frame.memory = std::make_shared<OwnedMemory>(e.size);
-  s.frame.body = s.frame.memory->data;
-  e.write_body(s.frame.memory->data);
-  return s;
-}
-
 // A failed ref holds its error, whose traceback holds the frames that got it, which hold the ref.
 int ref_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -338,7 +319,15 @@ NB_MODULE(_core, m) {
       .def("private", &private_pages);
 
   nb::class_<Snapshot>(m, "Snapshot")
-      .def("__init__", [](Snapshot* self, nb::handle value, nb::handle sent) { new (self) Snapshot(snapshot(value, sent)); }, "value"_a.none(), "sent"_a.none())
+      .def("__init__", [](Snapshot* self, nb::handle value, nb::handle sent, size_t share_from) { new (self) Snapshot(snapshot(value, sent, share_from)); },
+           "value"_a.none(), "sent"_a.none(), "share_from"_a = 0)
+      .def_static("received", &received_snapshot, "codec"_a, "flags"_a, "size"_a, "data"_a.none(), "fd"_a)
+      .def_prop_ro("parts", [](Snapshot& s) {
+             nb::object data = nb::none();
+             if (s.fd.get() < 0) data = nb::bytes(s.frame.body, s.frame.size);
+             return nb::make_tuple(s.frame.codec, s.frame.flags, s.frame.size, data);
+           })
+      .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
       .def("decode", [](Snapshot& s) { return decode(s.frame); });
 
   nb::class_<ErrorFrame>(m, "ErrorFrame").def("__init__", [](ErrorFrame* self, nb::bytes meta) { new (self) ErrorFrame{std::move(meta)}; }, "meta"_a).def_ro("meta", &ErrorFrame::meta);

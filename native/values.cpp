@@ -190,7 +190,7 @@ std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size) {
 Encoded::~Encoded() {
   for (Py_buffer& view : views) PyBuffer_Release(&view);
   if (block != nullptr) arena->release(block);  // prepared and never published
-  if ((flags & kDefinitions) && sent.is_valid() && !sent.is_none()) {
+  if ((flags & kDefinitions) && !raw && sent.is_valid() && !sent.is_none()) {
     // Never published: what it would have defined is still unknown to the readers.
     nb::error_scope keep;
     nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr()));
@@ -199,7 +199,7 @@ Encoded::~Encoded() {
 }
 
 void Encoded::write_body(char* to) const {
-  if (codec < kFirstPython) {
+  if (codec < kFirstPython || raw) {
     std::memcpy(to, data, size);
     return;
   }
@@ -300,6 +300,16 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       return;
     }
   }
+  if (nb::isinstance<Snapshot>(value)) {
+    const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
+    out.codec = frame.codec;
+    out.flags = frame.flags;
+    out.size = frame.size;
+    out.data = frame.body;
+    out.source = nb::borrow(value);
+    out.raw = true;
+    return;
+  }
   // Before the codec adds references of its own.
   const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
   if (encode_hook == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
@@ -392,6 +402,51 @@ nb::object decode(const Frame& frame) {
   nb::object value = nb::steal(PyObject_CallFunctionObjArgs(decode_hook, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));
   if (!value.is_valid()) throw nb::python_error();
   return value;
+}
+
+namespace {
+void place(Snapshot& s, std::shared_ptr<OwnedMemory> memory) {
+  s.frame.memory = std::move(memory);
+  s.frame.body = s.frame.memory->data;
+  s.frame.kept = true;
+}
+}  // namespace
+
+Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
+  Encoded e;
+  encode(e, value, sent, 0);
+  Snapshot s;
+  s.frame.codec = e.codec;
+  s.frame.flags = e.flags;
+  s.frame.size = e.size;
+  if (share_from != 0 && e.size >= share_from) {
+    s.fd = make_memfd("conveyor-value", align_up(e.size, kPage));
+    place(s, std::make_shared<OwnedMemory>(s.fd.get(), e.size));
+  } else {
+    place(s, std::make_shared<OwnedMemory>(e.size));
+  }
+  e.write_body(s.frame.memory->data);
+  e.sent = nb::object();
+  return s;
+}
+
+Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::handle data, int fd) {
+  Snapshot s;
+  s.frame.codec = codec;
+  s.frame.flags = flags & ~uint32_t(kExternal);
+  s.frame.size = size;
+  if (fd >= 0) {
+    const off_t length = ::lseek(fd, 0, SEEK_END);
+    if (size == 0 || length < 0 || size_t(length) < size) throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
+    place(s, std::make_shared<OwnedMemory>(fd, size));
+    s.fd = dup_cloexec(fd);
+    return s;
+  }
+  if (!PyBytes_CheckExact(data.ptr()) || size_t(PyBytes_GET_SIZE(data.ptr())) != size)
+    throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
+  place(s, std::make_shared<OwnedMemory>(size));
+  std::memcpy(s.frame.memory->data, PyBytes_AS_STRING(data.ptr()), size);
+  return s;
 }
 
 void announce(const Frame& frame) {

@@ -22,10 +22,18 @@ struct OwnedMemory {
   explicit OwnedMemory(size_t size) : data(static_cast<char*>(std::aligned_alloc(kBufferAlign, align_up(size + 1, kBufferAlign)))) {
     if (data == nullptr) throw std::bad_alloc();
   }
-  ~OwnedMemory() { std::free(data); }
+  // Shared with who else has the file of at least `size` bytes.
+  OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kPage))), mapped(align_up(size, kPage)) {}
+  ~OwnedMemory() {
+    if (mapped != 0)
+      ::munmap(data, mapped);
+    else
+      std::free(data);
+  }
   OwnedMemory(const OwnedMemory&) = delete;
   OwnedMemory& operator=(const OwnedMemory&) = delete;
   char* data;
+  size_t mapped = 0;
 };
 
 // A block of this process's own arena that a value is being made in (conveyor.empty).
@@ -82,6 +90,7 @@ struct Encoded {
   Block* block = nullptr;
   std::shared_ptr<Arena> arena;
   std::shared_ptr<MadeInPlace> made;
+  bool raw = false;  // `data` is the body as it is, whatever the codec
 
   Encoded() = default;
   Encoded(const Encoded&) = delete;
@@ -103,6 +112,17 @@ struct Frame {
   std::shared_ptr<OwnedMemory> memory;
   std::shared_ptr<Lease> lease;
 };
+
+// A value encoded into memory of this process, or into a file that others can be given: it can be
+// decoded any number of times. Sending a snapshot sends the value that it is of.
+struct Snapshot {
+  Frame frame;
+  Fd fd;
+};
+// `share_from`: the size from which its body lies in a file.
+Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from);
+// One of another process: its body is in `data`, or in the file `fd` (else -1), which is duplicated.
+Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::handle data, int fd);
 
 struct ErrorFrame {
   nb::bytes meta;

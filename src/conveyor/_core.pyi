@@ -358,10 +358,26 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Snapshot:
-    """A value encoded into this process's memory, to be decoded any number of times."""
+    """An encoded value, to be decoded any number of times. To send it is to send the value."""
 
-    def __init__(self, value: Any, sent: Any) -> None:
-        """Raises what the codec raises for ``value``."""
+    def __init__(self, value: Any, sent: Any, share_from: int = 0) -> None:
+        """From ``share_from`` bytes on (0: never) it lies in a file that others can be given. Raises
+        what the codec raises for ``value``.
+        """
+
+    @staticmethod
+    def received(codec: int, flags: int, size: int, data: bytes | None, fd: int) -> Snapshot:
+        """Another process's: its ``parts`` and ``fd`` (-1: none), which is duplicated. ``OSError`` if
+        they do not fit.
+        """
+
+    @property
+    def parts(self) -> tuple[int, int, int, bytes | None]:
+        """What ``received`` takes, but for the descriptor."""
+
+    @property
+    def fd(self) -> int:
+        """The file that it lies in, or -1; stays the snapshot's."""
 
     def decode(self) -> Any:
         """A value equal to the one at the time of the snapshot; they share the snapshot's memory."""

@@ -16,7 +16,6 @@ import conveyor
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
-    SerializationError,
     TaskError,
     WaitTimeoutError,
 )
@@ -272,11 +271,9 @@ def test_a_failed_argument_fails_the_call(echo, other):
     assert conveyor.get(other.echo.remote(1), timeout=WAIT) == 1
 
 
-def test_a_reference_inside_a_container_is_refused(echo):
+def test_a_reference_inside_a_container_is_sent_as_its_value(echo):
     ref = echo.echo.remote(1)
-    with pytest.raises(SerializationError, match="argument"):
-        echo.echo.remote([ref])
-    assert conveyor.get(echo.echo.remote(2), timeout=WAIT) == 2
+    assert conveyor.get(echo.echo.remote([ref]), timeout=WAIT) == [1]
 
 
 def test_an_element_reference_is_an_argument(echo, other):

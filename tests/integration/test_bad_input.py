@@ -234,11 +234,6 @@ def test_an_unpicklable_result(a):
         assert conveyor.get(refs[2], timeout=WAIT) == 0
 
 
-def test_a_reference_as_an_argument_of_execute(graph, a):
-    with pytest.raises((SerializationError, TypeError)):
-        graph.execute([a.echo.remote(1)])
-
-
 def test_use_after_teardown(a):
     with InputNode() as inp:
         dag = a.echo.bind(inp)

@@ -409,7 +409,7 @@ def test_waits_of_all_kinds_end_at_the_deadline(latches):
 def test_room_does_not_come_before_the_deadline(latches):
     held = Held(latches, depth=1)
     held.graph.execute(1)
-    with pytest.raises(DeadlineExceededError, match="before there was room"):
+    with pytest.raises(DeadlineExceededError, match="before it could begin"):
         held.graph.execute(2, deadline=0.05)
     with pytest.raises(DeadlineExceededError):
         asyncio.run(held.graph.execute_async(2, deadline=0.05))

@@ -6,10 +6,19 @@ from conveyor import _core
 from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import announce, decode, encode
 from conveyor.channel.errors import decode_error, encode_error
+from conveyor.channel.pickling import SENT, add_reducers, drop_picklers
 from conveyor.channel.tensors import held_alone
 from conveyor.exceptions import ArenaFullError, RuntimeStateError, SerializationError
 
-__all__ = ["SentDefinitions", "decode_error", "encode_error", "set_up_codec"]
+__all__ = [
+    "SENT",
+    "SentDefinitions",
+    "add_reducers",
+    "decode_error",
+    "drop_picklers",
+    "encode_error",
+    "set_up_codec",
+]
 
 
 def set_up_codec() -> None:

@@ -71,9 +71,11 @@ class Entry:
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""
 
-    __slots__ = ("by_value", "groups")
+    __slots__ = ("by_value", "groups", "values")
 
-    def __init__(self) -> None:
+    def __init__(self, values: bool = False) -> None:
+        # Whether this channel carries arguments: references in them travel as their values.
+        self.values = values
         self.groups: set[Token] = set()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False

@@ -23,9 +23,11 @@ __all__ = [
     "DEFINING",
     "FLAG_DEFINITIONS",
     "PICKLE",
+    "SENT",
     "Encoded",
     "LeasedBuffer",
     "add_reducers",
+    "drop_picklers",
     "dump",
     "dumps_by_value",
     "learn",
@@ -63,6 +65,9 @@ class LeasedBuffer(Protocol):
 Reducer: TypeAlias = Callable[[Any], Any]
 ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 """Makes reducers that may keep notes in a dict, which is emptied after every value."""
+
+SENT = "sent"
+"""Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.
@@ -111,7 +116,7 @@ def _reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
 def add_reducers(factory: ReducerFactory) -> None:
     """Have both picklers use these reducers, for values to come."""
     _factories.append(factory)
-    _drop_picklers()
+    drop_picklers()
 
 
 def when_imported(module: str, install: Callable[[], None]) -> None:
@@ -121,7 +126,8 @@ def when_imported(module: str, install: Callable[[], None]) -> None:
     _seen_modules = -1
 
 
-def _drop_picklers() -> None:
+def drop_picklers() -> None:
+    """Make new picklers for values to come: types have come that have a reducer."""
     # New lists: a pickler in use goes back to the list that it came from.
     global _fast_pool, _full_pool
     _fast_pool = []
@@ -162,7 +168,7 @@ def _catch_up() -> None:
         *(name.encode() for name in (*_registered, *byvalue.modules_in_memory())),
     )
     if len(copyreg.dispatch_table) != _seen_reducers:
-        _drop_picklers()
+        drop_picklers()
     _seen_modules = modules
     _seen_reducers = len(copyreg.dispatch_table)
     _seen_registered = len(_registered)
@@ -191,6 +197,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             pickler = pool.pop()
         except IndexError:
             pickler = _FastPickler()
+        pickler.notes[SENT] = sent
         try:
             pickler.dump(value)
         except SerializationError:
@@ -222,12 +229,13 @@ def _dump_fully(value: Any, sent: SentDefinitions) -> Encoded:
         pickler = pool.pop()
     except IndexError:
         pickler = _full_pickler()
+    pickler.notes[SENT] = sent
     try:
         pickler.dump(value)
     except SerializationError:
         raise
     except Exception:
-        pickler = _try_again(value, out_of_band=True)
+        pickler = _try_again(value, sent, out_of_band=True)
     meta = pickler.payload()
     buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
     definitions = None
@@ -254,7 +262,7 @@ def _full_pickler(out_of_band: bool = True) -> FullPickler:
     return FullPickler(_reducers, out_of_band)
 
 
-def _try_again(value: Any, out_of_band: bool) -> FullPickler:
+def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPickler:
     """The full pickler has failed: perhaps because it remembered a name that is not good any more.
 
     The pickler that has done it, or an error that names the part that it cannot do.
@@ -263,6 +271,7 @@ def _try_again(value: Any, out_of_band: bool) -> FullPickler:
 
     fullpickle.forget_names()
     pickler = _full_pickler(out_of_band)
+    pickler.notes[SENT] = sent
     try:
         pickler.dump(value)
         return pickler
@@ -306,7 +315,7 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     except SerializationError:
         raise
     except Exception:
-        full = _try_again(value, out_of_band=False)
+        full = _try_again(value, sent, out_of_band=False)
     definitions = byvalue.definitions_of(full.groups.values(), sent)
     data = byvalue.pack(definitions, full.payload())
     sent.groups.update(tokens[0] for tokens, _, _ in definitions)

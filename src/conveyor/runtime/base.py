@@ -181,6 +181,10 @@ class CallingRuntime:
             raise TypeError("put takes a value, not a ref")
         return PutRef(_core.Snapshot(value, SentDefinitions()))
 
+    def keep(self, value: Any) -> Ref:
+        """Like ``put``; refs in ``value``, or in place of it, are kept as their values."""
+        return PutRef(_core.Snapshot(value, SentDefinitions(values=True)))
+
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]:

@@ -51,6 +51,8 @@ class CompiledGraph(ABC):
     ) -> Any:
         """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
 
+        Refs among the arguments, at any depth, are replaced by their values; it waits for those that
+        are not done. An error in one of them is that execution's error, and nothing is sent.
         Every argument is encoded before anything is sent: one that cannot be sent raises
         ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
         ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
@@ -66,11 +68,11 @@ class CompiledGraph(ABC):
 
     @abstractmethod
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
-        """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting."""
+        """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting for room or for a ref."""
 
     @abstractmethod
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
-        """Like :meth:`execute`; waits for room without blocking the event loop.
+        """Like :meth:`execute`; waits for room and for refs without blocking the event loop.
 
         On the inline engine the loop stands still meanwhile, as it does in a debugger.
         """
@@ -147,7 +149,10 @@ class CompiledGraph(ABC):
 
     def execution(self, ref: Ref) -> str:
         """The execution that ``ref`` is of, in words."""
-        return f"{self.name}, execution {ref._number}"
+        number = (
+            f"execution {ref._number}" if ref._number >= 0 else "an execution that was not sent"
+        )
+        return f"{self.name}, {number}"
 
     def describe(self, ref: Ref) -> str:
         position = self._results.position(ref._reader)

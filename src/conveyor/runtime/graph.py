@@ -23,6 +23,7 @@ from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.execution import Execution
 from conveyor.runtime.hosting import GraphHost, Member
 from conveyor.runtime.links import describe_status
+from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.streams import GraphStream, Items
@@ -70,7 +71,9 @@ class ProcessGraph(CompiledGraph):
         self._lock = threading.Lock()
         self._unloading: list[tuple[Member, Ref]] = []
         try:
-            writers = {end.edge: end.open(process, laid.segment) for end in laid.writes}
+            writers = {
+                end.edge: end.open(process, laid.segment, arguments=True) for end in laid.writes
+            }
             readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
         except ConveyorError:
             host.unlay(laid.number)
@@ -86,7 +89,7 @@ class ProcessGraph(CompiledGraph):
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
         laid.segment.close_fd()
-        self._results = Results(plan, host.put)
+        self._results = Results(plan, host.keep)
         for ended, items in plan.streams:
             taken = Items(readers[items], process)
             self._results.streams[ended] = functools.partial(GraphStream, taken)
@@ -118,34 +121,62 @@ class ProcessGraph(CompiledGraph):
     ) -> Any:
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
             source = self if self._single_output else Execution(self)
-            with self._lock:
-                ref = self._start(args[0], source, GraphRef)
-            if ref is not None:
-                return ref if self._single_output else self._refs(ref, {})
-        return self._execute(args, kwargs, timeout, self._source(deadline, kwargs))
+            try:
+                with self._lock:
+                    ref = self._start(args[0], source, GraphRef)
+                if ref is not None:
+                    return ref if self._single_output else self._refs(ref, {})
+            except (RefNotThere, RefFailed):
+                pass  # it is waited for, or reported, below
+        source = self._source(deadline, kwargs)
+        if "timeout" in self.plan.keywords:
+            kwargs["timeout"] = timeout
+            timeout = None
+        patience = Patience(None if timeout is not None and timeout < 0 else timeout)
+        while True:
+            try:
+                return self._execute(args, kwargs, patience, source)
+            except RefFailed as failed:
+                return self._results.failed(failed.error, source)
+            except RefNotThere as missing:
+                lacked = missing.ref
+            self._wait_for_argument(lacked, patience, source)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         source = self._source(deadline, kwargs)
-        inputs = match_inputs(self.plan, self.name, args, kwargs)
-        passed = self._results.passed(args, kwargs)
-        ref = self._submit_once(inputs, source)
+        try:
+            inputs = match_inputs(self.plan, self.name, args, kwargs)
+            passed = self._results.passed(args, kwargs)
+            ref = self._submit_once(inputs, source)
+        except RefFailed as failed:
+            return self._results.failed(failed.error, source)
+        except RefNotThere as missing:
+            raise CapacityError(
+                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
+            ) from None
         if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
         return self._refs(ref, passed)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
-        source = self._source(deadline, kwargs)
-        inputs = match_inputs(self.plan, self.name, args, kwargs)
-        passed = self._results.passed(args, kwargs)
-        while True:
-            ref = self._submit_once(inputs, source)
-            if ref is not None:
-                return self._refs(ref, passed)
-            from conveyor.runtime.aio import wait_until  # asyncio is slow to import
+        from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
-            if isinstance(source, Execution) and source.deadline:
-                self.alarm.add(source)
-            await wait_until(lambda: self._may_submit() or _too_late(source))
+        source = self._source(deadline, kwargs)
+        while True:
+            ready = self._may_submit
+            try:
+                inputs = match_inputs(self.plan, self.name, args, kwargs)
+                passed = self._results.passed(args, kwargs)
+                ref = self._submit_once(inputs, source)
+                if ref is not None:
+                    return self._refs(ref, passed)
+            except RefFailed as failed:
+                return self._results.failed(failed.error, source)
+            except RefNotThere as missing:
+                self._check_time(source)
+                ready = missing.ref.done
+            self._wake_up_for(source)
+            await wait_until(functools.partial(_either, ready, source))
 
     def _source(self, deadline: Any, kwargs: dict[str, Any]) -> ProcessGraph | Execution:
         seconds = self._seconds(deadline, kwargs)
@@ -157,17 +188,12 @@ class ProcessGraph(CompiledGraph):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        timeout: float | None,
+        patience: Patience,
         source: ProcessGraph | Execution,
     ) -> Any:
-        if "timeout" in self.plan.keywords:
-            kwargs["timeout"] = timeout
-            timeout = None
-        if timeout is not None and timeout < 0:
-            timeout = None
+        timeout = patience.timeout
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        patience = Patience(timeout)
         if not self._lock.acquire(timeout=_shorter(timeout, source)):
             self._check_time(source)
             raise WaitTimeoutError(
@@ -179,8 +205,7 @@ class ProcessGraph(CompiledGraph):
                 ref = self._submit_inputs(inputs, source)
                 if ref is not None:
                     return self._refs(ref, passed)
-                if isinstance(source, Execution) and source.deadline:
-                    self.alarm.add(source)
+                self._wake_up_for(source)
                 wait_until(
                     self._process.inbox,
                     lambda: self._may_submit() or _too_late(source),
@@ -190,6 +215,24 @@ class ProcessGraph(CompiledGraph):
                 )
         finally:
             self._lock.release()
+
+    def _wait_for_argument(
+        self, ref: Ref, patience: Patience, source: ProcessGraph | Execution
+    ) -> None:
+        self._check_time(source)
+        self._wake_up_for(source)
+        wait_until(
+            self._process.inbox,
+            functools.partial(_either, ref.done, source),
+            patience.step() if patience.timeout is not None else None,
+            lambda: f"{ref!r}, an argument of {self.name}",
+            lambda: "it is not done",
+        )
+
+    def _wake_up_for(self, source: ProcessGraph | Execution) -> None:
+        """This thread is about to sleep on the bell, which must ring at the deadline."""
+        if isinstance(source, Execution) and source.deadline:
+            self.alarm.add(source)
 
     def _submit_once(
         self, inputs: tuple[Any, ...], source: ProcessGraph | Execution
@@ -221,8 +264,8 @@ class ProcessGraph(CompiledGraph):
     def _check_time(self, source: ProcessGraph | Execution) -> None:
         if isinstance(source, Execution) and _too_late(source):
             raise DeadlineExceededError(
-                f"{self.name}: the deadline of {source.seconds:g} s has passed before there was room "
-                f"for the execution (depth {self.plan.depth}); {self.doing()}"
+                f"{self.name}: the deadline of {source.seconds:g} s has passed before it could "
+                f"begin: it waited for room (depth {self.plan.depth}) or for an argument; {self.doing()}"
             )
 
     def _take_words(self, number: int, source: Execution) -> None:
@@ -357,6 +400,10 @@ class ProcessGraph(CompiledGraph):
 
 def _too_late(source: ProcessGraph | Execution) -> bool:
     return bool(source.deadline) and _core.monotonic_ns() >= source.deadline
+
+
+def _either(ready: Callable[[], bool], source: ProcessGraph | Execution) -> bool:
+    return ready() or _too_late(source)
 
 
 def _shorter(timeout: float | None, source: ProcessGraph | Execution) -> float:

@@ -39,8 +39,10 @@ class WriteEnd:
     offset: int
     targets: tuple[tuple[int, int], ...]
 
-    def open(self, process: Process, segment: _core.Segment) -> _core.Writer:
-        return process.writer(segment, self.offset, list(self.targets))
+    def open(
+        self, process: Process, segment: _core.Segment, *, arguments: bool = False
+    ) -> _core.Writer:
+        return process.writer(segment, self.offset, list(self.targets), arguments=arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from conveyor import _core
 from conveyor.exceptions import ActorDiedError, DeadlockError
 from conveyor.runtime.deadlock import CycleCheck, waiting
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
+from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import EMPTY, ElementRef, Ref, cancelled_error, final
 from conveyor.runtime.waiting import Patience
 
@@ -72,9 +73,10 @@ class Link:
         self._keep_going = keep_going
         # Reentrant: a finalizer may drop the last handle, and so call, in the middle of a call.
         self._lock = threading.RLock()
-        self._pending: deque[tuple[CallRef, Call]] = deque()
+        # Each with the ref that it lacks, if that is known.
+        self._pending: deque[tuple[CallRef, Call, Ref | None]] = deque()
         self._then: Callable[[], object] | None = None
-        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)])
+        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)], arguments=True)
         self._reader = process.reader(
             segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
         )
@@ -87,20 +89,23 @@ class Link:
     ) -> Any:
         """Start a call; one ref, or a list of them for ``num_returns > 1``."""
         call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
-        if _has_ref(args, kwargs):
-            ref = self._submit_later(call)
-        else:
-            with self._lock:
-                sent = None
-                if not self._pending:
-                    if self._gone():
-                        raise self._on_death()
+        with self._lock:
+            sent = lacks = None
+            if not self._pending:
+                if self._gone():
+                    raise self._on_death()
+                try:
                     sent = self.gate.start(call, self, CallRef)
-                if sent is not None:
-                    sent.method = method
-                    ref = sent
-                else:
-                    ref = self._submit_later(call)
+                except RefNotThere as missing:
+                    lacks = missing.ref
+                except RefFailed as failed:
+                    sent = CallRef(self, -1, method)
+                    sent._fail(failed.error)
+            if sent is not None:
+                sent.method = method
+                ref = sent
+            else:
+                ref = self._submit_later(call, lacks)
         if num_returns == 1:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]
@@ -108,10 +113,10 @@ class Link:
     def _gone(self) -> bool:
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
-    def _submit_later(self, call: Call) -> CallRef:
+    def _submit_later(self, call: Call, lacks: Ref | None) -> CallRef:
         ref = CallRef(self, -1, call[0])
         with self._lock:
-            self._pending.append((ref, call))
+            self._pending.append((ref, call, lacks))
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -140,22 +145,19 @@ class Link:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         with self._lock:
             while self._pending:
-                ref, (method, args, kwargs, num_returns) = self._pending[0]
-                refs = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Ref)]
-                if not all(r.done() for r in refs):
+                ref, call, lacks = self._pending[0]
+                if lacks is not None and not lacks.done():
                     return False
                 try:
                     if self._gone():
                         raise self._on_death()
-                    args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
-                    if kwargs:
-                        kwargs = {
-                            k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()
-                        }
-                    number = self.gate.submit((method, args, kwargs, num_returns))
+                    number = self.gate.submit(call)
+                except RefNotThere as missing:
+                    self._pending[0] = (ref, call, missing.ref)
+                    continue
                 except Exception as error:  # the call's outcome: an argument failed, say
                     self._pending.popleft()
-                    ref._fail(error)
+                    ref._fail(error.error if isinstance(error, RefFailed) else error)
                     self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
                     continue
                 if number < 0:
@@ -173,7 +175,7 @@ class Link:
         error = cancelled_error(self.describe(ref))
         with self._lock:
             # By identity: arguments need not be comparable.
-            place = next((i for i, (r, _) in enumerate(self._pending) if r is ref), None)
+            place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
             if place is not None:
                 del self._pending[place]
             ref._fail(error)
@@ -259,13 +261,6 @@ class Link:
 
     def doing(self) -> str:
         return f"{self.actor_name} is {describe_status(self._process.board, self.actor_slot)}"
-
-
-def _has_ref(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    for value in args:
-        if isinstance(value, Ref):
-            return True
-    return bool(kwargs) and any(isinstance(value, Ref) for value in kwargs.values())
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

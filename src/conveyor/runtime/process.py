@@ -79,10 +79,17 @@ class Process:
         self.board.forget_eventfd(slot)
 
     def writer(
-        self, segment: _core.Segment, offset: int, targets: list[tuple[int, int]]
+        self,
+        segment: _core.Segment,
+        offset: int,
+        targets: list[tuple[int, int]],
+        *,
+        arguments: bool = False,
     ) -> _core.Writer:
-        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit)."""
-        return _core.Writer(segment, offset, self.board, targets, self.arena, SentDefinitions())
+        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``arguments``:
+        refs in what it sends travel as their values."""
+        sent = SentDefinitions(values=arguments)
+        return _core.Writer(segment, offset, self.board, targets, self.arena, sent)
 
     def reader(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
-from conveyor.channel import decode_error
+from conveyor.channel import decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.waiting import wait_until
@@ -65,6 +65,10 @@ class Ref(_core.RefCore):
 
     # What is taken from the channel at once is got in the native part; see ``RefCore.get``.
     __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        drop_picklers()  # reducers go by the exact type
 
     def __init__(self, source: Source, number: int, reader: int = 0) -> None:
         super().__init__(source, source.gate, number, reader)

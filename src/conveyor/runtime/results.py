@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
-from conveyor.runtime.refs import Ref
+from conveyor.runtime.ref_values import when_there
+from conveyor.runtime.refs import Ref, Source
 from conveyor.runtime.streams import StreamRef
 
 
@@ -82,7 +84,7 @@ class Results:
         # What is no task's result: constants, put once, and parts of the input.
         leaves = () if plan.shape is None else plan.shape.leaves
         self._constants = {
-            leaf: put(value.value)
+            leaf: when_there(functools.partial(put, value.value))
             for leaf, value in enumerate(leaves)
             if not isinstance(value, (int, Passed))
         }
@@ -97,6 +99,18 @@ class Results:
             for place, leaf in enumerate(self._shape.leaves)
             if isinstance(leaf, Passed)
         }
+
+    def failed(self, error: BaseException, source: Source) -> Any:
+        """What ``execute`` returns if a ref that it was given has ``error``: nothing was sent."""
+
+        def fail(reader: int) -> GraphRef:
+            ref = GraphRef(source, -1, reader)
+            ref._fail(error)
+            return ref
+
+        leaves = () if self._shape is None else self._shape.leaves
+        passed = {i: fail(0) for i, leaf in enumerate(leaves) if isinstance(leaf, Passed)}
+        return self.arrange([fail(i) for i in range(len(self.edges))], passed)
 
     def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns. ``made``: a ref for each of ``edges``."""

@@ -256,5 +256,5 @@ class GraphStream(ExecutionStream):
     def __del__(self) -> None:
         # Not there if __init__ has failed.
         items = getattr(self, "_items", None)
-        if items is not None:
+        if items is not None and self._ended._number >= 0:
             items.end(self._ended._number)

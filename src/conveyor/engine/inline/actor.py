@@ -217,13 +217,13 @@ class Call(Job):
         return self._ref
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments across; refs among them by value. Raises what keeps it from being
-        sent, their errors among it."""
-        args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
-        given = {k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()}
-        message = (self.method, args, given or None, self._num_returns)
+        """Take the arguments across; refs in them by value. Raises what keeps it from being sent:
+        ``RefNotThere`` and ``RefFailed`` among it."""
+        message = (self.method, args, dict(kwargs) or None, self._num_returns)
         try:
-            _, self._args, given_there, _ = self.actor.crossing.carry(message, shared=False)
+            _, self._args, given_there, _ = self.actor.crossing.carry(
+                message, shared=False, arguments=True
+            )
             self._kwargs = given_there or {}
         except ArrivalError as error:
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")

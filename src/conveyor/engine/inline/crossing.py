@@ -31,17 +31,22 @@ class Crossing:
         self._stride = -(-slot_bytes // 64) * 64
         self._rings = threading.local()
 
-    def carry(self, value: Any, *, shared: bool) -> Any:
-        """What arrives when ``value`` is sent. ``shared``: others read the same memory.
+    def carry(self, value: Any, *, shared: bool, arguments: bool = False) -> Any:
+        """What arrives when ``value`` is sent. ``shared``: others read the same memory; ``arguments``:
+        refs in it travel as their values.
 
         Raises ``SerializationError`` or ``ArenaFullError`` where it cannot be sent, ``ArrivalError``
         where it cannot be rebuilt.
         """
         try:
-            writer, reader = self._rings.ends[shared]
+            writer, reader = self._rings.ends[shared, arguments]
         except AttributeError:
-            self._rings.ends = (self._make(shared=False), self._make(shared=True))
-            writer, reader = self._rings.ends[shared]
+            self._rings.ends = {
+                (s, a): self._make(shared=s, arguments=a)
+                for s in (False, True)
+                for a in (False, True)
+            }
+            writer, reader = self._rings.ends[shared, arguments]
         writer.send(value, 0)
         try:
             return reader.receive()
@@ -52,12 +57,12 @@ class Crossing:
         """Nothing is carried any more; what was carried stays as long as it is held."""
         self._rings = threading.local()
 
-    def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
+    def _make(self, shared: bool, arguments: bool) -> tuple[_core.Writer, _core.Reader]:
         # More than one slot: user code that runs while a value is rebuilt may send another.
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
         me = (self._process.slot, RESULT_BIT)
-        writer = self._process.writer(segment, 0, [me])
+        writer = self._process.writer(segment, 0, [me], arguments=arguments)
         reader = self._process.reader(segment, 0, 0, me, shared=shared)
         segment.close_fd()
         return writer, reader

@@ -15,6 +15,7 @@ from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError
 from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
+from conveyor.runtime.ref_values import when_there
 from conveyor.runtime.returns import elements
 
 
@@ -89,7 +90,9 @@ class Loaded:
 
 def _carried(own: Mapping[int, Task], actor: Actor) -> dict[int, Task]:
     try:
-        arrived: dict[int, Task] = actor.crossing.carry(dict(own), shared=False)
+        arrived: dict[int, Task] = when_there(
+            lambda: actor.crossing.carry(dict(own), shared=False, arguments=True)
+        )
     except ArrivalError as error:
         raise Failure(error.error, actor.name, f"{actor.name}.call").error() from error.error
     return arrived
@@ -132,7 +135,7 @@ class Execution:
         self._frames: dict[tuple[int, int], Any] = {}
         self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
         for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
-            self._publish(bundle.edge, value)
+            self._publish(bundle.edge, value, arguments=True)
         self.number = next(loaded.executions)
 
     def run(self) -> None:
@@ -156,13 +159,13 @@ class Execution:
             raise value.error
         return value
 
-    def _publish(self, edge: int, value: Any) -> None:
+    def _publish(self, edge: int, value: Any, arguments: bool = False) -> None:
         readers = self.loaded.readers[edge]
         for reader in readers:
             # A result that can be got again is shared even if nobody else reads it.
             shared = len(readers) > 1 or reader == DRIVER
             try:
-                arrived = self.loaded.crossing.carry(value, shared=shared)
+                arrived = self.loaded.crossing.carry(value, shared=shared, arguments=arguments)
             except ArrivalError as error:
                 arrived = _Undecoded(error.error)
             self._frames[edge, reader] = arrived

@@ -16,6 +16,7 @@ from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import (
     ActorDiedError,
+    CapacityError,
     ConveyorError,
     DeadlineExceededError,
     GraphTornDownError,
@@ -24,6 +25,7 @@ from conveyor.plan.model import Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.execution import late_error
+from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
 from conveyor.runtime.streams import StreamRef
@@ -44,7 +46,7 @@ class InlineGraph(CompiledGraph):
             actor.check_alive()
         self._host = Turns(runtime.lines, self.name)
         self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
-        self._results = Results(plan, runtime.put)
+        self._results = Results(plan, runtime.keep)
         for ended, items in plan.streams:
             self._results.streams[ended] = functools.partial(_stream, items)
         # Those that no reference has been made to yet.
@@ -70,7 +72,15 @@ class InlineGraph(CompiledGraph):
         return self._execute(args, kwargs, deadline)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
-        return self._execute(args, kwargs, deadline)
+        seconds = self._seconds(deadline, kwargs)
+        try:
+            return self._execute_now(args, kwargs, seconds)
+        except RefFailed as failed:
+            return self._results.failed(failed.error, self)
+        except RefNotThere as missing:
+            raise CapacityError(
+                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
+            ) from None
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         return self._execute(args, kwargs, deadline)
@@ -79,6 +89,14 @@ class InlineGraph(CompiledGraph):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None
     ) -> Any:
         seconds = self._seconds(deadline, kwargs)
+        try:
+            return when_there(lambda: self._execute_now(args, kwargs, seconds))
+        except RefFailed as failed:
+            return self._results.failed(failed.error, self)
+
+    def _execute_now(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float | None
+    ) -> Any:
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         job = _ExecutionJob(self, inputs, seconds)

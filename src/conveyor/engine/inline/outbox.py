@@ -9,6 +9,7 @@ from typing import Any
 
 from conveyor.engine.inline.actor import Actor, Call
 from conveyor.engine.inline.lines import Host, Line
+from conveyor.runtime.ref_values import RefFailed, when_there
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -54,9 +55,9 @@ def make_call(call: Call, arguments: Arguments) -> None:
         return
     try:
         call.actor.check_alive()
-        call.pack(*arguments)
+        when_there(lambda: call.pack(*arguments))
     except Exception as error:
-        call.settle(error=error)
+        call.settle(error=error.error if isinstance(error, RefFailed) else error)
         call.host.lines.finished(call)
     else:
         if not call.settled:

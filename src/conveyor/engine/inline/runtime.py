@@ -19,7 +19,7 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.lines import Host, Lines
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
-from conveyor.engine.inline.outbox import Outbox, make_call
+from conveyor.engine.inline.outbox import Outbox
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
@@ -27,6 +27,7 @@ from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
 from conveyor.runtime.refs import ElementRef, Ref
 
 logger = logging.getLogger("conveyor")
@@ -123,16 +124,17 @@ class InlineRuntime(CallingRuntime):
         self, spec: ActorSpec, actor: Actor
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         label = f"{actor.name}.__init__"
-        try:
-            args = tuple(a.get() if isinstance(a, Ref) else a for a in spec.args)
-            kwargs = {k: v.get() if isinstance(v, Ref) else v for k, v in spec.kwargs.items()}
-        except Exception as error:
-            actor.start_failure = Failure(error, actor.name, label)
-            return (), {}
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
         try:
             # The class as well: it has to be something that can be sent. What arrives is the same
             # class, since this process has it.
-            _, args, kwargs = self._crossing.carry((spec.cls, args, kwargs), shared=False)
+            message = (spec.cls, spec.args, spec.kwargs)
+            _, args, kwargs = when_there(
+                lambda: self._crossing.carry(message, shared=False, arguments=True)
+            )
+        except RefFailed as failed:
+            actor.start_failure = Failure(failed.error, actor.name, label)
         except ArrivalError as error:
             actor.start_failure = Failure(error.error, actor.name, f"{actor.name}.call")
         return args, kwargs
@@ -218,29 +220,29 @@ class InlineRuntime(CallingRuntime):
         kwargs: Mapping[str, Any],
         num_returns: int,
     ) -> Ref:
-        refs = [a for a in (*args, *kwargs.values()) if isinstance(a, Ref)]
         caller = self._inside
-        if not refs and caller not in actor.outboxes:
-            actor.check_alive()
-            call = Call(actor, method, num_returns)
-            ref = call.ref
+        call = Call(actor, method, num_returns)
+        ref = call.ref
+        if caller not in actor.outboxes:
             try:
+                actor.check_alive()
                 call.pack(args, kwargs)
+            except RefNotThere:
+                pass  # the outbox waits for it
+            except RefFailed as failed:
+                call.settle(error=failed.error)
+                return ref
             except BaseException:
                 call.withdraw()
                 raise
-            call.submit()
-            return ref
-        call = Call(actor, method, num_returns)
-        ref = call.ref
+            else:
+                call.submit()
+                return ref
         with self.lines.changed:
             outbox = actor.outboxes.get(caller)
-            if outbox is None and not all(r.done() for r in refs):
+            if outbox is None:
                 outbox = actor.outboxes[caller] = Outbox(actor, caller)
-            if outbox is not None:
-                outbox.add(call, (args, kwargs))
-                return ref
-        make_call(call, (args, kwargs))
+            outbox.add(call, (args, kwargs))
         return ref
 
     def is_alive(self, actor: ActorId) -> bool:
