@@ -19,6 +19,7 @@ from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.exports import ActorExports
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.hosting import Laid, Member, refuse_own
@@ -68,6 +69,15 @@ class ActorRuntime(CallingRuntime):
         self._lock = threading.Lock()
         self._garbage: deque[int] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
+        process = worker.process
+        self.exports = ActorExports(
+            worker.hello.session,
+            worker.hello.number,
+            process.inbox,
+            lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
+            lambda: self.watcher,
+            lambda: self._open("refs"),
+        )
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:
@@ -96,6 +106,10 @@ class ActorRuntime(CallingRuntime):
 
     def is_alive(self, actor: ActorId) -> bool:
         return self.link(actor).is_alive
+
+    def _open(self, what: str, *args: Any) -> socket.socket:
+        _, (fd,) = self._requests.ask("open", what, *args)
+        return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)

@@ -20,6 +20,7 @@ from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateErro
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.exports import Exports, Peer
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
 from conveyor.runtime.hosting import Laid, Member
@@ -31,6 +32,7 @@ from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.requests import RequestServer
 from conveyor.runtime.supervisor import ActorRecord, DeathWatches
+from conveyor.runtime.wire import Wire
 from conveyor.runtime.worker import Caller, Hello
 
 #: Processes that one session may have had at the same time.
@@ -101,6 +103,14 @@ class Driver(CallingRuntime):
         self._layings: dict[int, Laying] = {}
         self._watches = DeathWatches(board)
         self._requests = RequestServer(self)
+        self.exports = Exports(
+            os.urandom(8).hex(),
+            self.inbox,
+            lambda: board.ring(DRIVER_SLOT, _core.ATTENTION_BIT),
+            self.watcher,
+        )
+        # Connections that actors have opened.
+        self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
@@ -167,6 +177,7 @@ class Driver(CallingRuntime):
                 slot=slot,
                 name=label,
                 number=identity.index,
+                session=self.exports.session,
                 arena=process.arena_size,
                 driver_slot=DRIVER_SLOT,
                 mailbox_bit=record.bits.take(),
@@ -402,6 +413,11 @@ class Driver(CallingRuntime):
             alive = [record for record in records if record.arena_fd >= 0]
             return [os.dup(fd) for record in alive for fd in (record.arena_fd, record.eventfd)]
 
+    def serve(self, caller: ActorRecord, sock: socket.socket, what: str, *args: Any) -> None:
+        """Serve a connection that an actor has asked for."""
+        peer = Peer(self.exports, caller.id.index, sock, caller.death)
+        self._served.add(peer.wire)
+
     def _throw_away(self, work: Callable[[], object]) -> None:
         # In a finalizer: nothing that takes a lock.
         self._garbage.append(work)
@@ -449,6 +465,9 @@ class Driver(CallingRuntime):
         for record in list(self._records.values()):
             record.killed = True
         self.pump.close()
+        for wire in list(self._served):
+            wire.close()
+        self.exports.close(error)
         self.watcher.close()
         self._engine.unwatch(self._garbage_event)
         self._requests.close()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
+    from conveyor.runtime.exports import Table
     from conveyor.runtime.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.
@@ -70,6 +71,11 @@ class Runtime(Protocol):
     @property
     def watcher(self) -> Watcher:
         """Tells when refs are done."""
+        ...
+
+    @property
+    def exports(self) -> Table:
+        """The refs that were pickled here, and those that were loaded."""
         ...
 
     def create_actor(self, spec: ActorSpec) -> ActorId: ...

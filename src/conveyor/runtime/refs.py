@@ -171,10 +171,9 @@ class Ref(_core.RefCore):
         return self.get()
 
     def __reduce__(self) -> Any:
-        raise SerializationError(
-            f"{self!r} cannot be pickled: pass it as an argument of a call (its value is sent then), "
-            "or get it first and send the value"
-        )
+        from conveyor.runtime.exports import pickled  # which is above
+
+        return pickled(self)
 
     def __copy__(self) -> Ref:
         return self

@@ -7,7 +7,6 @@ block: everything that waits for another process is done by callbacks or a threa
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,15 +17,13 @@ from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.layout import RESULT_BIT, Place
+from conveyor.runtime.messages import receive_message, send_message
 from conveyor.runtime.process import close_all
-from conveyor.runtime.protocol import MAX_FDS, ActorId
+from conveyor.runtime.protocol import ActorId
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver import Driver
     from conveyor.runtime.supervisor import ActorRecord
-
-#: A request or an answer is one datagram; what is larger comes in pieces, the last one marked.
-_PIECE = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +42,6 @@ class Options:
     num_cpus: float | None
     num_gpus: float
     env_vars: dict[str, str]
-
-
-def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
-    """Send a pickled message and its descriptors, in pieces."""
-    data, fds = pickle.dumps(message), fds or []
-    while len(data) > _PIECE or len(fds) > MAX_FDS:
-        socket.send_fds(sock, [b"+" + data[:_PIECE]], fds[:MAX_FDS])
-        data, fds = data[_PIECE:], fds[MAX_FDS:]
-    socket.send_fds(sock, [b"." + data], fds)
-
-
-def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
-    """The next message with its descriptors. ``ConnectionError`` at the end."""
-    parts: list[bytes] = []
-    fds: list[int] = []
-    while True:
-        data, more, _, _ = socket.recv_fds(sock, _PIECE + 1, MAX_FDS)
-        fds += more
-        if not data:
-            close_all(fds)
-            raise ConnectionError("the other side is gone")
-        parts.append(data[1:])
-        if data[:1] == b".":
-            # Both ends are this program: the actor's process was forked by our own fork server.
-            return pickle.loads(b"".join(parts)), fds
 
 
 class RequestServer:
@@ -187,6 +159,17 @@ class RequestServer:
     def _kill(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
         self._driver.kill(actor)
         return None, []
+
+    def _open(self, caller: ActorRecord, what: str, *args: Any) -> tuple[Any, list[int]]:
+        """A connection of the caller's own: to the exported refs, or to a graph."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._driver.serve(caller, here, what, *args)
+        except BaseException:
+            here.close()
+            there.close()
+            raise
+        return None, [there.detach()]
 
     def _death(
         self, caller: ActorRecord, actor: ActorId, labels: Mapping[tuple[int, int], str]

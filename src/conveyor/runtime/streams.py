@@ -104,6 +104,11 @@ class StreamRef(Ref):
         """Whether the next item, or the end, is there."""
         return self._is_there()
 
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"{self!r} cannot be pickled: its items come to this process. Send a list of them"
+        )
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"
 

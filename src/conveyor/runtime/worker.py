@@ -39,6 +39,7 @@ class Hello:
     slot: int
     name: str
     number: int
+    session: str
     arena: ArenaSize
     driver_slot: int
     mailbox_bit: int

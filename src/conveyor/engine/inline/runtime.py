@@ -24,6 +24,7 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.exports import Exports
 from conveyor.runtime.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -50,6 +51,12 @@ class InlineRuntime(CallingRuntime):
         board.alive_unwatched(_SLOT)
         self._pid = os.getpid()
         self.lines = Lines(self.process)
+        self.exports = Exports(
+            os.urandom(8).hex(),
+            self.inbox,
+            lambda: board.ring(_SLOT, _core.ATTENTION_BIT),
+            self.watcher,
+        )
         self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
@@ -286,6 +293,7 @@ class InlineRuntime(CallingRuntime):
             actor.end("ended with its session")
         for loop in list(self._loops):
             loop.join()
+        self.exports.close(error)
         self.watcher.close()
         self._crossing.close()
         for fd in self._fds:
