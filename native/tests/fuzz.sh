@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes that another process wrote: the slot header, the layout of a body, the blocks of
+# Fuzzes what reads bytes that another process wrote: the ring header, the slot header, the layout of a body, the blocks of
 # an arena. Built with AddressSanitizer + UBSan; every fuzz_*.cpp with LLVMFuzzerTestOneInput is a target.
 # Usage: native/tests/fuzz.sh DIR [SECONDS]   (600 by default, for all targets together; 0 only replays)
 # SEED=n, RUNS=n for a run that can be repeated (then SECONDS only limits), TARGETS="read_table ...",
@@ -56,7 +56,7 @@ END
 ) || where=
 
 targets=()
-for target in ${TARGETS:-read_table round_trip block frame}; do
+for target in ${TARGETS:-read_table round_trip block ring frame}; do
     if [ "$target" = frame ] && [ -z "$where" ]; then
         echo "frame: left out, there is no Python with a shared library and nanobind"
         continue
@@ -71,6 +71,7 @@ for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
     block) sources=(arena board lease) ;;
+    ring) sources=(board) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
         flags+=(-isystem "$include" -isystem "$nanobind/include" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)

@@ -478,6 +478,18 @@ TEST(a_board_is_attached_by_its_descriptor_alone) {
   CHECK_THROWS(std::system_error, Board::attach(-1));
 }
 
+TEST(a_board_that_says_it_is_larger_is_refused_or_not_believed) {
+  auto board = Board::create(4);
+  for (uint32_t i = 0; i < 4; ++i) board->prepare(i, "");
+  auto peer = Board::attach(board->fd());
+  peer->header()->slots = 1u << 30;
+  peer->header()->used.store(1u << 30);
+  CHECK_EQ(board->slots(), 4u);
+  CHECK(board->announce_death(1));
+  CHECK_THROWS(std::system_error, Board::attach(board->fd()));
+  board->close_fds();
+}
+
 TEST(shared_memory_cannot_be_resized) {
   auto board = board_of(1);
   CHECK(::ftruncate(board->fd(), 0) != 0);

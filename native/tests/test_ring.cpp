@@ -297,11 +297,11 @@ TEST(rings_lie_side_by_side_in_a_segment) {
   CHECK_EQ(same->size(), segment->size());
   segment->close_fd();
   CHECK_EQ(segment->fd(), -1);
-  segment->ring(bytes)->head.store(7);
-  CHECK_EQ(same->ring(bytes)->head.load(), 7u);
-  CHECK_EQ(same->ring(0)->head.load(), 0u);
-  CHECK_EQ(same->ring(2 * bytes)->head.load(), 0u);
-  CHECK(same->ring(bytes)->slot(1) + 64 <= reinterpret_cast<char*>(same->ring(2 * bytes)));
+  segment->ring(bytes).header->head.store(7);
+  CHECK_EQ(same->ring(bytes).header->head.load(), 7u);
+  CHECK_EQ(same->ring(0).header->head.load(), 0u);
+  CHECK_EQ(same->ring(2 * bytes).header->head.load(), 0u);
+  CHECK(same->ring(bytes).slot(1) + 64 <= reinterpret_cast<char*>(same->ring(2 * bytes).header));
 }
 
 TEST(a_ring_that_cannot_be_is_refused) {
@@ -325,6 +325,56 @@ TEST(a_ring_that_cannot_be_is_refused) {
   CHECK_THROWS(std::system_error, RingWriter(segment, 0, board, {{1, 1}}));  // has two readers
   CHECK_THROWS(std::system_error, RingReader(segment, 0, 2, board, {0, 1}));
   CHECK_THROWS(std::system_error, RingReader(segment, 64, 0, board, {0, 1}));
+}
+
+// What a peer that has gone wrong may leave where a ring should be.
+TEST(an_attached_ring_is_checked_as_one_that_is_made) {
+  auto segment = Segment::create(1 << 16);
+  RingHeader* header = segment->make_ring(0, 4, 64, 2, 0);
+  auto refused = [&](auto&& spoil) {
+    segment->make_ring(0, 4, 64, 2, 0);
+    CHECK_EQ(segment->ring(0).slots, 4u);
+    spoil();
+    CHECK_THROWS(std::system_error, segment->ring(0));
+  };
+  refused([&] { header->magic ^= 1; });
+  for (uint32_t slots : {0u, 3u, 2048u, 1u << 31}) refused([&] { header->slots = slots; });
+  for (uint32_t stride : {0u, 63u, 65u, 1u << 20, 0xffffffc0u}) refused([&] { header->stride = stride; });
+  for (uint32_t readers : {0u, uint32_t(kMaxReaders) + 1, 0xffffffffu}) refused([&] { header->readers = readers; });
+  // Sums that would be small again beyond 64 bits.
+  for (size_t offset : {SIZE_MAX - 63, SIZE_MAX - 255, size_t(1) << 16, (size_t(1) << 16) - 64}) CHECK_THROWS(std::system_error, segment->ring(offset));
+}
+
+TEST(what_is_written_to_a_header_later_leads_nowhere) {
+  auto segment = Segment::create(1 << 16);
+  RingHeader* header = segment->make_ring(0, 4, 128, 1, 0);
+  auto board = Board::create(3);
+  for (uint32_t i = 0; i < 3; ++i) board->prepare(i, "");
+  RingWriter writer(segment, 0, board, {{1, 1}});
+  RingReader reader(segment, 0, 0, board, {0, 1});
+  const SlotHeader* front = reader.front();
+  header->slots = header->stride = header->readers = 1u << 31;
+  header->flags = 0xffffffff;
+  CHECK(reader.front() == front);
+  CHECK_EQ(reader.readers(), 1u);
+  CHECK_EQ(reader.capacity(), uint32_t(128 - sizeof(SlotHeader)));
+  for (uint64_t n = 0; n < 9; ++n) {
+    CHECK(writer.has_room());
+    writer.next_slot()->tag = n;
+    writer.publish();
+    CHECK_EQ(reader.front()->tag, n);
+    reader.advance();
+    CHECK_EQ(reader.front() == front, n % 4 == 3);
+  }
+  CHECK(!writer.all_readers_closed());
+}
+
+// The header of a slot that another process writes all the time: the copy is of values that were there.
+TEST(a_slot_header_is_read_once) {
+  SlotHeader shared{1, Kind::kValue, 2, 3, 4, 5, 6};
+  const SlotHeader copy = read_once(shared);
+  shared = {7, Kind::kError, 7, 7, 7, 7, 7};
+  CHECK(copy.tag == 1 && copy.kind == Kind::kValue && copy.codec == 2 && copy.flags == 3 && copy.size == 4 && copy.block == 5 && copy.block_size == 6);
 }
 
 namespace {

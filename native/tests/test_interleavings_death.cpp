@@ -1,0 +1,182 @@
+// Life and death under every schedule: a death is announced once, whoever waits wakes, and a process that
+// starts while it is announced dead is dead. The death watch is the real one (DeathWatch::run); of the
+// kernel, which writes the life word of a thread that ends, there is a line here. See explorer.h.
+#include "modelled.h"
+
+using namespace conveyor;
+
+namespace {
+
+struct Deaths : Bells {
+  std::unique_ptr<DeathWatch> watch;
+  std::array<int, 2> announced{};
+  Condition last{};
+
+  // Slot 0 waits, slot 1 starts or dies, slot 2 is another that waits.
+  void reset() {
+    Bells::reset();
+    announced = {};
+    watch.reset();
+  }
+  void reset_starting() {
+    reset();
+    board->slot(1)->condition.store(Condition::kStarting);
+  }
+  // With a life word that has an owner.
+  void reset_watched() {
+    reset();
+    life_word(board->slot(1))->store(1234);
+    watch = std::make_unique<DeathWatch>(board);
+    watch->add(1);
+  }
+  // One in its main thread until the end of the body.
+  void start() {
+    board->live(1);
+    last = board->slot(1)->condition.load();
+  }
+  void end_of_thread() { pthread_mutex_unlock(&board->slot(1)->life); }
+  void wait_for_a_death(uint32_t slot) {
+    Waiter waiter(&bell(slot));
+    for (;;) {
+      const uint32_t seen = waiter.count();
+      if (board->header()->deaths.load() != 0) return;
+      waiter.park(seen, 0);
+    }
+  }
+  // What the kernel does when the thread that holds the life word ends.
+  void die() {
+    auto* word = life_word(board->slot(1));
+    const uint32_t before = word->exchange(FUTEX_OWNER_DIED);
+    if (before & FUTEX_WAITERS) futex_wake_all(word);
+  }
+  bool is_dead(uint32_t slot) { return board->slot(slot)->condition.load() == Condition::kDead; }
+  uint32_t deaths() { return board->header()->deaths.load(); }
+};
+
+}  // namespace
+
+TEST(two_announce_one_death) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.announced[0] = d.board->announce_death(1); }, [&] { d.announced[1] = d.board->announce_death(1); },
+                         [&] { d.wait_for_a_death(0); }},
+                    [&] { d.reset(); }, [&] { return d.announced[0] + d.announced[1] == 1 && d.deaths() == 1 && d.is_dead(1); }};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  CHECK(scene.fails(kOmitted, "exchange", &d.board->slot(1)->condition));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.board->header()->deaths));
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(0).count));
+}
+
+TEST(every_waiter_wakes_at_a_death) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.wait_for_a_death(2); }, [&] { d.board->announce_death(1); }}, [&] { d.reset(); },
+                    [&] { return d.deaths() == 1; }};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.bell(2).sleepers) == false);  // a nudge asks for no flag
+  CHECK(scene.fails(kOmitted, "futex wake", &d.bell(2).count));
+  CHECK(scene.fails(kLate, "fetch_add", &d.board->header()->deaths));
+}
+
+// A ringer that took a sleeper's flags down and died before it woke anybody: the death wakes them all.
+TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); },
+                         [&] {
+                           d.bell(0).count.fetch_add(1);
+                           (void)d.bell(0).sleepers.load();
+                           (void)d.bell(0).armed.exchange(0);
+                           d.board->announce_death(1);  // here it ended
+                         }},
+                    [&] { d.reset(); }};
+  scene.holds(model::kAll, 20);
+  CHECK(scene.fails(kOmitted, "futex wake", &d.bell(0).count));
+}
+
+TEST(a_process_that_starts_while_it_is_announced_dead_is_dead) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.start(), d.end_of_thread(); }, [&] { d.announced[0] = d.board->announce_death(1); }, [&] { d.wait_for_a_death(0); }},
+                    [&] { d.reset_starting(); }, [&] { return d.announced[0] == 1 && d.is_dead(1) && d.deaths() == 1; }};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  // Were the condition stored and not exchanged, the dead would live again.
+  CHECK(scene.fails(kOmitted, "compare_exchange", &d.board->slot(1)->condition));
+}
+
+TEST(the_watch_sees_an_actor_die_and_wakes_who_waits) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(); }, [&] { model::started(); }}, [&] { d.reset_watched(); },
+                    [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  CHECK(scene.fails(kOmitted, "futex wake", life_word(d.board->slot(1))));
+}
+
+TEST(the_watch_and_another_see_the_same_death) {
+  Deaths d;
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); }, [&] { d.die(), d.board->announce_death(1); }, [&] { model::started(); }},
+                    [&] { d.reset_watched(); }, [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
+  scene.holds(kThorough ? model::kAll : 1, 20);
+}
+
+// An actor is watched from the moment it has taken its life word, also before it says that it lives.
+TEST(an_actor_that_dies_right_after_its_start_is_seen) {
+  Deaths d;
+  auto reset = [&] {
+    d.reset();
+    life_word(d.board->slot(1))->store(0);
+    d.board->slot(1)->condition.store(Condition::kStarting);
+    d.watch = std::make_unique<DeathWatch>(d.board);
+    d.watch->add(1);
+  };
+  const Scene scene{&d, {[&] { d.wait_for_a_death(0); },
+                           [&] {
+                             BoardSlot* slot = d.board->slot(1);
+                             auto* word = life_word(slot);
+                             word->store(1234);  // Board::live, but that the lock is of this thread, which lives on
+                             d.board->header()->alarm.fetch_add(1);
+                             futex_wake_all(&d.board->header()->alarm);
+                             Condition starting = Condition::kStarting;
+                             slot->condition.compare_exchange_strong(starting, Condition::kAlive);
+                             d.die();
+                           },
+                           [&] { model::started(); }},
+                      reset, [&] { return d.is_dead(1) && d.deaths() == 1; }, 1};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  CHECK(scene.fails(kOmitted, "fetch_add", &d.board->header()->alarm));
+  CHECK(scene.fails(kOmitted, "futex wake", &d.board->header()->alarm));
+}
+
+// A ringer that has no descriptor of a sleeper in poll asks the watch to wake it.
+TEST(a_nudge_reaches_who_sleeps_in_poll) {
+  Deaths d;
+  Fd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  model::Atomic<int> published{0};
+  // The ringer's own view of the board, without the descriptor; the watch's has it.
+  auto other = Board::attach(d.board->fd());
+  d.board->set_eventfd(1, event.get());
+  const Scene scene{&d, {[&] {
+                           Waiter waiter(&d.bell(1));
+                           for (;;) {
+                             const uint32_t seen = waiter.count();
+                             if (published.load() != 0) return;
+                             if (!waiter.arm_event(seen)) continue;
+                             pollfd p = {event.get(), POLLIN, 0};
+                             model::poll_events(&p, 1, nullptr, nullptr);
+                             uint64_t n;
+                             (void)!model::read_event(event.get(), &n, sizeof n);
+                           }
+                         },
+                         [&] { published.store(1), other->ring(1, 3); }, [&] { model::started(); }},
+                    [&] {
+                      d.reset_watched();
+                      published.store(0);
+                      uint64_t n;
+                      while (::read(event.get(), &n, sizeof n) > 0) {
+                      }
+                    },
+                    [&] { return !d.is_dead(1); }, 1,
+                    [&]() -> std::vector<model::Explorer::Alias> {
+                      return {{other->header(), sizeof(BoardHeader) + kSlots * sizeof(BoardSlot), d.board->header()}};
+                    }};
+  scene.holds(kThorough ? model::kAll : 2, 20);
+  CHECK(scene.fails(kOmitted, "fetch_add", &other->header()->alarm));
+  CHECK(scene.fails(kOmitted, "store", &other->slot(1)->nudge));
+  CHECK(scene.fails(kLate, "store", &d.bell(1).armed));
+}

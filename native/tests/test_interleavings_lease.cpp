@@ -1,0 +1,199 @@
+// Blocks and leases under every schedule: a block comes back once, when each of its readers is done or
+// dead, and never while somebody reads it: not for a late end of an older lease, and not before a forked
+// child that still reads it has ended. See explorer.h.
+#include "modelled.h"
+
+using namespace conveyor;
+
+namespace {
+
+constexpr size_t kFile = kWindow;
+
+struct Blocks : Bells {
+  Fd file = Arena::create_file(kFile);
+  std::unique_ptr<Arena> arena;
+  std::vector<std::shared_ptr<ArenaView>> views;  // of each reader, and last of a forked child
+  Block* block = nullptr;
+  model::Atomic<int> published{0};
+  int reused = 0;
+
+  Blocks() {
+    for (uint32_t i = 0; i < kSlots; ++i) views.push_back(std::make_shared<ArenaView>(file.get(), kFile));
+  }
+  std::shared_ptr<ReaderSet> set(std::vector<uint32_t> slots) {
+    auto readers = std::make_shared<ReaderSet>();
+    readers->board = board;
+    for (uint32_t slot : slots) readers->add(slot);
+    return readers;
+  }
+  static uint64_t& content(char* data) { return *reinterpret_cast<uint64_t*>(data); }
+
+  // The arena is mapped once for its writer and once for each view; the lease words are the same.
+  std::vector<model::Explorer::Alias> aliases() {
+    std::vector<model::Explorer::Alias> all{{block->base - block->offset, kFile, views[0]->block(0, kPage)}};
+    for (size_t i = 1; i < views.size(); ++i) all.push_back({views[i]->block(0, kPage), kFile, views[0]->block(0, kPage)});
+    return all;
+  }
+  Scene scene(std::vector<std::function<void()>> bodies, std::function<void()> reset, std::function<bool()> judge) {
+    return {this, std::move(bodies), std::move(reset), std::move(judge), 0, [this] { return aliases(); }};
+  }
+
+  // A value 1 on its way to the readers in `slots`, their leases not yet taken.
+  void reset(std::vector<uint32_t> slots) {
+    Bells::reset();
+    published.store(0);
+    reused = 0;
+    arena = std::make_unique<Arena>(file.get(), kFile, kFile);
+    block = arena->allocate(64);
+    content(block->data()) = 1;
+    arena->publish(block, set(std::move(slots)));
+  }
+  std::unique_ptr<Lease> take(uint32_t reader, uint32_t view) {
+    return std::make_unique<Lease>(views[view], block->offset, block->size, reader);
+  }
+  void look(const Lease& lease, uint64_t expected) {
+    model::reads(block->data());
+    if (content(lease.data()) != expected) throw model::Wrong{"lets a block be written while it is read"};
+  }
+  // One reader from the start of its lease to the end.
+  void read(uint32_t reader) {
+    auto lease = take(reader, reader);
+    look(*lease, 1);
+    look(*lease, 1);
+    lease.reset();
+  }
+  // The writer: makes further values. Some take the block again, as soon as it is free.
+  void write(int values, std::function<void()> after = {}) {
+    for (int i = 0; i < values; ++i) {
+      arena->reclaim(SIZE_MAX);
+      Block* fresh = arena->allocate(64);
+      if (fresh == block) ++reused;
+      model::writes(fresh->data());
+      content(fresh->data()) = uint64_t(2 + i);
+      if (fresh == block && after)
+        after();
+      else
+        arena->release(fresh);
+    }
+  }
+  // In the end every block is free, once.
+  bool all_are_back() {
+    arena->reclaim(SIZE_MAX);
+    if (arena->blocks_out() != 0) return false;
+    std::vector<Block*> all;
+    for (int i = 0; i < 6; ++i) all.push_back(arena->allocate(64));
+    std::sort(all.begin(), all.end());
+    return std::adjacent_find(all.begin(), all.end()) == all.end() && std::find(all.begin(), all.end(), block) != all.end() &&
+           live_leases() == 0;
+  }
+};
+
+}  // namespace
+
+TEST(a_block_comes_back_when_all_its_readers_are_done) {
+  Blocks b;
+  const Scene scene = b.scene({[&] { b.write(2); }, [&] { b.read(0); }, [&] { b.read(1); }}, [&] { b.reset({1, 2}); }, [&] { return b.all_are_back(); });
+  scene.holds(kThorough ? model::kAll : 1, 10);
+}
+
+TEST(a_block_comes_back_when_its_reader_is_done) {
+  Blocks b;
+  size_t reused = 0;
+  const Scene scene = b.scene({[&] { b.write(2); }, [&] { b.read(0); }}, [&] { b.reset({1}); }, [&] { return reused += size_t(b.reused), b.all_are_back(); });
+  scene.holds(model::kAll, 5);
+  CHECK(reused != 0);  // there were schedules in which it was
+  // The judge sees a block that stays away.
+  std::unique_ptr<Lease> held;
+  const Scene kept = b.scene({[&] { b.write(1); }, [&] { held = b.take(0, 0); }}, [&] { held.reset(), b.reset({1}); }, [&] { return b.all_are_back(); });
+  CHECK(kept.fails(model::Fault::kNone, "", nullptr));
+}
+
+TEST(a_dead_reader_s_block_comes_back_and_a_live_one_s_does_not) {
+  Blocks b;
+  const Scene scene = b.scene({[&] { b.write(2); }, [&] { b.read(0); }, [&] { b.board->announce_death(2); }}, [&] { b.reset({1, 2}); },
+                    [&] { return b.all_are_back(); });
+  scene.holds(kThorough ? model::kAll : 1, 10);
+  CHECK(scene.fails(kOmitted, "exchange", &b.board->slot(2)->condition));
+}
+
+// A reader taken for dead ends its lease when its block is another reader's already.
+TEST(a_late_end_ends_no_newer_lease) {
+  Blocks b;
+  std::unique_ptr<Lease> late;
+  const Scene scene = b.scene({[&] {
+                           b.board->announce_death(1);
+                           // The block's second life, for a reader in another slot at the same place of its set.
+                           b.write(1, [&] { b.arena->publish(b.block, b.set({2})), b.published.store(1); });
+                           b.write(1);
+                         },
+                         [&] { late.reset(); },
+                         [&] {
+                           if (b.published.load() == 0) return;
+                           auto lease = std::make_unique<Lease>(b.views[2], b.block->offset, b.block->size, 0);
+                           b.look(*lease, 2);
+                           b.look(*lease, 2);
+                         }},
+                    [&] {
+                      late.reset();
+                      b.reset({1});
+                      late = b.take(0, 0);
+                    },
+                    [&] {
+                      late.reset();
+                      // A value that nobody took is held by its reader still: that one dies now.
+                      b.board->announce_death(2);
+                      return b.all_are_back();
+                    });
+  scene.holds(kThorough ? model::kAll : 1, 10);
+  // An end that did not know its own generation would be the newer lease's.
+  Scene ignorant = scene;
+  ignorant.bodies[1] = [&] { late.reset(), b.take(0, 0).reset(); };
+  CHECK(ignorant.fails(model::Fault::kNone, "", nullptr, 3));
+}
+
+// The parent gives the value up while its child reads it; the child's own copy of the lease does nothing.
+TEST(a_forked_child_keeps_the_block_and_ends_nothing) {
+  Blocks b;
+  std::unique_ptr<Lease> of_parent, of_child;
+  int child_lives = -1;
+  auto reset = [&] {
+    of_parent.reset();
+    of_child.reset();
+    b.views[3] = std::make_shared<ArenaView>(b.file.get(), kFile);  // whose pages the child made private
+    b.reset({1});
+    // Both sides of the fork are played here, one after the other: first what the child is left with.
+    of_child = b.take(0, 3);
+    LeaseRegistry::before_fork();
+    child_lives = ::dup(LeaseRegistry::get().pipe_ends[1]);
+    ::close(LeaseRegistry::get().pipe_ends[1]);
+    LeaseRegistry::after_fork_in_child();
+    ::close(child_lives);
+    of_parent = b.take(0, 0);
+    LeaseRegistry::before_fork();
+    child_lives = ::dup(LeaseRegistry::get().pipe_ends[1]);
+    LeaseRegistry::after_fork_in_parent();
+  };
+  const Scene scene = b.scene({[&] { b.write(2); },
+                         [&] {  // the child
+                           b.look(*of_child, 1);
+                           of_child.reset();
+                           model::reads(b.block->data());
+                           model::close_now(std::exchange(child_lives, -1));
+                         },
+                         [&] {  // the parent
+                           of_parent.reset();
+                           release_unpinned();
+                         }},
+                    reset, [&] {
+                      release_unpinned();
+                      return b.all_are_back();
+                    });
+  scene.holds(kThorough ? model::kAll : 1, 10);
+  // Without the child's hold, the block is written while the child reads it.
+  const Scene unpinned = b.scene(scene.bodies, [&] {
+                         reset();
+                         if (child_lives >= 0) ::close(std::exchange(child_lives, ::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+                       },
+                       scene.judge);
+  CHECK(unpinned.fails(model::Fault::kNone, "", nullptr, 3));
+}
