@@ -155,6 +155,92 @@ def test_a_handler_may_use_the_library(scripts):
     assert scripts.run(program(body)) == "from the handler\n"
 
 
+def test_an_exception_of_a_handler_at_any_moment_loses_nothing(scripts):
+    # Thousands of moments within execute, calls and gets, each cut short by a handler that raises:
+    # whatever was started before can still be got, and is right.
+    body = """
+        import random
+        class Interrupted(BaseException):
+            pass
+        armed = False
+        def handler(number, frame):
+            global armed
+            if armed:
+                armed = False
+                raise Interrupted
+        signal.signal(signal.SIGALRM, handler)
+        rng = random.Random(7)
+        interrupted = 0
+        def attempt(what, most):
+            global armed, interrupted
+            result = None
+            try:
+                try:
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, rng.random() * most + 1e-6)
+                    result = what()
+                finally:
+                    armed = False
+            except Interrupted:
+                interrupted += 1
+                return None
+            return result
+        class Local:
+            def __init__(self, n):
+                self.n = n
+            def __eq__(self, other):
+                return other.n == self.n
+        @conveyor.remote
+        class Failing:
+            def fail(self, x):
+                raise ValueError(x)
+        f = Failing.remote()
+        with InputNode() as inp:
+            quick = b.echo.bind(a.echo.bind(inp)).compile(depth=4)
+        end = time.monotonic() + 1.5
+        n = 0
+        while time.monotonic() < end or interrupted < 100:
+            n += 1
+            value = rng.choice([n, (n, "x"), b"y" * 100000, Local(n), [n]])
+            fails = rng.random() < 0.3
+            start = f.fail.remote if fails else rng.choice([quick.execute, a.echo.remote])
+            ref = attempt(lambda: start(value), 0.0003)
+            if ref is None:
+                continue
+            try:
+                attempt(ref.get, 0.0004)
+                assert ref.get(timeout=10) == value, (ref, value)
+            except ValueError:
+                assert fails
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print("nothing lost")
+    """
+    assert scripts.run(program(body)) == "nothing lost\n"
+
+
+def test_a_finalizer_or_handler_that_calls_while_a_result_is_received_loses_nothing(scripts):
+    # A collection started by receiving (before Python 3.12), or by anything else: the finalizer uses the
+    # same channel.
+    body = """
+        import gc
+        got = []
+        class Loop:
+            def __init__(self):
+                self.me = self
+            def __del__(self):
+                got.append(conveyor.get(a.echo.remote(("finalizer", 1)), timeout=10))
+        gc.set_threshold(5)
+        for n in range(60):
+            Loop()
+            refs = [a.echo.remote((n, i)) for i in range(3)]
+            assert conveyor.get(refs, timeout=10) == [(n, i) for i in range(3)]
+        gc.set_threshold(700)
+        assert len(got) > 20 and set(got) == {("finalizer", 1)}
+        print("fine")
+    """
+    assert scripts.run(program(body)) == "fine\n"
+
+
 def test_ctrl_c_at_the_terminal_ends_the_program_and_its_actors(scripts, wait_until):
     # A terminal sends the signal to every process of the foreground group, actors included.
     import os
