@@ -458,15 +458,18 @@ class Leaver:
     async def leave(self, x):
         sys.exit(3)
 
+    async def echo(self, x):
+        return x
+
     def leave_now(self, x):
         sys.exit(3)
 
 
-@pytest.mark.parametrize("method", ["leave", "leave_now"])
-def test_sys_exit_of_an_actor_is_no_cancellation_of_what_else_it_runs(method):
+@pytest.mark.parametrize("methods", [["leave"], ["leave_now"], ["echo", "leave_now"]])
+def test_sys_exit_of_an_actor_is_no_cancellation_of_what_else_it_runs(methods):
     leaver = Leaver.remote()
     waiting = chain(leaver.wait).compile()
-    leaving = chain(getattr(leaver, method)).compile()
+    leaving = chain(*(getattr(leaver, method) for method in methods)).compile()
     refs = [waiting.execute(1), leaver.wait.remote(1), leaving.execute(1)]
     for ref in refs:
         with pytest.raises(ActorDiedError) as caught:

@@ -286,8 +286,8 @@ def test_unknown_options():
 
 
 def test_remote_of_no_class():
-    with pytest.raises(TypeError, match="class"):
-        conveyor.remote(lambda: 1)
+    with pytest.raises(TypeError, match="only classes and functions"):
+        conveyor.remote(1)
     with pytest.raises(TypeError, match="already"):
         conveyor.remote(Actor)
     with pytest.raises(TypeError, match="remote"):

@@ -67,7 +67,9 @@ class Mailbox:
         process = worker.process
         self.bit = bit
         self.reader = process.reader(segment, 0, 0, (caller_slot, RESULT_BIT), shared=False)
-        self.replies = process.writer(segment, reply_offset(), [(caller_slot, RESULT_BIT)])
+        self.replies = process.writer(
+            segment, reply_offset(), [(caller_slot, RESULT_BIT)], "results of calls"
+        )
         self.limits = link_limits(segment)
         # Coroutines of calls, and how many cancellations they have been looked through for.
         self.running: dict[int, Any] = {}
@@ -369,16 +371,19 @@ class Worker:
             nonlocal begun
             begun = True
             try:
-                value = await coroutine
-            except SystemExit:
+                try:
+                    value = await coroutine
+                except SystemExit:
+                    raise
+                except BaseException as error:
+                    if self._leaving:
+                        raise
+                    finish(None, error)
+                else:
+                    finish(value, None)
+            except SystemExit:  # also of a method that came after the coroutine
                 self._leaving = True
                 raise
-            except BaseException as error:
-                if self._leaving:
-                    raise
-                finish(None, error)
-            else:
-                finish(value, None)
 
         def ended(task: Any) -> None:
             self._tasks.discard(task)
