@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 namespace conveyor {
 
@@ -36,9 +37,9 @@ size_t Arena::class_of(size_t size) {
     if (class_size(index) >= size) return index;
 }
 
-Block* Arena::allocate(size_t payload) {
+Block* Arena::allocate(size_t payload, bool beyond_cap) {
   if (fd_.get() < 0) throw ArenaFull("the session has been shut down, and its memory with it");
-  if (payload > cap_)
+  if (payload > cap_ && !beyond_cap)
     throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the memory cap of " + std::to_string(cap_) + " bytes");
   const size_t need = kBlockHeader + payload;
   const size_t index = class_of(need);
@@ -81,7 +82,7 @@ Block* Arena::allocate(size_t payload) {
   const uint64_t touch = align_up(need, kPage);
   if (touch > block->touched) {
     const size_t more = touch - block->touched;
-    if (touched_ + more > cap_) {
+    if (touched_ + more > cap_ && !beyond_cap) {
       try {
         make_room(more);
       } catch (...) {
@@ -99,7 +100,7 @@ Block* Arena::allocate(size_t payload) {
   return block;
 }
 
-void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers) {
+void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag) {
   BlockHeader* header = block->header();
   const uint32_t generation = ++block->generation & 0x7fffffff;
   header->readers = uint32_t(readers->slots.size());
@@ -108,6 +109,7 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers) {
   for (uint32_t i = 0; i < header->readers; ++i)
     header->lease[i].store(BlockHeader::held(generation), std::memory_order_relaxed);
   block->readers = std::move(readers);
+  block->tag = tag;
   out_.push_back(block);
 }
 
@@ -126,12 +128,8 @@ void Arena::reclaim(size_t at_most) {
     if (scan_ == 0 || scan_ > out_.size()) scan_ = out_.size();
     const size_t i = --scan_;
     Block* block = out_[i];
-    BlockHeader* header = block->header();
-    const uint32_t done = BlockHeader::done(block->generation & 0x7fffffff);
     bool free = true;
-    for (uint32_t r = 0; r < block->readers->slots.size() && free; ++r)
-      // Acquire: the reader's last reads come before our next writes.
-      free = header->lease[r].load(std::memory_order_acquire) == done || block->readers->gone(r);
+    for (uint32_t r = 0; r < block->readers->slots.size() && free; ++r) free = !block->held_by(r);
     if (!free) continue;
     out_[i] = out_.back();
     out_.pop_back();
@@ -168,10 +166,34 @@ void Arena::make_room(size_t bytes) {
       if (touched_ + bytes <= cap_) return;
       punch(block);
     }
-  if (touched_ + bytes > cap_)
-    throw ArenaFull("the memory cap of " + std::to_string(cap_) + " bytes is reached: " + std::to_string(out_.size()) +
-                    " values of together " + std::to_string(bytes_out()) +
-                    " bytes are still held by their readers");
+  if (touched_ + bytes <= cap_) return;
+  size_t unpublished = touched_ - bytes_out();
+  for (auto& list : free_)
+    for (Block* block : list) unpublished -= block->touched;
+  std::string made;
+  if (unpublished != 0) made = ", " + std::to_string(unpublished) + " bytes are being written or belong to arrays that were made in place";
+  throw ArenaFull("the memory cap of " + std::to_string(cap_) + " bytes is reached: " + std::to_string(out_.size()) +
+                  " values of together " + std::to_string(bytes_out()) +
+                  " bytes are still held by their readers" + made, holdings());
+}
+
+std::vector<Holding> Arena::holdings() const {
+  std::vector<Holding> found;
+  for (const Block* block : out_) {
+    const ReaderSet& readers = *block->readers;
+    for (uint32_t r = 0; r < readers.slots.size(); ++r) {
+      if (!block->held_by(r)) continue;
+      const uint32_t slot = readers.slots[r];
+      auto same = std::find_if(found.begin(), found.end(), [&](const Holding& h) { return h.channel == block->readers && h.slot == slot; });
+      if (same == found.end()) {
+        const char* name = readers.board->slot(slot)->name;
+        same = found.insert(found.end(), Holding{block->readers, slot, std::string(name, ::strnlen(name, sizeof readers.board->slot(slot)->name))});
+      }
+      same->bytes += block->touched;
+      same->tags.push_back(block->tag);
+    }
+  }
+  return found;
 }
 
 void Arena::trim(uint64_t idle_ns) {

@@ -13,11 +13,15 @@
 
 namespace conveyor {
 
-// The processes that may hold leases on a block, to know which of them are dead.
+// The processes that may hold leases on a channel's blocks, to know which of them are dead; and what
+// the channel is, for the error at the cap.
 struct ReaderSet {
   std::shared_ptr<Board> board;
   std::vector<uint32_t> slots;
   std::vector<uint32_t> incarnations;
+  uint32_t graph = 0;   // 0: of no graph
+  uint32_t edge = 0;
+  std::string carries;  // in words
 
   void add(uint32_t slot) {
     slots.push_back(slot);
@@ -33,15 +37,32 @@ struct Block {
   uint64_t touched;  // bytes from the start that may have pages behind them
   uint64_t freed_ns;
   uint32_t generation;
+  uint64_t tag;      // of the frame it was published with: an execution, or a call
   std::shared_ptr<ReaderSet> readers;
 
   BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
   char* data() const { return base + kBlockHeader; }
   size_t capacity() const { return size - kBlockHeader; }
+  // Whether reader `r` of a published block still has its lease.
+  bool held_by(uint32_t r) const {
+    // Acquire: the reader's last reads come before our next writes.
+    return header()->lease[r].load(std::memory_order_acquire) != BlockHeader::done(generation & 0x7fffffff) && !readers->gone(r);
+  }
+};
+
+// Values of one channel that one process still holds.
+struct Holding {
+  std::shared_ptr<const ReaderSet> channel;
+  uint32_t slot;  // the process's
+  std::string process;
+  uint64_t bytes = 0;
+  std::vector<uint64_t> tags{};
 };
 
 struct ArenaFull : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit ArenaFull(const std::string& message, std::vector<Holding> holdings = {})
+      : std::runtime_error(message), holdings(std::move(holdings)) {}
+  std::vector<Holding> holdings;
 };
 
 // Not thread-safe: its callers hold the GIL (or are a single-threaded test).
@@ -54,9 +75,10 @@ class Arena {
   static Fd create_file(size_t size) { return make_memfd("conveyor-arena", size); }
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released.
-  Block* allocate(size_t payload);
+  // `beyond_cap`: for what must get through when memory is short.
+  Block* allocate(size_t payload, bool beyond_cap = false);
   // Hand `block` to its readers: it comes back when each of them is done or dead.
-  void publish(Block* block, std::shared_ptr<ReaderSet> readers);
+  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag = 0);
   // Give back a block that was not published.
   void release(Block* block);
   // The block whose payload area holds `p`, or nullptr.
@@ -65,6 +87,8 @@ class Arena {
   size_t bytes_touched() const { return touched_; }
   size_t blocks_out() const { return out_.size(); }
   size_t bytes_out() const;
+  // Who has not ended which leases, as the lease words say; of each process and channel together.
+  std::vector<Holding> holdings() const;
   size_t cap() const { return cap_; }
   // At the end of a session: nothing more can be allocated.
   void close_fd() { fd_.reset(); }

@@ -6,7 +6,7 @@ namespace {
 constexpr size_t kReleaseGilFrom = 32 * 1024;
 }
 
-void Writer::prepare(Encoded& e) {
+void Writer::prepare(Encoded& e, bool beyond_cap) {
   if (e.made && e.size <= ring.capacity()) return;
   if (e.made) {
     // The table does not fit the slot (a very long meta): fall back to copying the value.
@@ -15,7 +15,7 @@ void Writer::prepare(Encoded& e) {
     e.size = e.layout.total;
   }
   if (e.size <= ring.capacity()) return;
-  e.block = arena->allocate(e.size);
+  e.block = arena->allocate(e.size, beyond_cap);
   e.arena = arena;
   if (e.size >= kReleaseGilFrom) {
     nb::gil_scoped_release unlocked;
@@ -41,7 +41,7 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
   if (block != nullptr) {
     slot->block = block->offset + 1;
     slot->block_size = block->size;
-    arena->publish(block, ring.readers());
+    arena->publish(block, ring.readers(), tag);
     e.block = nullptr;
   } else {
     slot->block = 0;

@@ -25,7 +25,8 @@ class Writer {
     encode(e, value, sent, references);
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
-  void prepare(Encoded& e);
+  // `beyond_cap`: errors, which must get through also at the arena's cap.
+  void prepare(Encoded& e, bool beyond_cap = false);
   // Publish; cannot fail.
   uint64_t commit(Encoded& e, uint64_t tag, Kind kind);
 

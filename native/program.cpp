@@ -188,7 +188,7 @@ bool Program::run(Send& step) {
   e.codec = kBytes;
   e.data = meta.c_str();
   e.size = meta.size();
-  writer.prepare(e);
+  writer.prepare(e, true);
   writer.commit(e, execution_, Kind::kError);
   return true;
 }

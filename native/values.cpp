@@ -1,5 +1,7 @@
 #include "values.h"
 
+#include <nanobind/stl/vector.h>
+
 #include <cstring>
 
 namespace conveyor {
@@ -220,7 +222,17 @@ void check_owner(uint64_t generation) {
 }
 
 void raise_arena_full(const ArenaFull& error) {
-  PyErr_SetString(arena_full != nullptr ? arena_full : PyExc_MemoryError, error.what());
+  if (arena_full == nullptr) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    return;
+  }
+  nb::list holdings;
+  for (const Holding& h : error.holdings) {
+    nb::object process = nb::steal(PyUnicode_DecodeUTF8(h.process.data(), Py_ssize_t(h.process.size()), "replace"));
+    holdings.append(nb::make_tuple(process, h.channel->graph, h.channel->edge, nb::str(h.channel->carries.c_str()), h.bytes, nb::cast(h.tags)));
+  }
+  nb::object made = nb::steal(PyObject_CallFunction(arena_full, "sO", error.what(), holdings.ptr()));
+  if (made.is_valid()) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
 }
 
 bool is_final(nb::handle exception) {

@@ -128,8 +128,8 @@ struct ErrorFrame {
   nb::bytes meta;
 };
 
-// `final_error`: the class of errors that will not go away by decoding again; `arena_full`: what to
-// raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory.
+// `final_error`: the class of errors that will not go away by decoding again; `arena_full(message,
+// holdings)`: makes what to raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory.
 void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full,
                nb::object held_alone, nb::object state_error);
 // Throws if this process was forked since `generation`: rings and results are the parent's.

@@ -35,12 +35,16 @@ class Empty:
 EMPTY: Empty
 """What ``receive``, ``get`` and ``take`` return where there is nothing; compare with ``is``."""
 
+Holding = tuple[str, int, int, str, int, list[int]]
+"""Values that a process still holds, at an arena's cap: the process, the graph's number (0: of none),
+the edge, what the channel carries in words, bytes, executions (or calls)."""
+
 def set_codec(
     encode: Callable[[Any, Any], tuple[int, int, bytes, Sequence[Any] | None]],
     decode: Callable[[int, bytes, list[Buffer] | None], Any],
     announce: Callable[[bytes], None],
     final_error: type[Exception],
-    arena_full: type[Exception],
+    arena_full: Callable[[str, list[Holding]], Exception],
     held_alone: Callable[[Any], bool],
     state_error: type[Exception],
 ) -> None:
@@ -49,7 +53,8 @@ def set_codec(
     ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
     more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's
     definitions. ``final_error`` is the class of errors that decoding again would not mend,
-    ``arena_full`` is raised at an arena's cap, ``state_error`` in forked children;
+    ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
+    in forked children;
     ``held_alone(value)`` tells whether nothing else refers to a value's memory.
     """
 
@@ -403,8 +408,12 @@ class Writer:
         targets: Sequence[tuple[int, int]],
         arena: Arena,
         sent: Any,
+        graph: int = 0,
+        edge: int = 0,
+        carries: str = "",
     ) -> None:
         """``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec.
+        ``graph``, ``edge`` and ``carries`` name the channel where its values fill the arena.
         ``OSError`` where no such ring is.
         """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import os
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from conveyor.exceptions import GraphError
@@ -22,6 +23,9 @@ class Config:
     name: the graph's name in messages.
     deadline: seconds within which every execution must have run that is not given a deadline of its
         own; ``None``: no limit.
+    debug: note where the driver gets results, so that ``ArenaFullError`` can say where those were got
+        that fill an arena. Costs a microsecond for each ``get``. ``CONVEYOR_DEBUG=1`` in the environment
+        turns it on for all graphs.
     ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
         because they belong to another graph.
     """
@@ -33,6 +37,7 @@ class Config:
     name: str = ""
     deadline: float | None = None
     ignore_unused: bool = False
+    debug: bool = field(default_factory=lambda: os.environ.get("CONVEYOR_DEBUG") == "1")
 
     def __post_init__(self) -> None:
         if type(self.depth) is not int or not 1 <= self.depth <= 4096:

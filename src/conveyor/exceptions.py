@@ -6,7 +6,7 @@ Where a standard exception family fits, the error belongs to it as well, so that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 __all__ = [
     "ActorDiedError",
@@ -20,6 +20,7 @@ __all__ = [
     "ExecutionCancelledError",
     "GraphError",
     "GraphTornDownError",
+    "Held",
     "RuntimeStateError",
     "SerializationError",
     "TaskError",
@@ -76,8 +77,36 @@ class CapacityError(ConveyorError, RuntimeError):
     """No room for another execution now, and the caller asked not to wait for it."""
 
 
+class Held(NamedTuple):
+    """Values that fill an arena, all of one channel and held by one process.
+
+    process: who holds them, by name.
+    graph, edge: the channel's numbers; ``None`` for calls.
+    channel: the channel in words.
+    executions: the numbers of the executions (or calls) that they belong to.
+    bytes: what they take together.
+    """
+
+    process: str
+    graph: int | None
+    edge: int | None
+    channel: str
+    executions: tuple[int, ...]
+    bytes: int
+
+
 class ArenaFullError(ConveyorError, MemoryError):
-    """The memory cap of a process's arena is reached; the message says which values hold it."""
+    """The memory cap of a process's arena is reached; the message says which values hold it.
+
+    ``held`` says the same for programs: those who hold most come first.
+    """
+
+    def __init__(self, message: str, held: tuple[Held, ...] = ()) -> None:
+        super().__init__(message)
+        self.held = held
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[Held, ...]]]:
+        return (type(self), (str(self), self.held))
 
 
 class ChannelClosedError(ConveyorError, RuntimeError):

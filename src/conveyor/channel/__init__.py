@@ -5,15 +5,17 @@ from __future__ import annotations
 from conveyor import _core
 from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import announce, decode, encode
-from conveyor.channel.errors import decode_error, encode_error
+from conveyor.channel.errors import append_to_message, decode_error, encode_error
+from conveyor.channel.full import arena_full
 from conveyor.channel.pickling import SENT, add_reducers, drop_picklers
 from conveyor.channel.tensors import held_alone
-from conveyor.exceptions import ArenaFullError, RuntimeStateError, SerializationError
+from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [
     "SENT",
     "SentDefinitions",
     "add_reducers",
+    "append_to_message",
     "decode_error",
     "drop_picklers",
     "encode_error",
@@ -28,7 +30,7 @@ def set_up_codec() -> None:
         decode,
         announce,
         final_error=SerializationError,
-        arena_full=ArenaFullError,
+        arena_full=arena_full,
         held_alone=held_alone,
         state_error=RuntimeStateError,
     )

@@ -23,7 +23,7 @@ from conveyor.channel.byvalue import KnownDefinitions
 from conveyor.channel.pickling import dumps_by_value, loads
 from conveyor.exceptions import TaskError
 
-__all__ = ["decode_error", "encode_error"]
+__all__ = ["append_to_message", "decode_error", "encode_error"]
 
 
 class _Frame(NamedTuple):
@@ -82,6 +82,13 @@ def decode_error(meta: bytes) -> TaskError:
         state["__notes__"] = list(frame.notes)
     _set_cause(error, cause)
     return error
+
+
+def append_to_message(error: TaskError, text: str) -> None:
+    """Let ``error`` say ``text`` as well, on lines of its own."""
+    if text:
+        message, *rest = error._origin
+        error.__dict__["_origin"] = (f"{message}\n{text}", *rest)
 
 
 def _travelling(error: TaskError) -> _Frame:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions
@@ -19,6 +19,9 @@ from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import get_all
 from conveyor.runtime.waiting import Patience
 from conveyor.runtime.watcher import Watcher
+
+if TYPE_CHECKING:
+    from conveyor.runtime.gots import Gots
 
 
 class PutRef(Ref):
@@ -112,6 +115,7 @@ class CallingRuntime:
             process.inbox, lambda: process.board.ring(process.slot, _core.ATTENTION_BIT)
         )
         self._links: dict[int, Link] = {}
+        self._gots: Gots | None = None
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
         self._dropped_streams: deque[tuple[ActorId, str, Key]] = deque()
@@ -180,6 +184,14 @@ class CallingRuntime:
         if isinstance(value, Ref):
             raise TypeError("put takes a value, not a ref")
         return PutRef(_core.Snapshot(value, SentDefinitions()))
+
+    def gots(self) -> Gots:
+        """Where results were got; of graphs in debug mode."""
+        if self._gots is None:
+            from conveyor.runtime.gots import Gots
+
+            self._gots = Gots()
+        return self._gots
 
     def keep(self, value: Any) -> Ref:
         """Like ``put``; refs in ``value``, or in place of it, are kept as their values."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.exceptions import DeadlineExceededError, WaitTimeoutError
+from conveyor.exceptions import ArenaFullError, DeadlineExceededError, WaitTimeoutError
 from conveyor.runtime.refs import EMPTY, Ref, cancelled_error
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ class Execution:
 
     def describe(self, ref: Ref) -> str:
         return self.graph.describe(ref)
+
+    def note_got(self, ref: Ref) -> None:
+        self.graph.note_got(ref)
+
+    def explain_held(self, error: ArenaFullError) -> str:
+        return self.graph.explain_held(error)
 
     def doing(self) -> str:
         return self.graph.doing()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import (
+    ArenaFullError,
     CapacityError,
     ConveyorError,
     DeadlineExceededError,
@@ -47,6 +48,12 @@ def _references_of_a_moved_value() -> int:
 _MOVED_REFS = _references_of_a_moved_value()
 
 
+def _debug_ref() -> type[GraphRef]:
+    from conveyor.runtime.gots import DebugRef  # few programs need it
+
+    return DebugRef
+
+
 def _refuse(
     _value: Any, source: ProcessGraph | Execution, _type: type[GraphRef], _deadline: int = 0
 ) -> NoReturn:
@@ -72,7 +79,15 @@ class ProcessGraph(CompiledGraph):
         self._unloading: list[tuple[Member, Ref]] = []
         try:
             writers = {
-                end.edge: end.open(process, laid.segment, arguments=True) for end in laid.writes
+                end.edge: end.open(
+                    process,
+                    laid.segment,
+                    self._number,
+                    self.name,
+                    plan.edges[end.edge].source,
+                    arguments=True,
+                )
+                for end in laid.writes
             }
             readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
         except ConveyorError:
@@ -104,6 +119,7 @@ class ProcessGraph(CompiledGraph):
         # The one thing the hot path looks at: replaced by a function that raises at the end.
         self._start: Callable[..., GraphRef | None]
         self._start = self.gate.start
+        self._ref_type = _debug_ref() if config.debug else GraphRef
         self._plain = plan.whole_input and plan.shape is None and config.deadline is None
         self._single_output = self._results.single
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
@@ -123,7 +139,7 @@ class ProcessGraph(CompiledGraph):
             source = self if self._single_output else Execution(self)
             try:
                 with self._lock:
-                    ref = self._start(args[0], source, GraphRef)
+                    ref = self._start(args[0], source, self._ref_type)
                 if ref is not None:
                     return ref if self._single_output else self._refs(ref, {})
             except (RefNotThere, RefFailed):
@@ -257,9 +273,9 @@ class ProcessGraph(CompiledGraph):
                 return None
             self._take_words(self.gate.submitted, source)
         if len(inputs) == 1:
-            return self._start(inputs[0], source, GraphRef, deadline)
+            return self._start(inputs[0], source, self._ref_type, deadline)
         number = self.gate.submit_many(inputs, deadline)
-        return GraphRef(source, number) if number >= 0 else None
+        return self._ref_type(source, number) if number >= 0 else None
 
     def _check_time(self, source: ProcessGraph | Execution) -> None:
         if isinstance(source, Execution) and _too_late(source):
@@ -289,7 +305,7 @@ class ProcessGraph(CompiledGraph):
             return first
         number, source = first._number, first._source
         made = [first]
-        made += (GraphRef(source, number, i) for i in range(1, len(self._results.edges)))
+        made += (self._ref_type(source, number, i) for i in range(1, len(self._results.edges)))
         source.has(made)
         return self._results.arrange(made, passed)
 
@@ -351,6 +367,15 @@ class ProcessGraph(CompiledGraph):
 
     def _label(self, graph: int, node: int) -> str | None:
         return self.plan.tasks[node].label if graph == self._number else None
+
+    def note_got(self, ref: Ref) -> None:
+        """In debug mode: the program has got ``ref``."""
+        edge = self._results.edges[ref._reader]
+        self._host.gots().note(self._number, edge, ref._number)
+
+    def explain_held(self, error: ArenaFullError) -> str:
+        """In debug mode: where the program got what fills an arena."""
+        return self._host.gots().explain(error, self._process.board.name(self._process.slot))
 
     def doing(self) -> str:
         """What each actor of the graph is doing now, in words."""

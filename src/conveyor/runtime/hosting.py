@@ -16,6 +16,7 @@ from conveyor.runtime.protocol import ActorId
 if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.plan.model import Plan
+    from conveyor.runtime.gots import Gots
     from conveyor.runtime.graph import ProcessGraph
     from conveyor.runtime.refs import Ref
 
@@ -73,6 +74,10 @@ class GraphHost(Protocol):
 
     def keep(self, value: Any) -> Ref:
         """A reference to ``value`` as it is now."""
+        ...
+
+    def gots(self) -> Gots:
+        """Where results were got; of graphs in debug mode."""
         ...
 
     def kill(self, actor: ActorId) -> None: ...

@@ -40,9 +40,21 @@ class WriteEnd:
     targets: tuple[tuple[int, int], ...]
 
     def open(
-        self, process: Process, segment: _core.Segment, *, arguments: bool = False
+        self,
+        process: Process,
+        segment: _core.Segment,
+        graph: int,
+        name: str,
+        source: str,
+        *,
+        arguments: bool = False,
     ) -> _core.Writer:
-        return process.writer(segment, self.offset, list(self.targets), arguments=arguments)
+        """``graph`` and ``name`` are the graph's, ``source`` says what the edge carries."""
+        carries = f"{name}, edge #{self.edge} ({source})"
+        targets = list(self.targets)
+        return process.writer(
+            segment, self.offset, targets, carries, graph, self.edge, arguments=arguments
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,10 @@ class Link:
         # Each with the ref that it lacks, if that is known.
         self._pending: deque[tuple[CallRef, Call, Ref | None]] = deque()
         self._then: Callable[[], object] | None = None
-        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)], arguments=True)
+        carries = f"arguments of calls of {actor_name}"
+        self._writer = process.writer(
+            segment, 0, [(actor_slot, mailbox_bit)], carries, arguments=True
+        )
         self._reader = process.reader(
             segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
         )

@@ -83,13 +83,26 @@ class Process:
         segment: _core.Segment,
         offset: int,
         targets: list[tuple[int, int]],
+        carries: str,
+        graph: int = 0,
+        edge: int = 0,
         *,
         arguments: bool = False,
     ) -> _core.Writer:
-        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``arguments``:
-        refs in what it sends travel as their values."""
-        sent = SentDefinitions(values=arguments)
-        return _core.Writer(segment, offset, self.board, targets, self.arena, sent)
+        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``carries`` says
+        in words, and ``graph`` and ``edge`` say by number, what goes over it. ``arguments``: refs in
+        what it sends travel as their values."""
+        return _core.Writer(
+            segment,
+            offset,
+            self.board,
+            targets,
+            self.arena,
+            SentDefinitions(values=arguments),
+            graph,
+            edge,
+            carries,
+        )
 
     def reader(
         self,

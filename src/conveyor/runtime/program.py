@@ -54,7 +54,12 @@ def make_program(
 
     program.set_limits(limits, cancel)
     readers = {end.edge: end.open(process, segment) for end in assignment.reads}
-    writers = {end.edge: end.open(process, segment) for end in assignment.writes}
+    writers = {
+        end.edge: end.open(
+            process, segment, assignment.graph, assignment.name, assignment.sources[end.edge]
+        )
+        for end in assignment.writes
+    }
     producers = Producers()
     steps = assignment.program.steps
     tasks = assignment.tasks

@@ -26,6 +26,11 @@ class _Failed:
         self.error = error
 
 
+def failure_of(outcome: Any) -> BaseException | None:
+    """The error, if ``outcome`` is one."""
+    return outcome.error if type(outcome) is _Failed else None
+
+
 class Source(Protocol):
     """Where a ref's result comes from: a graph, or a caller's link to an actor."""
 

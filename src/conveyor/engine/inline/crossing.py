@@ -62,7 +62,8 @@ class Crossing:
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
         me = (self._process.slot, RESULT_BIT)
-        writer = self._process.writer(segment, 0, [me], arguments=arguments)
+        carries = "values between actors"
+        writer = self._process.writer(segment, 0, [me], carries, arguments=arguments)
         reader = self._process.reader(segment, 0, 0, me, shared=shared)
         segment.close_fd()
         return writer, reader
