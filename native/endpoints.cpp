@@ -26,6 +26,7 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
 }
 
 uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
+  const bool quick = e.codec < kFirstPython && e.block == nullptr && !e.made;
   SlotHeader* slot = ring.next_slot();
   slot->tag = tag;
   slot->kind = kind;
@@ -49,6 +50,10 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
   if (slot->block == 0 || e.made) e.write_body(reinterpret_cast<char*>(slot + 1));
   bytes += e.size;
   e.sent = nb::object();  // what it defines is on its way
+  if (recorder_) {
+    if (block != nullptr) recorder_->arena_has(arena->bytes_touched());
+    recorder_->sending(index_, output_, tag, e.size, kind == Kind::kError, quick);
+  }
   return ring.publish();
 }
 
@@ -149,6 +154,7 @@ bool Gate::has_room() {
 
 int64_t Gate::submit(nb::handle value, uint64_t deadline) {
   if (!has_room()) return -1;
+  const uint64_t began = submission_begins();
   Writer& w = *writers_[0];
   Encoded e;
   w.encode_value(e, value);
@@ -156,12 +162,15 @@ int64_t Gate::submit(nb::handle value, uint64_t deadline) {
   if (!has_room()) return -1;  // encoding runs Python code, which may have submitted something itself
   const uint64_t number = next_++;
   if (limits_ != nullptr) limits_->begin(number, deadline);
+  submitting(number, began);
   w.commit(e, number, kind_);
+  submission_ends(number, began);
   return int64_t(number);
 }
 
 int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
   if (!has_room()) return -1;
+  const uint64_t began = submission_begins();
   const size_t n = writers_.size();
   std::vector<Encoded> encoded(n);
   for (size_t i = 0; i < n; ++i) {
@@ -171,7 +180,9 @@ int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
   if (!has_room()) return -1;
   const uint64_t number = next_++;
   if (limits_ != nullptr) limits_->begin(number, deadline);
+  submitting(number, began);
   for (size_t i = 0; i < n; ++i) writers_[i]->commit(encoded[i], number, kind_);
+  submission_ends(number, began);
   return int64_t(number);
 }
 
@@ -182,8 +193,11 @@ uint64_t Gate::completed() const {
 }
 
 void Gate::stash_front(size_t i) {
+  const uint64_t began = recorder_ && recorder_->tracing() ? now_ns() : 0;
   std::optional<Frame> f = readers_[i]->take_announced();
-  if (!f || (!dropped_[i].empty() && dropped_[i].erase(f->tag) != 0)) return;
+  if (!f) return;
+  taken(f->tag, i, began, f->size, f->kind == Kind::kError);
+  if (!dropped_[i].empty() && dropped_[i].erase(f->tag) != 0) return;
   const uint64_t tag = f->tag;
   stashes_[i].emplace(tag, std::move(*f));
 }
@@ -216,7 +230,7 @@ nb::object Gate::decode_or_keep(Frame f, size_t i) {
   }
 }
 
-nb::object Gate::take(uint64_t number, size_t i) {
+nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
   check_owner(fork_);
   if (!handed_.empty()) {
     auto found = handed_.find({number, i});
@@ -230,13 +244,19 @@ nb::object Gate::take(uint64_t number, size_t i) {
     if (found != stash.end()) {
       Frame f = std::move(found->second);
       stash.erase(found);
+      taking(number, i, since);
       return decode_or_keep(std::move(f), i);
     }
   }
   Reader& reader = *readers_[i];
   while (!reader.ring.empty()) {
-    if (reader.ring.front()->tag == number)
-      return reader.decodes_natively() ? reader.receive() : decode_or_keep(reader.take(), i);
+    if (reader.ring.front()->tag == number) {
+      const uint64_t began = taking(number, i, since);
+      const uint64_t before = reader.bytes;
+      nb::object value = reader.decodes_natively() ? reader.receive() : decode_or_keep(reader.take(), i);
+      taken(number, i, began, reader.bytes - before, began != 0 && nb::isinstance<ErrorFrame>(value));
+      return value;
+    }
     stash_front(i);
   }
   return nb::object();
@@ -256,6 +276,7 @@ bool Gate::settled(uint64_t number, size_t i) {
 void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   if (settled(number, i)) return;
+  if (recorder_) asked_since_[i].erase(number);
   auto found = stashes_[i].find(number);
   if (found != stashes_[i].end()) {
     Frame f = std::move(found->second);
@@ -270,6 +291,97 @@ size_t Gate::stashed() const {
   size_t n = 0;
   for (auto& stash : stashes_) n += stash.size();
   return n;
+}
+
+size_t Gate::stashed_bytes() const {
+  size_t n = 0;
+  for (auto& stash : stashes_)
+    for (auto& [number, frame] : stash) n += frame.size;
+  return n;
+}
+
+// What is noted
+
+void Gate::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
+                  std::vector<std::shared_ptr<Recorder>> all) {
+  if (outputs.size() != readers_.size()) throw std::system_error(EINVAL, std::generic_category(), "gate outputs");
+  outputs_ = std::move(outputs);
+  all_ = std::move(all);
+  submitted_at_.resize(own->place().slots);
+  asked_since_.resize(readers_.size());
+  uint64_t turn = UINT64_MAX;
+  for (auto& member : all_) {
+    const RecorderPlace& place = member->place();
+    // A receive may be waited for in several pieces.
+    const uint64_t events = 1 + place.tasks + 4 * place.receives + place.sends;
+    turn = std::min(turn, place.capacity / events);
+  }
+  turn_ = turn > 2 * depth_ ? turn - depth_ : 1;
+  recorder_ = std::move(own);
+  for (size_t i = 0; i < writers_.size(); ++i) writers_[i]->record(recorder_, uint32_t(i), -1);
+}
+
+void Gate::count_completed() {
+  if (!recorder_ || readers_.empty() || fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  const size_t mask = submitted_at_.size() - 1;
+  // The heads are acquired: the times were written before them.
+  for (const uint64_t done = completed(); counted_ < done; ++counted_) {
+    const uint64_t began = submitted_at_[counted_ & mask];
+    uint64_t end = began;
+    for (auto& [writer, output] : outputs_) end = std::max(end, value_of(writer->sent_at(output, counted_)));
+    recorder_->task(0).running.note(end - began);
+  }
+}
+
+uint64_t Gate::submission_begins() {
+  if (!recorder_) return 0;
+  // Before the places of those times are used again. There is room, so that execution is complete.
+  if (next_ - counted_ >= submitted_at_.size()) count_completed();
+  if (recorder_->tracing() && next_ >= drain_at_) {
+    for (auto& member : all_) member->drain();
+    drain_at_ = next_ + turn_;
+  }
+  return now_ns();
+}
+
+void Gate::submitting(uint64_t number, uint64_t began) {
+  if (!recorder_) return;
+  submitted_at_[number & (submitted_at_.size() - 1)] = began;
+  recorder_->set_clock(began);
+}
+
+void Gate::submission_ends(uint64_t number, uint64_t began) {
+  if (!recorder_) return;
+  recorder_->stale();
+  if (recorder_->tracing()) recorder_->trace({began, now_ns(), number, 0, 0, 0, EventKind::kExecute, 0, 0});
+}
+
+uint64_t Gate::taking(uint64_t number, size_t i, uint64_t since) {
+  if (!recorder_) return 0;
+  uint64_t asked = since;
+  if (!asked_since_[i].empty()) {
+    auto found = asked_since_[i].find(number);
+    if (found != asked_since_[i].end()) {
+      asked = found->second;
+      asked_since_[i].erase(found);
+    }
+  }
+  const bool traced = recorder_->tracing();
+  const uint64_t now = asked != 0 || traced ? now_ns() : 0;
+  recorder_->received(uint32_t(i)).waiting.note(asked != 0 ? now - asked : 0);
+  if (!traced) return 0;
+  if (since != 0) recorder_->trace({since, now, number, 0, uint32_t(i), 0, EventKind::kWait, 0, 0});
+  return now;
+}
+
+void Gate::taken(uint64_t number, size_t i, uint64_t began, uint64_t bytes, bool failed) {
+  if (began != 0) recorder_->trace({began, now_ns(), number, bytes, uint32_t(i), 0, EventKind::kReceive, uint16_t(failed ? kFailed : 0), 0});
+}
+
+void Gate::wait_ends(uint64_t number, size_t i, uint64_t since) {
+  if (!recorder_) return;
+  asked_since_[i].emplace(number, since);
+  if (recorder_->tracing()) recorder_->trace({since, now_ns(), number, 0, uint32_t(i), 0, EventKind::kWait, kSkipped, 0});
 }
 
 }  // namespace conveyor

@@ -9,6 +9,7 @@
 
 #include "inbox.h"
 #include "limits.h"
+#include "recorder.h"
 #include "values.h"
 
 namespace conveyor {
@@ -33,8 +34,20 @@ class Writer {
   RingWriter ring;
   std::shared_ptr<Arena> arena;
   nb::object sent;
+  // Note from now on what is sent as send `index` of `recorder`; `output`: -1, or which output it is.
+  void record(std::shared_ptr<Recorder> recorder, uint32_t index, int output) {
+    recorder_ = std::move(recorder);
+    index_ = index;
+    output_ = output;
+  }
+
   Py_ssize_t moved_refs = 0;
   uint64_t bytes = 0;
+
+ private:
+  std::shared_ptr<Recorder> recorder_;
+  uint32_t index_ = 0;
+  int output_ = -1;
 };
 
 class Reader {
@@ -89,7 +102,9 @@ class Gate {
   // True if the result is here.
   bool ready(uint64_t number, size_t reader);
   // The result, or an invalid object if it is not here.
-  nb::object take(uint64_t number, size_t reader);
+  nb::object take(uint64_t number, size_t reader) { return take(number, reader, 0); }
+  // The same by a `get` that has waited since then (`waits_since`).
+  nb::object take(uint64_t number, size_t reader, uint64_t since);
   // For a result on its way through Python code: a signal handler may raise there before it is kept
   // anywhere. It can be taken again until it is settled; `settled` is false if there was none.
   void hand(uint64_t number, size_t reader, nb::object value);
@@ -99,8 +114,26 @@ class Gate {
   // Take what has come out of the rings.
   void drain();
   size_t stashed() const;
+  size_t stashed_bytes() const;
+
+  // Keep counters in `own`: sends and receives in the order of the writers and readers, and as its task 0
+  // whole executions. `outputs`: for each reader, who writes it and as which output. While the graph is
+  // traced, the events of `all` are taken before there is no room for more.
+  void record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
+              std::vector<std::shared_ptr<Recorder>> all);
+  // Count the executions that have been completed since.
+  void count_completed();
+  // The time, if waits are recorded; else 0.
+  uint64_t wait_begins() const { return recorder_ ? now_ns() : 0; }
+  // The wait has ended without the result, which may be asked for again.
+  void wait_ends(uint64_t number, size_t reader, uint64_t since);
 
  private:
+  uint64_t submission_begins();
+  void submitting(uint64_t number, uint64_t began);
+  void submission_ends(uint64_t number, uint64_t began);
+  uint64_t taking(uint64_t number, size_t reader, uint64_t since);
+  void taken(uint64_t number, size_t reader, uint64_t began, uint64_t bytes, bool failed);
   void stash_front(size_t reader);
   nb::object decode_or_keep(Frame frame, size_t reader);
   std::vector<Writer*> writers_;
@@ -112,6 +145,14 @@ class Gate {
   Kind kind_;
   uint64_t next_ = 0;
   Limits* limits_ = nullptr;
+  std::shared_ptr<Recorder> recorder_;
+  std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs_;
+  std::vector<std::shared_ptr<Recorder>> all_;
+  std::vector<uint64_t> submitted_at_;  // of the last executions, by number
+  std::vector<std::unordered_map<uint64_t, uint64_t>> asked_since_;  // results that were asked for in vain
+  uint64_t counted_ = 0;                // executions whose time has been counted
+  uint64_t turn_ = 1;                   // executions for whose events there is room
+  uint64_t drain_at_ = 0;
   const uint64_t fork_ = fork_generation.load();
 };
 

@@ -7,16 +7,20 @@ namespace {
 // Executions after which a program lets others on the same actor have a turn.
 constexpr int kTurn = 16;
 
-bool is_error(const nb::object& value) { return value.is_valid() && nb::isinstance<ErrorFrame>(value); }
+// Asked several times in each hop: nobody derives from the type, so it is enough to compare it.
+bool is_error(const nb::object& value) {
+  static const nb::handle type = nb::type<ErrorFrame>();
+  return value.is_valid() && Py_TYPE(value.ptr()) == reinterpret_cast<PyTypeObject*>(type.ptr());
+}
 
 }  // namespace
 
 Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers,
-                 nb::object encode_error, nb::object check_elements)
-    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), regs_(registers) {}
+                 nb::object encode_error, nb::object check_elements, std::shared_ptr<Recorder> recorder)
+    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), recorder_(std::move(recorder)), regs_(registers) {}
 
 void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label) {
-  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label)});
+  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label), receives_++});
   keep_.push_back(std::move(reader));
 }
 
@@ -24,12 +28,13 @@ void Program::add_call(nb::object method, uint32_t node, std::string label, std:
                        std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs,
                        int num_returns) {
   Call call{std::move(method), node, std::move(label), std::move(args), {}, std::move(uses), std::move(invoke),
-            std::move(start), out, std::move(outs), num_returns};
+            std::move(start), out, std::move(outs), num_returns, tasks_++};
   for (nb::handle constant : constants) call.constants.push_back(nb::borrow(constant));
   steps_.push_back(std::move(call));
 }
 
-void Program::add_send(nb::object writer, int reg, bool last, bool only_done, std::string label) {
+void Program::add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output) {
+  nb::cast<Writer*>(writer)->record(recorder_, sends_++, output ? outputs_++ : -1);
   steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, only_done, std::move(label)});
   keep_.push_back(std::move(writer));
 }
@@ -56,6 +61,7 @@ void Program::advance() {
     // Values live no longer than their execution. Taken out first: dropping them may run any code.
     for (nb::object& reg : regs_)
       if (reg.is_valid()) nb::object dropped = std::move(reg);
+    recorder_->stale();
     ++execution_;
   }
   inbox_->board()->ring(inbox_->slot(), bit_);
@@ -73,6 +79,7 @@ void Program::close() {
 
 void Program::resume(nb::object value, nb::object error) {
   if (closed_) return;
+  recorder_->task_returns();
   Call& step = std::get<Call>(steps_[pc_ - 1]);
   ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
   suspended_ = false;
@@ -86,13 +93,19 @@ nb::list Program::registers() const {
 }
 
 bool Program::run(Receive& step) {
-  if (step.reader->ring.empty()) return false;
+  if (step.reader->ring.empty()) {
+    recorder_->wait_begins();
+    return false;
+  }
+  recorder_->receive_begins(step.index, execution_, step.reader->decodes_natively());
+  const uint64_t before = step.reader->bytes;
   nb::object value;
   try {
     value = step.reader->receive();
   } catch (nb::python_error& error) {
     value = failed(error.value(), step.label);
   }
+  recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, is_error(value));
   if (step.spread.empty()) {
     regs_[size_t(step.reg)] = std::move(value);
     return true;
@@ -107,13 +120,14 @@ bool Program::run(Call& step) {
   for (int reg : step.uses)
     if (is_error(regs_[size_t(reg)])) {
       store(step, regs_[size_t(reg)]);
+      recorder_->task_skipped(step.index);
       return true;
     }
-  const uint64_t now = now_ns();
   if (limits_ != nullptr) {
-    const Limits::Verdict verdict = limits_->look(execution_, now);
+    const Limits::Verdict verdict = limits_->look(execution_, recorder_->now());
     if (verdict != Limits::Verdict::kGoOn) {
       store(step, stopped(step, verdict));
+      recorder_->task_skipped(step.index);
       return true;
     }
   }
@@ -121,14 +135,17 @@ bool Program::run(Call& step) {
   status.graph.store(graph_, std::memory_order_relaxed);
   status.node.store(step.node, std::memory_order_relaxed);
   status.execution.store(execution_, std::memory_order_relaxed);
-  status.since_ns.store(now, std::memory_order_relaxed);
+  status.since_ns.store(recorder_->task_begins(step.index, execution_), std::memory_order_relaxed);
   status.state.store(uint32_t(State::kRunning), std::memory_order_release);
   nb::object result;
   if (!step.start.is_none()) {
     suspended_ = true;  // before: a coroutine may end at once
     cancel_asked_ = false;
     result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), registers().ptr(), nullptr));
-    if (result.is_valid()) return true;
+    if (result.is_valid()) {
+      recorder_->stale();
+      return true;
+    }
     suspended_ = false;
   } else if (!step.invoke.is_none()) {
     result = nb::steal(PyObject_CallFunctionObjArgs(step.invoke.ptr(), registers().ptr(), nullptr));
@@ -148,6 +165,7 @@ bool Program::run(Call& step) {
     // The slot before the arguments is the callee's to use: a bound method puts `self` there.
     result = nb::steal(PyObject_Vectorcall(step.method.ptr(), argv + 1, step.args.size() | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
   }
+  recorder_->task_returns();
   if (result.is_valid()) {
     ended(step, std::move(result));
   } else {
@@ -159,6 +177,7 @@ bool Program::run(Call& step) {
 }
 
 bool Program::run(Send& step) {
+  recorder_->send_begins();
   nb::object& reg = regs_[size_t(step.reg)];
   nb::object value = step.last ? std::move(reg) : reg;
   if (step.last) reg = nb::object();
@@ -174,6 +193,7 @@ bool Program::run(Send& step) {
       writer.encode_value(e, value, step.last ? 1 : 0);
       writer.prepare(e);
       writer.commit(e, execution_, Kind::kValue);
+      recorder_->stale();
       return true;
     }
   } catch (nb::python_error& error) {
@@ -190,13 +210,20 @@ bool Program::run(Send& step) {
   e.size = meta.size();
   writer.prepare(e, true);
   writer.commit(e, execution_, Kind::kError);
+  recorder_->stale();
   return true;
 }
 
-void Program::store(Call& step, nb::object value) {
+void Program::finish(Call& step, nb::object value) {
+  const bool good = store(step, std::move(value));
+  recorder_->task_ends(step.index, execution_, !good);
+}
+
+bool Program::store(Call& step, nb::object value) {
+  bool error = is_error(value);
   if (step.num_returns >= 0) {
     nb::object elements = value;
-    if (!is_error(value)) {
+    if (!error) {
       // A tuple of the right length as it is; anything else is Python's to judge.
       if (!(PyTuple_CheckExact(value.ptr()) && PyTuple_GET_SIZE(value.ptr()) == step.num_returns)) {
         elements = nb::steal(PyObject_CallFunction(check_elements_.ptr(), "Ois", value.ptr(), step.num_returns, step.label.c_str()));
@@ -206,12 +233,13 @@ void Program::store(Call& step, nb::object value) {
         }
       }
     }
-    const bool error = is_error(elements);
+    error = is_error(elements);
     for (size_t i = 0; i < step.outs.size(); ++i)
       if (step.outs[i] >= 0)
         regs_[size_t(step.outs[i])] = error ? elements : nb::borrow(PyTuple_GET_ITEM(elements.ptr(), Py_ssize_t(i)));
   }
   if (step.out >= 0) regs_[size_t(step.out)] = std::move(value);
+  return !error;
 }
 
 void Program::ended(Call& step, nb::object value) {
@@ -225,7 +253,7 @@ void Program::ended(Call& step, nb::object value) {
         limits_->note_ran(execution_, step.node);
     }
   }
-  store(step, std::move(value));
+  finish(step, std::move(value));
 }
 
 nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
@@ -237,6 +265,7 @@ nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
 nb::object Program::failed(nb::handle exception, const std::string& label) {
   nb::object meta = nb::steal(PyObject_CallFunction(encode_error_.ptr(), "Os", exception.ptr(), label.c_str()));
   if (!meta.is_valid()) throw nb::python_error();
+  recorder_->stale();
   return nb::cast(ErrorFrame{nb::borrow<nb::bytes>(meta)}, nb::rv_policy::move);
 }
 

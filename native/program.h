@@ -13,8 +13,9 @@ class Program {
  public:
   // `encode_error(exception, label)` gives the meta bytes of an error frame;
   // `check_elements(value, count, label)` the elements of a result that has several.
+  // What it does is noted in `recorder`: tasks, receives and sends in the order in which they are added.
   Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, nb::object encode_error,
-          nb::object check_elements);
+          nb::object check_elements, std::shared_ptr<Recorder> recorder);
 
   // One frame of `reader` to register `reg`, or if `spread` is not empty its elements to those
   // registers (-1: not used here).
@@ -26,8 +27,8 @@ class Program {
   void add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
                 std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs, int num_returns);
   // Publish register `reg`; `last`: nothing later in this execution needs it; `only_done`: not the
-  // value, only None (or the error) to say that it has come to be.
-  void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label);
+  // value, only None (or the error) to say that it has come to be; `output`: the driver reads it.
+  void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output);
 
   // Look at `limits` before every call; `cancel()` is called when the running coroutine's execution has
   // been cancelled.
@@ -48,6 +49,7 @@ class Program {
     int reg;
     std::vector<int> spread;
     std::string label;
+    uint32_t index;
   };
   struct Call {
     nb::object method;
@@ -61,6 +63,7 @@ class Program {
     int out;
     std::vector<int> outs;
     int num_returns;
+    uint32_t index;
   };
   struct Send {
     Writer* writer;
@@ -73,9 +76,11 @@ class Program {
   bool run(Receive& step);
   bool run(Call& step);
   bool run(Send& step);
-  void store(Call& step, nb::object value);
+  // False if the value is an error, or not what the step must give.
+  bool store(Call& step, nb::object value);
   // The call has come to `value`, unless that is too late.
   void ended(Call& step, nb::object value);
+  void finish(Call& step, nb::object value);
   nb::object stopped(Call& step, Limits::Verdict verdict);
   nb::object failed(nb::handle exception, const std::string& label);
   nb::list registers() const;
@@ -86,6 +91,11 @@ class Program {
   uint32_t bit_;
   nb::object encode_error_;
   nb::object check_elements_;
+  std::shared_ptr<Recorder> recorder_;
+  uint32_t tasks_ = 0;
+  uint32_t receives_ = 0;
+  uint32_t sends_ = 0;
+  int outputs_ = 0;
   std::vector<nb::object> keep_;
   std::vector<std::variant<Receive, Call, Send>> steps_;
   std::vector<nb::object> regs_;

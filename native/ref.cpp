@@ -6,14 +6,18 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
   nb::object value = gate->take(number, reader);
   if (value.is_valid()) return value;
   const uint32_t before = interruptions;
+  const uint64_t since = gate->wait_begins();
   for (;;) {
     const uint32_t seen = inbox->count();
-    value = gate->take(number, reader);
+    value = gate->take(number, reader, since);
     if (value.is_valid()) return value;
     if (closed || interruptions != before || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
     inbox->status().checks.fetch_add(1, std::memory_order_seq_cst);
-    if (!inbox->wait(seen, deadline)) return gate->take(number, reader);
+    if (inbox->wait(seen, deadline)) continue;
+    value = gate->take(number, reader, since);
+    if (!value.is_valid()) gate->wait_ends(number, reader, since);
+    return value;
   }
 }
 

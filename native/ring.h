@@ -102,6 +102,12 @@ class Segment {
   // Once everybody has it, the mapping is enough.
   void close_fd() { fd_.reset(); }
   size_t size() const { return size_; }
+  // `length` bytes that are no ring, at a multiple of a cache line.
+  char* at(size_t offset, size_t length) const {
+    if (offset % kCacheLine != 0 || offset > size_ || length > size_ - offset)
+      throw std::system_error(EINVAL, std::generic_category(), "segment");
+    return base_ + offset;
+  }
 
   RingHeader* make_ring(size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) {
     if (!can_be(offset, slots, stride, readers)) throw std::system_error(EINVAL, std::generic_category(), "ring");

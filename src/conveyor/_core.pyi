@@ -397,6 +397,103 @@ class ErrorFrame:
     def meta(self) -> bytes:
         """The encoded exception."""
 
+EVENT_BYTES: int
+"""What one event of a trace takes."""
+RECORDING_CONTROL_BYTES: int
+"""What a segment has once for all recorders in it."""
+
+_Histogram = tuple[int, int, list[tuple[int, int, int]]]
+"""Total, largest, and (least value, first value beyond, count) of each bucket that is not empty."""
+
+class Recorder:
+    """What one process of a graph notes: counters, and events while the graph is traced. Made by that
+    process to write and by the driver to read; times are nanoseconds. Not thread-safe: keep the GIL.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        control: int,
+        offset: int,
+        events: int,
+        capacity: int,
+        tasks: int,
+        receives: int,
+        sends: int,
+        outputs: int,
+        slots: int,
+        threads: bool,
+    ) -> None:
+        """At ``offset``, with a ring of ``capacity`` events (a power of two) at ``events``; ``control``
+        is shared by all recorders of a graph. ``outputs`` of the sends go to the driver, and the time
+        of each of their last ``slots`` (a power of two) is kept. ``threads``: events name theirs.
+        ``OSError`` where the segment has no such place.
+        """
+
+    @staticmethod
+    def bytes(tasks: int, receives: int, sends: int, outputs: int, slots: int) -> int:
+        """What the counters take at ``offset``, a multiple of 64."""
+
+    def task(self, index: int) -> tuple[int, int, _Histogram]:
+        """(runs that raised, times it was skipped, running times)."""
+
+    def receive(self, index: int) -> _Histogram:
+        """Waiting times."""
+
+    def send(self, index: int) -> tuple[int, int, int]:
+        """(frames, frames that carry an error, bytes)."""
+
+    @property
+    def running(self) -> tuple[int, int, int] | None:
+        """(task, execution, since) while a task runs, or if the process has ended in it."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes behind the process's arena when it last sent a large value."""
+
+    tracing: bool
+    """Whether events are noted: of all recorders with the same ``control``. Set by the driver."""
+
+    def collect(self, limit: int) -> None:
+        """Forget the events that are there; keep at most ``limit`` from now on."""
+
+    def drain(self) -> None:
+        """Take the events out of the ring."""
+
+    def take_events(self) -> builtins.bytes:
+        """The events taken out of the ring, once: ``EVENT_BYTES`` each."""
+
+    @property
+    def dropped(self) -> int:
+        """Events since ``collect`` that found no room, in the ring or within the limit."""
+
+    def free_events(self) -> None:
+        """Give back the memory of the ring."""
+
+    def note_task(self, index: int, execution: int, begin: int, end: int, failed: bool) -> None:
+        """A task has run."""
+
+    def note_skipped(self, index: int) -> None:
+        """A task did not run, because an argument was an error."""
+
+    def note_receive(
+        self, index: int, execution: int, begin: int, end: int, bytes: int, failed: bool
+    ) -> None:
+        """A frame was there and has been received."""
+
+    def note_send(
+        self, index: int, execution: int, begin: int, end: int, bytes: int, failed: bool
+    ) -> None:
+        """A frame was sent."""
+
+    def note_execution(self, execution: int, begin: int, end: int) -> None:
+        """An execution is complete: task 0 of the driver."""
+
+    def note_room(self, execution: int, begin: int, traced: bool) -> None:
+        """An execution has waited for room until now: task 1 of the driver. ``traced``: on a thread
+        that did nothing else meanwhile.
+        """
+
 class Writer:
     """The writing end of a ring."""
 
@@ -588,6 +685,24 @@ class Gate:
     def stashed(self) -> int:
         """Results out of the rings that nobody has taken yet."""
 
+    @property
+    def stashed_bytes(self) -> int:
+        """The size of their bodies."""
+
+    def record(
+        self,
+        own: Recorder,
+        outputs: Sequence[tuple[Recorder, int]],
+        all: Sequence[Recorder],
+    ) -> None:
+        """Note in ``own`` what goes through: receives and sends in the order of the readers and
+        writers, whole executions as task 0 (see ``Recorder.note_execution``). ``outputs``: the recorder of each reader's writer, and
+        which of its outputs it is. While the graph is traced, take the events of ``all`` in time.
+        """
+
+    def count_completed(self) -> None:
+        """Note the time of the executions that have been completed since."""
+
 class RefCore:
     """The native part of ``runtime.refs.Ref``: ``get`` returns from here what comes soon."""
 
@@ -627,8 +742,11 @@ class Program:
         registers: int,
         encode_error: Callable[[BaseException, str], bytes],
         check_elements: Callable[[Any, int, str], tuple[Any, ...]],
+        recorder: Recorder,
     ) -> None:
-        """``bit`` is rung when the program wants another turn."""
+        """``bit`` is rung when the program wants another turn. What it does is noted in ``recorder``:
+        its tasks, receives and sends in the order in which they are added.
+        """
 
     def add_receive(self, reader: Reader, reg: int, spread: Sequence[int], label: str) -> None:
         """One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used)."""
@@ -651,9 +769,11 @@ class Program:
         ``start`` are called with all registers in its place; ``start`` suspends the program.
         """
 
-    def add_send(self, writer: Writer, reg: int, last: bool, only_done: bool, label: str) -> None:
+    def add_send(
+        self, writer: Writer, reg: int, last: bool, only_done: bool, label: str, output: bool
+    ) -> None:
         """Publish a register; ``last``: nothing later in the execution needs it; ``only_done``:
-        ``None`` in its place, unless it is an error."""
+        ``None`` in its place, unless it is an error; ``output``: the driver reads it."""
 
     def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
         """Look at these before every call; ``cancel`` ends the coroutine that runs."""

@@ -274,6 +274,15 @@ def test_what_a_stream_cannot_be_bound_to(source):
         MultiOutputNode([source.plain.bind(InputNode())], effects=[items])
 
 
+def test_items_are_counted(source):
+    with source.count.bind(InputNode()).compile() as graph:
+        assert list(graph.execute(100)) == list(range(100))
+        assert list(graph.execute(7)) == list(range(7))
+        (items,) = [edge for edge in graph.stats().edges if "items of" in edge.source]
+        assert items.frames == 107
+        assert "source.count" in str(graph.stats())
+
+
 def test_it_is_explained_and_drawn(source):
     with source.count.bind(InputNode()).compile() as graph:
         assert "items of source.count" in graph.explain()

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 from conveyor.runtime import views
 
-
-def _draw(*args: Any, **kwargs: Any) -> str:
-    # Most programs draw nothing.
-    from conveyor.observe.visualize import visualize
-
-    return visualize(*args, **kwargs)
+if TYPE_CHECKING:
+    from conveyor.observe.stats import GraphStats
+    from conveyor.observe.trace import Trace
+    from conveyor.runtime.compiled import CompiledGraph
 
 
-views.install(_draw)
+class _Views:
+    # Imported where they are asked for: most programs ask for none.
+
+    def draw(self, *args: Any) -> str:
+        from conveyor.observe.visualize import visualize
+
+        return visualize(*args)
+
+    def stats(self, graph: CompiledGraph) -> GraphStats:
+        from conveyor.observe.stats import read_stats
+
+        return read_stats(graph)
+
+    def trace(self, graph: CompiledGraph, path: str | os.PathLike[str], max_events: int) -> Trace:
+        from conveyor.observe.trace import Trace
+
+        return Trace(graph, path, max_events)
+
+    def html(self, graph: CompiledGraph) -> str:
+        from conveyor.observe.notebook import graph_html
+
+        return graph_html(graph)
+
+
+views.install(_Views())

@@ -45,6 +45,7 @@ class Peer:
         labels: Mapping[tuple[int, int], str],
     ) -> None:
         self.id = member.id
+        self.pid = member.pid
         self.slot = member.slot
         self._incarnation = member.incarnation
         self._board = board

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
 from conveyor.plan import explain
 from conveyor.plan.model import Plan
 from conveyor.runtime import views
+from conveyor.runtime.recording import Progress, Recording, Track
 from conveyor.runtime.refs import Ref, cancelled_error
 from conveyor.runtime.results import Results
+
+if TYPE_CHECKING:
+    from conveyor.observe.stats import GraphStats
+    from conveyor.observe.trace import Trace
 
 G = TypeVar("G", bound="CompiledGraph")
 
@@ -29,6 +34,8 @@ class CompiledGraph(ABC):
     gate: Any = None
 
     _results: Results
+    #: What its processes note about themselves.
+    recording: Recording
 
     def __init__(self, plan: Plan, config: Config, number: int) -> None:
         self.plan = plan
@@ -119,7 +126,49 @@ class CompiledGraph(ABC):
             for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
             if the file cannot be written.
         """
-        return views.draw()(self.plan, filename, format, view, channel_details, schedule)
+        return views.installed().draw(self.plan, filename, format, view, channel_details, schedule)
+
+    def stats(self) -> GraphStats:
+        """What was counted and timed since the graph was compiled.
+
+        The counters are always kept, and reading them asks no actor: it works while one is busy,
+        stopped or dead, and after :meth:`teardown`. Printed, they are a table.
+        """
+        return views.installed().stats(self)
+
+    def trace(self, path: str | os.PathLike[str], *, max_events: int = 1_000_000) -> Trace:
+        """Write what every process of the graph does in the body of a ``with`` to ``path``.
+
+        The file is for https://ui.perfetto.dev or ``chrome://tracing`` (trace events as JSON, with
+        gzip if the name ends in ``.gz``): a track for each actor and each thread of the driver, all on
+        one clock (``CLOCK_MONOTONIC``), a slice for each task, wait, receive and send, and an arrow
+        for each frame. It is written when the body ends, also by an exception or with an actor dead,
+        and replaces a file of that name only when it is whole.
+
+        Args:
+            max_events: slices kept at most, of all processes together; each takes 48 bytes of memory
+                meanwhile. What is beyond is counted in the file's metadata and in the log.
+
+        Raises:
+            ValueError: ``max_events`` is less than 1.
+
+        Entering raises ``RuntimeStateError`` while the graph is traced already,
+        ``GraphTornDownError`` after :meth:`teardown`, ``OSError`` if no file can be made there.
+        """
+        return views.installed().trace(self, path, max_events)
+
+    @abstractmethod
+    def progress(self) -> Progress:
+        """How far its executions are."""
+
+    @abstractmethod
+    def tracks(self) -> list[Track]:
+        """Its processes, the driver first."""
+
+    def check_open(self) -> None:
+        """Raise what has ended it, if it was closed."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
 
     def _seconds(self, deadline: Any, kwargs: dict[str, Any]) -> float | None:
         """The seconds that an execution has; ``deadline`` goes to ``kwargs`` if it is an input."""
@@ -164,3 +213,7 @@ class CompiledGraph(ABC):
         state = "torn down" if self._closed else "failed" if self._failure else "ready"
         size = f"{len(self.plan.tasks)} tasks on {len(self.plan.actors)} actors"
         return f"<{type(self).__name__} {self.name}: {size}, {state}>"
+
+    def _repr_html_(self) -> str:
+        # What a notebook shows.
+        return views.installed().html(self)

@@ -338,6 +338,7 @@ class Driver(CallingRuntime):
             layout.reads.get(DRIVER, ()),
             layout.writes.get(DRIVER, ()),
             layout.limits,
+            layout.recorders,
             laying.bits,
         )
 

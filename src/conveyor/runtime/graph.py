@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,13 @@ from conveyor.exceptions import (
     GraphTornDownError,
     WaitTimeoutError,
 )
-from conveyor.plan.model import Plan
+from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.execution import Execution
 from conveyor.runtime.hosting import GraphHost, Member
 from conveyor.runtime.links import describe_status
+from conveyor.runtime.recording import Progress, Recording, Track
 from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.results import GraphRef, Results
@@ -103,6 +105,7 @@ class ProcessGraph(CompiledGraph):
         self.alarm = process.alarm
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
+        self.recording = Recording(plan, laid.recorders, laid.segment)
         laid.segment.close_fd()
         self._results = Results(plan, host.keep)
         for ended, items in plan.streams:
@@ -116,6 +119,7 @@ class ProcessGraph(CompiledGraph):
             process.inbox,
         )
         self.gate.set_limits(self.limits)
+        self.recording.watch(self.gate)
         # The one thing the hot path looks at: replaced by a function that raises at the end.
         self._start: Callable[..., GraphRef | None]
         self._start = self.gate.start
@@ -192,7 +196,10 @@ class ProcessGraph(CompiledGraph):
                 self._check_time(source)
                 ready = missing.ref.done
             self._wake_up_for(source)
+            began = _core.monotonic_ns()
             await wait_until(functools.partial(_either, ready, source))
+            if ready == self._may_submit:
+                self.recording.own.note_room(self.gate.submitted, began, False)
 
     def _source(self, deadline: Any, kwargs: dict[str, Any]) -> ProcessGraph | Execution:
         seconds = self._seconds(deadline, kwargs)
@@ -222,6 +229,7 @@ class ProcessGraph(CompiledGraph):
                 if ref is not None:
                     return self._refs(ref, passed)
                 self._wake_up_for(source)
+                began = _core.monotonic_ns()
                 wait_until(
                     self._process.inbox,
                     lambda: self._may_submit() or _too_late(source),
@@ -229,6 +237,7 @@ class ProcessGraph(CompiledGraph):
                     lambda: f"room for another execution of {self.name} (depth {self.plan.depth})",
                     self.doing,
                 )
+                self.recording.own.note_room(self.gate.submitted, began, True)
         finally:
             self._lock.release()
 
@@ -383,6 +392,23 @@ class ProcessGraph(CompiledGraph):
             f"{info.name} is {describe_status(self._process.board, member.slot, self._label)}"
             for info, member in zip(self.plan.actors, self._members, strict=True)
         )
+
+    # What it has noted
+
+    def progress(self) -> Progress:
+        gate = self.gate
+        gate.count_completed()
+        arenas = {place: r.memory for place, r in self.recording.recorders.items()}
+        arenas[DRIVER] = self._process.arena.bytes_touched
+        completed = gate.completed  # first: what is submitted meanwhile is not completed
+        return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
+
+    def tracks(self) -> list[Track]:
+        executor = self._process.board.name(self._process.slot)
+        tracks = [Track(DRIVER, executor, os.getpid(), None)]
+        for info, member in zip(self.plan.actors, self._members, strict=True):
+            tracks.append(Track(info.index, info.name, member.pid, member.pid))
+        return tracks
 
     # Ending
 

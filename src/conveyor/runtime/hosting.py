@@ -12,6 +12,7 @@ from conveyor.exceptions import ActorDiedError, GraphError
 from conveyor.runtime.layout import LimitsPlace, ReadEnd, WriteEnd
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.recording import RecorderPlace
 
 if TYPE_CHECKING:
     from conveyor.config import Config
@@ -26,6 +27,9 @@ class Member(Protocol):
 
     @property
     def id(self) -> ActorId: ...
+
+    @property
+    def pid(self) -> int: ...
 
     @property
     def slot(self) -> int:
@@ -51,6 +55,7 @@ class Laid:
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     limits: LimitsPlace
+    recorders: dict[int, RecorderPlace]
     bits: tuple[int, ...]
 
 

@@ -83,6 +83,7 @@ class Laying:
                 self.layout.peers_of(actor, self._places),
                 sources,
                 self.layout.limits,
+                self.layout.recorders[actor],
             )
             acks.append(self._driver.load(self.records[actor], assignment, self.layout.segment.fd))
         for ack in acks:

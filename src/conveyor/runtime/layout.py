@@ -8,6 +8,7 @@ from conveyor import _core
 from conveyor.channel.sealed import Sealed
 from conveyor.plan.model import DRIVER, Plan, Program, Task
 from conveyor.runtime.process import Process
+from conveyor.runtime.recording import RecorderPlace, place_recorders
 
 #: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
 RESULT_BIT = 1
@@ -88,6 +89,7 @@ class Assignment:
     peers: tuple[int, ...]
     sources: dict[int, str]
     limits: LimitsPlace
+    recorder: RecorderPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Layout:
     limits: LimitsPlace
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
+    recorders: dict[int, RecorderPlace]
 
     def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[int, ...]:
         """The board slots this actor must be able to read from or to wake."""
@@ -116,6 +119,7 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
         top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
     limits = LimitsPlace(top, _slots(plan.depth), len(plan.tasks))
     top += _core.Limits.bytes(limits.sets, limits.tasks)
+    recorders, top = place_recorders(plan, top)
     segment = _core.Segment.create(top)
     reads: dict[int, list[ReadEnd]] = {}
     writes: dict[int, list[WriteEnd]] = {}
@@ -138,6 +142,7 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
         limits,
         {actor: tuple(ends) for actor, ends in reads.items()},
         {actor: tuple(ends) for actor, ends in writes.items()},
+        recorders,
     )
 
 

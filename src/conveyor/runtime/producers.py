@@ -15,6 +15,22 @@ if TYPE_CHECKING:
 _TURN = 16
 
 
+class Outlet:
+    """Where items go, and are counted as ``recorder``'s sends number ``index``."""
+
+    def __init__(self, writer: _core.Writer, recorder: _core.Recorder, index: int) -> None:
+        self.writer = writer
+        self._recorder = recorder
+        self._index = index
+
+    def send(self, item: Any, execution: int) -> None:
+        """Publish ``item``; there is room."""
+        began, before = _core.monotonic_ns(), self.writer.bytes
+        self.writer.send(item, execution)
+        now, size = _core.monotonic_ns(), self.writer.bytes - before
+        self._recorder.note_send(self._index, execution, began, now, size, False)
+
+
 class Producer:
     """One generator task of a program. While it has no credit the program is suspended, and the
     actor serves others; its next items come when the reader has taken some."""
@@ -23,7 +39,7 @@ class Producer:
         self,
         worker: Worker,
         program: _core.Program,
-        writer: _core.Writer,
+        outlet: Outlet,
         label: str,
         invoke: Callable[[list[Any]], Any],
         start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
@@ -33,7 +49,8 @@ class Producer:
         """``running[0].cancel()`` is called when the execution has been cancelled."""
         self._worker = worker
         self._program = program
-        self._writer = writer
+        self._outlet = outlet
+        self._writer = outlet.writer
         self._label = label
         self._invoke = invoke
         self._start_coroutine = start_coroutine
@@ -74,7 +91,7 @@ class Producer:
                 return
             self._worker.process.inbox.running_call(self._label, execution)
             try:
-                writer.send(next(items), execution)
+                self._outlet.send(next(items), execution)
             except StopIteration:
                 self._end(None)
                 return
@@ -122,7 +139,7 @@ class Producer:
                 await wait_until(lambda: writer.wanted > execution or self._has_room())
                 if writer.wanted > execution:
                     return
-                writer.send(item, execution)
+                self._outlet.send(item, execution)
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
 from conveyor.plan.template import registers
 from conveyor.runtime.layout import Assignment
-from conveyor.runtime.producers import Producer, Producers
+from conveyor.runtime.producers import Outlet, Producer, Producers
 from conveyor.runtime.returns import elements
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def make_program(
     def error_meta(error: BaseException, label: str) -> bytes:
         return encode_error(error, actor, label)
 
+    recorder = assignment.recorder.open(segment)
     program = _core.Program(
         process.inbox,
         assignment.graph,
@@ -41,6 +42,7 @@ def make_program(
         assignment.program.registers,
         error_meta,
         elements,
+        recorder,
     )
     limits = assignment.limits.open(segment)
     running: list[Any] = []  # the task of the coroutine that the program waits for
@@ -75,14 +77,16 @@ def make_program(
             if step.stream is None:
                 _add_call(worker, program, step, task, start)
             else:
-                writer = writers[step.stream]
+                index = assignment.recorder.sends.index(step.stream)
+                outlet = Outlet(writers[step.stream], recorder, index)
                 producers.add(
-                    _add_generator(worker, program, step, task, writer, start, running, limits)
+                    _add_generator(worker, program, step, task, outlet, start, running, limits)
                 )
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
             label = assignment.sources[step.edge]
-            program.add_send(writers[step.edge], step.reg, last, step.only_done, label)
+            output = step.edge in assignment.recorder.outputs
+            program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
     return program, producers
 
 
@@ -91,7 +95,7 @@ def _add_generator(
     program: _core.Program,
     step: Call,
     task: Task,
-    writer: _core.Writer,
+    outlet: Outlet,
     start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
     running: list[Any],
     limits: _core.Limits,
@@ -99,7 +103,7 @@ def _add_generator(
     method, _ = _method(worker, task)
     invoke = _invoke(method, task)
     producer = Producer(
-        worker, program, writer, task.label, invoke, start_coroutine, running, limits
+        worker, program, outlet, task.label, invoke, start_coroutine, running, limits
     )
     uses = sorted(_uses(step, {task.id: task}))
     out = -1 if step.out is None else step.out

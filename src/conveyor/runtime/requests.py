@@ -31,6 +31,7 @@ class LaidMember:
     """An actor of a graph that another actor executes."""
 
     id: ActorId
+    pid: int
     slot: int
     incarnation: int
 
@@ -129,14 +130,14 @@ class RequestServer:
         executor = Place(caller.slot, RESULT_BIT)
         laying = self._driver.lay_for(executor, plan, name, tasks, slot_bytes)
         layout = laying.layout
-        members = [LaidMember(r.id, r.slot, r.incarnation) for r in laying.records]
+        members = [LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in laying.records]
         fds = self._driver.duplicates(laying.records)
         if not caller.alive or len(fds) < 2 * len(members):
             close_all(fds)
             self._driver.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
         ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
-        rest = (*ends, layout.limits, laying.bits)
+        rest = (*ends, layout.limits, layout.recorders, laying.bits)
         segment_fd = os.dup(layout.segment.fd)
         layout.segment.close_fd()
         return (laying.number, members, *rest), [segment_fd, *fds]

@@ -12,6 +12,7 @@ from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
+from conveyor.runtime.recording import result_edges
 from conveyor.runtime.ref_values import when_there
 from conveyor.runtime.refs import Ref, Source
 from conveyor.runtime.streams import StreamRef
@@ -68,7 +69,7 @@ class Results:
 
     def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
         distinct = list(dict.fromkeys(plan.outputs))
-        self.edges = (*distinct, *plan.effects)
+        self.edges = result_edges(plan)
         self.single = (
             not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
         )

@@ -1,19 +1,42 @@
-"""Where graphs meet what draws them: ``observe`` lies above and installs itself here."""
+"""Where graphs meet what shows them: ``observe`` lies above and installs itself here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from typing import TYPE_CHECKING, Any, Protocol
 
-_draw: Callable[..., str] | None = None
-
-
-def install(draw: Callable[..., str]) -> None:
-    """Let ``draw(plan, ...)`` be what ``CompiledGraph.visualize`` calls."""
-    global _draw
-    _draw = draw
+if TYPE_CHECKING:
+    from conveyor.observe.stats import GraphStats
+    from conveyor.observe.trace import Trace
+    from conveyor.runtime.compiled import CompiledGraph
 
 
-def draw() -> Callable[..., str]:
+class Views(Protocol):
+    """What ``CompiledGraph`` asks for the methods of these names."""
+
+    def draw(self, *args: Any) -> str:
+        """Of a Plan, with the arguments of ``visualize``."""
+        ...
+
+    def stats(self, graph: CompiledGraph) -> GraphStats: ...
+
+    def trace(
+        self, graph: CompiledGraph, path: str | os.PathLike[str], max_events: int
+    ) -> Trace: ...
+
+    def html(self, graph: CompiledGraph) -> str: ...
+
+
+_views: Views | None = None
+
+
+def install(views: Views) -> None:
+    """Let ``views`` be what graphs are shown with."""
+    global _views
+    _views = views
+
+
+def installed() -> Views:
     """What was installed."""
-    assert _draw is not None, "import conveyor, which installs it"
-    return _draw
+    assert _views is not None, "import conveyor, which installs it"
+    return _views

@@ -53,6 +53,12 @@ class Crossing:
         except Exception as error:
             raise ArrivalError(error) from None
 
+    @property
+    def sent_bytes(self) -> int:
+        """The size of all frames that this thread has sent."""
+        ends = getattr(self._rings, "ends", {})
+        return sum(writer.bytes for writer, _ in ends.values())
+
     def close(self) -> None:
         """Nothing is carried any more; what was carried stays as long as it is held."""
         self._rings = threading.local()

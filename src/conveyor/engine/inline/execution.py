@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor import _core
+from conveyor._core import monotonic_ns
 from conveyor.engine.inline.actor import Actor, Expired, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
+from conveyor.engine.inline.notes import Notes
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError
 from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
@@ -69,10 +71,13 @@ def _stages(actor: int, steps: Sequence[Recv | Call | Send]) -> list[Stage]:
 class Loaded:
     """A Plan with the actors it runs on: each has its constants, as sent to it once."""
 
-    def __init__(self, plan: Plan, actors: Sequence[Actor], crossing: Crossing) -> None:
+    def __init__(
+        self, plan: Plan, actors: Sequence[Actor], crossing: Crossing, notes: Notes
+    ) -> None:
         self.plan = plan
         self.actors = actors
         self.crossing = crossing
+        self.notes = notes
         self.executions = itertools.count()
         self.stages = in_order(plan)
         self.registers = [program.registers for program in plan.programs]
@@ -134,9 +139,15 @@ class Execution:
         self.productions: dict[int, Production] = {}
         self._frames: dict[tuple[int, int], Any] = {}
         self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
+        sent = []
         for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
-            self._publish(bundle.edge, value, arguments=True)
+            begin = monotonic_ns()
+            size = self._publish(bundle.edge, value, arguments=True)
+            sent.append((bundle.edge, begin, monotonic_ns(), size))
         self.number = next(loaded.executions)
+        # Only now: one that cannot be sent leaves no trace.
+        for edge, begin, end, size in sent:
+            loaded.notes.sent(DRIVER, edge, self.number, begin, end, size)
 
     def run(self) -> None:
         """Run all tasks. Raises ``ActorDiedError`` where an actor has died, ``DeadlockError``, and
@@ -154,13 +165,21 @@ class Execution:
     def output(self, edge: int) -> Any:
         """What the driver has received on ``edge``: a value, or a ``Failure``. ``KeyError`` if
         nothing has come; raises ``SerializationError`` for what cannot be rebuilt."""
+        begin = monotonic_ns()
         value = self._frames.pop((edge, DRIVER))
+        self._received(DRIVER, edge, begin, value)
         if isinstance(value, _Undecoded):
             raise value.error
         return value
 
-    def _publish(self, edge: int, value: Any, arguments: bool = False) -> None:
+    def _received(self, place: int, edge: int, begin: int, value: Any) -> None:
+        failed = isinstance(value, (Failure, _Undecoded))
+        self.loaded.notes.received(place, edge, self.number, begin, monotonic_ns(), failed)
+
+    def _publish(self, edge: int, value: Any, arguments: bool = False) -> int:
+        """The size of the frame, which every reader gets."""
         readers = self.loaded.readers[edge]
+        before = self.loaded.crossing.sent_bytes
         for reader in readers:
             # A result that can be got again is shared even if nobody else reads it.
             shared = len(readers) > 1 or reader == DRIVER
@@ -169,13 +188,16 @@ class Execution:
             except ArrivalError as error:
                 arrived = _Undecoded(error.error)
             self._frames[edge, reader] = arrived
+        return (self.loaded.crossing.sent_bytes - before) // len(readers)
 
     # The parts of a stage, in the actor's turn
 
     def receive(self, stage: Stage, actor: Actor) -> None:
         regs = self._regs[stage.actor]
         for step in stage.receives:
+            begin = monotonic_ns()
             value = self._frames.pop((step.edge, stage.actor))
+            self._received(stage.actor, step.edge, begin, value)
             if isinstance(value, _Undecoded):
                 value = Failure(value.error, actor.name, self.loaded.sources[step.edge])
             if step.spread is None:
@@ -194,7 +216,7 @@ class Execution:
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        return (self.deadline - _core.monotonic_ns()) / 1e9 if self.deadline else float("inf")
+        return (self.deadline - monotonic_ns()) / 1e9 if self.deadline else float("inf")
 
     def expired(self, task: Task) -> Expired:
         """``task`` was not in time."""
@@ -202,7 +224,8 @@ class Execution:
             self.skipped = task.id
         return Expired(lambda: self.late())
 
-    def store(self, stage: Stage, task: Task, actor: Actor, value: Any) -> None:
+    def store(self, stage: Stage, task: Task, actor: Actor, value: Any) -> bool:
+        """False if ``value`` is an error, or not what the task must give."""
         regs, step = self._regs[stage.actor], stage.call
         count = task.num_returns
         if count is not None and not isinstance(value, Failure):
@@ -215,19 +238,25 @@ class Execution:
         for i, reg in enumerate(step.outs):
             if reg is not None:
                 regs[reg] = value if isinstance(value, Failure) else value[i]
+        return not isinstance(value, Failure)
 
     def send(self, stage: Stage, actor: Actor) -> None:
         regs = self._regs[stage.actor]
         for step in stage.sends:
             value = regs[step.reg]
+            begin, size = monotonic_ns(), 0
             if not isinstance(value, Failure):
                 try:
-                    self._publish(step.edge, None if step.only_done else value)
-                    continue
+                    size = self._publish(step.edge, None if step.only_done else value)
                 except Exception as error:
                     value = Failure(error, actor.name, self.loaded.sources[step.edge])
-            for reader in self.loaded.readers[step.edge]:
-                self._frames[step.edge, reader] = value
+            failed = isinstance(value, Failure)
+            if failed:
+                for reader in self.loaded.readers[step.edge]:
+                    self._frames[step.edge, reader] = value
+            self.loaded.notes.sent(
+                stage.actor, step.edge, self.number, begin, monotonic_ns(), size, failed
+            )
 
 
 class _StageJob(Job):
@@ -240,6 +269,7 @@ class _StageJob(Job):
         self._task = task
         self._actor = actor
         self.interrupt: BaseException | None = None
+        self._began = 0
 
     def start(self) -> Coroutine[Any, Any, None] | None:
         execution, stage, task = self._execution, self._stage, self._task
@@ -248,13 +278,18 @@ class _StageJob(Job):
         execution.receive(stage, self._actor)
         arguments = execution.arguments(stage, task)
         if isinstance(arguments, Failure):
-            self._finish(arguments)
+            execution.store(stage, task, self._actor, arguments)
+            execution.loaded.notes.skipped(task.id)
+            execution.send(stage, self._actor)
             return None
         if execution.left() <= 0:
-            self._finish(execution.expired(task))
+            execution.store(stage, task, self._actor, execution.expired(task))
+            execution.loaded.notes.skipped(task.id)
+            execution.send(stage, self._actor)
             return None
         args, kwargs = arguments
         method, is_async = execution.loaded.methods[task.id]
+        self._began = monotonic_ns()
         if is_async and self.host.has_loop:
             return self._go_on(method, args, kwargs)
         try:
@@ -269,7 +304,12 @@ class _StageJob(Job):
     def _produce(self, edge: int, items: Any) -> Coroutine[Any, Any, None] | None:
         execution = self._execution
         credit = execution.loaded.plan.edges[edge].depth
-        production = Production(self._actor, execution.loaded.crossing, self._task.label, credit)
+        sent = functools.partial(
+            execution.loaded.notes.sent, self._task.actor, edge, execution.number
+        )
+        production = Production(
+            self._actor, execution.loaded.crossing, self._task.label, credit, sent
+        )
         execution.productions[edge] = production
         running = production.begin(items)
         if running is not None:
@@ -318,9 +358,12 @@ class _StageJob(Job):
         self._finish(value)
 
     def _finish(self, value: Any) -> None:
+        end = monotonic_ns()
         if self._actor.alive:
-            self._execution.store(self._stage, self._task, self._actor, value)
-            self._execution.send(self._stage, self._actor)
+            execution, stage, task = self._execution, self._stage, self._task
+            good = execution.store(stage, task, self._actor, value)
+            execution.loaded.notes.ran(task.id, execution.number, self._began, end, not good)
+            execution.send(stage, self._actor)
 
 
 class _Registers:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from conveyor import _core
+from conveyor._core import monotonic_ns
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Failure
 from conveyor.engine.inline.crossing import Crossing
 from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
+from conveyor.engine.inline.notes import Notes
 from conveyor.engine.inline.streams import InlineStream, Production
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import (
@@ -21,10 +23,11 @@ from conveyor.exceptions import (
     DeadlineExceededError,
     GraphTornDownError,
 )
-from conveyor.plan.model import Plan
+from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
 from conveyor.runtime.execution import late_error
+from conveyor.runtime.recording import Progress, Track
 from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
@@ -45,7 +48,10 @@ class InlineGraph(CompiledGraph):
         for actor in self._actors:
             actor.check_alive()
         self._host = Turns(runtime.lines, self.name)
-        self._loaded = Loaded(plan, self._actors, Crossing(runtime.process, config.slot_bytes))
+        self._notes = Notes(plan)
+        self.recording = self._notes.recording
+        crossing = Crossing(runtime.process, config.slot_bytes)
+        self._loaded = Loaded(plan, self._actors, crossing, self._notes)
         self._results = Results(plan, runtime.keep)
         for ended, items in plan.streams:
             self._results.streams[ended] = functools.partial(_stream, items)
@@ -111,7 +117,9 @@ class InlineGraph(CompiledGraph):
     def run(self, inputs: tuple[Any, ...], deadline: int, seconds: float | None) -> list[GraphRef]:
         """One execution, in the graph's turn: its distinct results."""
         self._check()
+        began = monotonic_ns()
         execution = Execution(self._loaded, inputs, deadline)
+        self._notes.submitted += 1
         if deadline:
             execution.late = lambda: late_error(
                 self, execution.number, seconds or 0.0, execution.ran, execution.skipped, None
@@ -122,6 +130,9 @@ class InlineGraph(CompiledGraph):
             execution.run()
         except ActorDiedError as error:
             self._failure = error
+        except BaseException:
+            self._notes.submitted -= 1  # interrupted: nobody has a ref of it
+            raise
         for edge, production in execution.productions.items():
             self.productions[execution.number, edge] = production
         for ref, edge in zip(refs, edges, strict=True):
@@ -138,6 +149,9 @@ class InlineGraph(CompiledGraph):
                 else:
                     ref._arrived(value)
         execution.late = DeadlineExceededError  # it referred to the execution
+        if self._failure is None:
+            self._notes.executed(execution.number, began)
+        self._notes.take_events()
         return refs
 
     def _check(self) -> None:
@@ -163,6 +177,18 @@ class InlineGraph(CompiledGraph):
 
     def cancel(self, ref: Ref) -> bool:
         return False
+
+    # What it has noted
+
+    def progress(self) -> Progress:
+        completed = sum(n for _, _, n in self.recording.own.task(0)[2][2])
+        arena = self._runtime.process.arena.bytes_touched
+        return Progress(self._notes.submitted, completed, 0, 0, {DRIVER: arena})
+
+    def tracks(self) -> list[Track]:
+        pid = os.getpid()
+        actors = (Track(a.index, a.name, pid, a.index + 1) for a in self.plan.actors)
+        return [Track(DRIVER, "driver", pid, None), *actors]
 
     # Ending
 
@@ -194,7 +220,7 @@ class _ExecutionJob(Job):
         self._graph = graph
         self._inputs = inputs
         self._seconds = seconds
-        self._deadline = 0 if seconds is None else _core.monotonic_ns() + int(seconds * 1e9)
+        self._deadline = 0 if seconds is None else monotonic_ns() + int(seconds * 1e9)
         self.refs: list[GraphRef] = []
         self.error: BaseException | None = None
 

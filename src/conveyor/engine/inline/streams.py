@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from conveyor._core import monotonic_ns
 from conveyor.engine.inline.actor import Actor, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
@@ -17,7 +18,15 @@ from conveyor.runtime.streams import ExecutionStream
 class Production:
     """The items of one generator in one execution."""
 
-    def __init__(self, actor: Actor, crossing: Crossing, label: str, credit: int) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        crossing: Crossing,
+        label: str,
+        credit: int,
+        sent: Callable[[int, int, int], None],
+    ) -> None:
+        """``sent`` is told of each item when it was begun and was there, and its size."""
         self.actor = actor
         self.label = label
         self.ready: deque[Any] = deque()
@@ -25,6 +34,7 @@ class Production:
         self.over = False
         self._crossing = crossing
         self._credit = credit
+        self._sent = sent
         self._items: Any = None
 
     def begin(self, items: Any) -> Coroutine[Any, Any, None] | None:
@@ -71,8 +81,10 @@ class Production:
         return inspect.isasyncgen(self._items)
 
     def _publish(self, item: Any) -> None:
+        began, before = monotonic_ns(), self._crossing.sent_bytes
         try:
             self.ready.append(self._crossing.carry(item, shared=True))
+            self._sent(began, monotonic_ns(), self._crossing.sent_bytes - before)
         except ArrivalError as error:
             self.ready.append(Failure(error.error, self.actor.name, self.label))
         except Exception as error:

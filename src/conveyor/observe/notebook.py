@@ -1,0 +1,19 @@
+"""A compiled graph as a notebook shows it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from conveyor.observe.compose import compose
+from conveyor.observe.stats import read_stats
+from conveyor.observe.svg import write_svg
+
+if TYPE_CHECKING:
+    from conveyor.runtime.compiled import CompiledGraph
+
+
+def graph_html(graph: CompiledGraph) -> str:
+    """Its state, its drawing and what it has counted."""
+    drawing = write_svg(compose(graph.plan, channel_details=False, schedule=False))
+    return f"<p><b>{escape(repr(graph))}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

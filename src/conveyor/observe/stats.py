@@ -1,0 +1,288 @@
+"""What a graph has counted and timed, as data and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.units import duration, size
+from conveyor.plan.model import DRIVER, Plan
+
+if TYPE_CHECKING:
+    from conveyor.runtime.compiled import CompiledGraph
+
+#: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
+Histogram = tuple[int, int, list[tuple[int, int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long something took, in seconds. ``p50_s`` and ``p99_s`` are no further from a time that
+    was measured than a sixteenth of it (one part in 16); the others are exact. All are 0 where
+    ``count`` is."""
+
+    count: int
+    total_s: float
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStats:
+    """One task: ``running`` are its runs, each from its call to its return (for an async method: until
+    its coroutine ended). ``errors`` of them raised. ``skipped``: how often it did not run because an
+    argument was an error already. ``current_s``: for how long the run has lasted that the task is in
+    now, or was in when its actor died; ``None``: it is in none."""
+
+    task: str
+    actor: str
+    running: Times
+    errors: int
+    skipped: int
+    current_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStats:
+    """One reader of an edge: how long it stood there with no frame to take (0: there was one). Of the
+    driver: how long ``get`` did, for each result that was got; ``await`` is not counted as waiting.
+    An actor's wait for its first input is also the time in which nobody executed the graph."""
+
+    reader: str
+    waiting: Times
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStats:
+    """One channel. ``frames`` were sent on it, ``errors`` of them carried an error; ``bytes`` is the
+    size of their bodies."""
+
+    edge: int
+    source: str
+    writer: str
+    frames: int
+    errors: int
+    bytes: int
+    waits: tuple[WaitStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """A graph since it was compiled.
+
+    ``latency``: of each completed execution, from the start of its submission (its arguments are
+    encoded in it) until the last of its results was in the driver's memory, whether or not the driver
+    had looked by then. ``room``: waits of ``execute`` because ``depth`` executions were on their way.
+    ``stashed_results`` (and their bytes) have come and were not asked for yet.
+    ``arena_bytes``: by process, the memory behind its arena, which it uses for all its graphs and
+    calls; an actor's as of its last large value in this graph.
+    """
+
+    graph: str
+    submitted: int
+    completed: int
+    in_flight: int
+    latency: Times
+    room: Times
+    tasks: tuple[TaskStats, ...]
+    edges: tuple[EdgeStats, ...]
+    stashed_results: int
+    stashed_bytes: int
+    arena_bytes: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts and lists of numbers and strings, for export."""
+        made: dict[str, Any] = asdict(self)
+        made["tasks"] = list(made["tasks"])
+        made["edges"] = [{**edge, "waits": list(edge["waits"])} for edge in made["edges"]]
+        return made
+
+    def __str__(self) -> str:
+        parts = [_summary(self)]
+        parts += [_aligned(table) for table in _tables(self)]
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(_summary(self))}</p>" + "".join(map(_html, _tables(self)))
+
+
+def read_stats(graph: CompiledGraph) -> GraphStats:
+    """What ``graph`` has noted until now."""
+    plan, recording = graph.plan, graph.recording
+    progress = graph.progress()
+    now = _core.monotonic_ns()
+    recorders, places = recording.recorders, recording.places
+    tasks: dict[int, TaskStats] = {}
+    sent: dict[int, tuple[int, int, int]] = {}
+    waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
+    for place, where in places.items():
+        name = place_name(plan, place)
+        for index, edge in enumerate(where.receives):
+            waits[edge].append(WaitStats(name, times(recorders[place].receive(index))))
+        for index, edge in enumerate(where.sends):
+            sent[edge] = recorders[place].send(index)
+        if place == DRIVER:
+            continue
+        running_now = recorders[place].running
+        for index, task in enumerate(where.tasks):
+            errors, skipped, running = recorders[place].task(index)
+            label = printable(plan.tasks[task].label)
+            current = None
+            if running_now is not None and running_now[0] == index:
+                current = max(now - running_now[2], 0) / 1e9
+            tasks[task] = TaskStats(label, name, times(running), errors, skipped, current)
+    return GraphStats(
+        graph=graph.name,
+        submitted=progress.submitted,
+        completed=progress.completed,
+        in_flight=progress.submitted - progress.completed,
+        latency=times(recording.own.task(0)[2]),
+        room=times(recording.own.task(1)[2]),
+        tasks=tuple(tasks[task.id] for task in plan.tasks),
+        edges=tuple(
+            EdgeStats(
+                edge.id,
+                printable(edge.source),
+                place_name(plan, edge.writer),
+                *sent[edge.id],
+                tuple(waits[edge.id]),
+            )
+            for edge in plan.edges
+        ),
+        stashed_results=progress.stashed,
+        stashed_bytes=progress.stashed_bytes,
+        arena_bytes=_by_name(plan, progress.arena_bytes),
+    )
+
+
+def _by_name(plan: Plan, numbers: dict[int, int]) -> dict[str, int]:
+    return {place_name(plan, place): number for place, number in sorted(numbers.items())}
+
+
+def times(histogram: Histogram) -> Times:
+    """The summary of a histogram."""
+    total, largest, buckets = histogram
+    count = sum(n for _, _, n in buckets)
+    return Times(
+        count,
+        total / 1e9,
+        quantile(buckets, 0.5, largest) / 1e9,
+        quantile(buckets, 0.99, largest) / 1e9,
+        largest / 1e9,
+    )
+
+
+def quantile(buckets: Sequence[tuple[int, int, int]], share: float, largest: int) -> float:
+    """The value that ``share`` of all values do not exceed: the middle of its bucket."""
+    count = sum(n for _, _, n in buckets)
+    rank = max(math.ceil(share * count), 1)
+    for low, high, n in buckets:
+        rank -= n
+        if rank <= 0:
+            return min((low + high - 1) / 2, largest)
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """``text``: so many columns at the left are text, the others are numbers."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    text: int
+
+
+def _summary(stats: GraphStats) -> str:
+    latency = stats.latency
+    lines = [
+        f"{stats.graph}: {stats.submitted} executions, {stats.completed} completed, "
+        f"{stats.in_flight} in flight"
+    ]
+    if latency.count:
+        lines.append(
+            f"latency: p50 {duration(latency.p50_s)}, p99 {duration(latency.p99_s)}, "
+            f"max {duration(latency.max_s)}"
+        )
+    if stats.room.count:
+        lines.append(
+            f"waits for room: {stats.room.count}, {duration(stats.room.total_s)} in total, "
+            f"max {duration(stats.room.max_s)}"
+        )
+    held = ", ".join(f"{name} {size(n)}" for name, n in stats.arena_bytes.items() if n)
+    lines.append(
+        f"memory: arenas {held or 'empty'}; {stats.stashed_results} results not asked for yet"
+        + (f" ({size(stats.stashed_bytes)})" if stats.stashed_results else "")
+    )
+    return "\n".join(lines)
+
+
+def _tables(stats: GraphStats) -> list[_Table]:
+    tasks = _Table(
+        ("task", "actor", "runs", "errors", "skipped", "total", *_QUANTILES, "now"), [], 2
+    )
+    for task in stats.tasks:
+        tasks.rows.append(
+            (
+                task.task,
+                task.actor,
+                str(task.running.count),
+                str(task.errors),
+                str(task.skipped),
+                duration(task.running.total_s),
+                *_quantiles(task.running),
+                "-" if task.current_s is None else duration(task.current_s),
+            )
+        )
+    edges = _Table(("edge", "from", "to", "frames", "errors", "bytes", *_WAITS), [], 3)
+    for edge in stats.edges:
+        first = (
+            f"#{edge.edge} {edge.source}",
+            edge.writer,
+        )
+        numbers = (str(edge.frames), str(edge.errors), size(edge.bytes))
+        for wait in edge.waits:
+            edges.rows.append((*first, wait.reader, *numbers, *_quantiles(wait.waiting)))
+            # The numbers of the edge stand at its first reader.
+            first, numbers = ("", ""), ("", "", "")
+    return [tasks, edges]
+
+
+_QUANTILES = ("p50", "p99", "max")
+_WAITS = ("wait p50", "p99", "max")
+
+
+def _quantiles(measured: Times) -> tuple[str, str, str]:
+    if not measured.count:
+        return "-", "-", "-"
+    return duration(measured.p50_s), duration(measured.p99_s), duration(measured.max_s)
+
+
+def _aligned(table: _Table) -> str:
+    rows = [table.head, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < table.text else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _html(table: _Table) -> str:
+    def cells(row: tuple[str, ...], kind: str) -> str:
+        made = []
+        for i, cell in enumerate(row):
+            side = "left" if i < table.text else "right"
+            made.append(f'<{kind} style="text-align:{side}">{escape(cell)}</{kind}>')
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(cells(row, "td") for row in table.rows)
+    return f"<table><thead>{cells(table.head, 'th')}</thead><tbody>{body}</tbody></table>"

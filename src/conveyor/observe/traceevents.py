@@ -1,0 +1,210 @@
+"""What processes have noted, in the trace event format of Chrome and Perfetto.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
+
+from conveyor import _core
+from conveyor.observe.dataflow import place_name, printable
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.recording import Recording, Track
+
+# As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
+_EVENT = struct.Struct("<QQQQIIHHI")
+assert _EVENT.size == _core.EVENT_BYTES
+_TASK, _WAIT, _RECEIVE, _SEND, _EXECUTE, _ROOM = range(1, 7)
+_FAILED, _IN_VAIN = 1, 2
+_CATEGORIES = {
+    _TASK: "task",
+    _WAIT: "wait",
+    _RECEIVE: "receive",
+    _SEND: "send",
+    _EXECUTE: "execute",
+    _ROOM: "wait",
+}
+
+
+class _Slice(NamedTuple):
+    """Times are nanoseconds. In the order in which a viewer wants them: what holds another first."""
+
+    begin: int
+    negative_length: int
+    track: tuple[int, int]
+    kind: int
+    number: int
+    execution: int
+    bytes: int
+    flags: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """A frame, from the slice that sent it to the slice that received it: track and time of each."""
+
+    edge: int
+    sent: tuple[tuple[int, int], int]
+    received: tuple[tuple[int, int], int]
+
+
+class Slices:
+    """The slices of a trace, in order. ``dropped``: by process, how many there was no room for."""
+
+    def __init__(
+        self, plan: Plan, recording: Recording, members: Sequence[Track], until: int
+    ) -> None:
+        """``until``: now, the end of what has not ended."""
+        self.plan = plan
+        self.dropped: dict[int, int] = {}
+        self.unfinished: list[_Slice] = []
+        collected = recording.events()
+        made: list[_Slice] = []
+        for member in members:
+            where = recording.places[member.place]
+            numbers = {
+                _TASK: where.tasks,
+                _WAIT: where.receives,
+                _RECEIVE: where.receives,
+                _SEND: where.sends,
+                _EXECUTE: (0,),
+                _ROOM: (0,),
+            }
+            data, self.dropped[member.place] = collected[member.place]
+            for begin, end, execution, size, index, thread, kind, flags, _ in _EVENT.iter_unpack(
+                data
+            ):
+                track = (member.pid, thread if member.track is None else member.track)
+                number = numbers[kind][index]
+                made.append(
+                    _Slice(
+                        begin,
+                        begin - end,
+                        track,
+                        kind,
+                        number,
+                        execution,
+                        size,
+                        flags,
+                        member.place,
+                    )
+                )
+            running = recording.recorders[member.place].running
+            if running is not None:
+                task, execution, since = running
+                track = (member.pid, member.pid if member.track is None else member.track)
+                number = where.tasks[task]
+                self.unfinished.append(
+                    _Slice(
+                        since, since - until, track, _TASK, number, execution, 0, 0, member.place
+                    )
+                )
+        made.sort()
+        self.slices = made
+        self.count = len(made)
+
+    def flows(self) -> Iterator[_Flow]:
+        """The frames of which both ends are there."""
+        sent = {(s.number, s.execution): (s.track, s.begin) for s in self.slices if s.kind == _SEND}
+        for s in self.slices:
+            if s.kind == _RECEIVE:
+                source = sent.get((s.number, s.execution))
+                if source is not None:
+                    yield _Flow(s.number, source, (s.track, s.begin))
+
+
+def write_events(
+    file: IO[str],
+    name: str,
+    slices: Slices,
+    members: Sequence[Track],
+    thread_names: Mapping[int, str],
+) -> None:
+    """Write the whole trace of the graph ``name`` to ``file``."""
+    plan = slices.plan
+    metadata = {
+        "graph": name,
+        "clock": "CLOCK_MONOTONIC",
+        "dropped_events": {place_name(plan, p): n for p, n in slices.dropped.items()},
+    }
+    file.write('{"displayTimeUnit": "ns", "otherData": ')
+    json.dump(metadata, file)
+    file.write(',\n"traceEvents": [\n')
+    separator = ""
+    for event in _all_events(name, slices, members, thread_names):
+        file.write(separator)
+        file.write(event)
+        separator = ",\n"
+    file.write("\n]}\n")
+
+
+def _all_events(
+    name: str, slices: Slices, members: Sequence[Track], thread_names: Mapping[int, str]
+) -> Iterator[str]:
+    plan = slices.plan
+    tracks = {s.track: s.place for s in slices.slices}
+    tracks |= {s.track: s.place for s in slices.unfinished}
+    processes: dict[int, str] = {}
+    for member in members:
+        shared = [m for m in members if m.pid == member.pid]
+        processes[member.pid] = member.name if len(shared) == 1 else "inline"
+        if member.track is not None:
+            tracks[member.pid, member.track] = member.place
+    for order, (pid, process) in enumerate(processes.items()):
+        yield _metadata("process_name", pid, 0, {"name": process})
+        yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
+    for (pid, thread), place in tracks.items():
+        track = (
+            thread_names.get(thread, f"thread {thread}")
+            if place == DRIVER
+            else place_name(plan, place)
+        )
+        if place != DRIVER and processes[pid] == track:
+            track = name
+        yield _metadata("thread_name", pid, thread, {"name": track})
+
+    labels = {_TASK: [json.dumps(printable(t.label))[1:-1] for t in plan.tasks]}
+    sources = [json.dumps(printable(e.source))[1:-1] for e in plan.edges]
+    for kind, verb in ((_WAIT, "wait for"), (_RECEIVE, "receive"), (_SEND, "send")):
+        labels[kind] = [f"{verb} {source}" for source in sources]
+    labels[_EXECUTE] = ["execute"]
+    labels[_ROOM] = ["wait for room"]
+    for s in slices.slices:
+        yield _slice(s, labels, "")
+    for s in slices.unfinished:
+        yield _slice(s, labels, ', "unfinished": true')
+    for id, flow in enumerate(slices.flows(), 1):
+        for phase, ((pid, thread), at) in (("s", flow.sent), ('f", "bp": "e', flow.received)):
+            yield (
+                f'{{"ph": "{phase}", "id": {id}, "name": "{sources[flow.edge]}", "cat": "edge", '
+                f'"ts": {_us(at)}, "pid": {pid}, "tid": {thread}}}'
+            )
+
+
+def _slice(s: _Slice, labels: Mapping[int, Sequence[str]], more: str) -> str:
+    if s.kind in (_RECEIVE, _SEND):
+        more += f', "bytes": {s.bytes}'
+    if s.flags & _FAILED:
+        more += ', "error": true'
+    if s.flags & _IN_VAIN:
+        more += ', "in_vain": true'
+    return (
+        f'{{"ph": "X", "name": "{labels[s.kind][s.number]}", "cat": "{_CATEGORIES[s.kind]}", '
+        f'"ts": {_us(s.begin)}, "dur": {_us(-s.negative_length)}, "pid": {s.track[0]}, '
+        f'"tid": {s.track[1]}, "args": {{"execution": {s.execution}{more}}}}}'
+    )
+
+
+def _us(ns: int) -> str:
+    """Microseconds, to the nanosecond."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _metadata(name: str, pid: int, thread: int, args: dict[str, Any]) -> str:
+    return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": thread, "args": args})

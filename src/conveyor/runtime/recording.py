@@ -1,0 +1,179 @@
+"""What a graph notes about itself: where each of its processes does so, and the driver's look at it.
+
+The counters lie in the graph's segment, behind the rings; each process writes its own, and the driver
+reads all of them without asking anybody. Behind the counters lie the rings of events, which have
+memory only while the graph is traced.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from conveyor import _core
+from conveyor.exceptions import RuntimeStateError
+from conveyor.plan.model import DRIVER, Call, Plan, Recv, Send
+
+#: Events of one process that can wait to be taken by the driver.
+EVENT_CAPACITY = 1 << 15
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderPlace:
+    """Where one process of a graph notes what it does. What its recorder counts is the place in
+    ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: those of
+    its sends that the driver reads."""
+
+    control: int
+    offset: int
+    events: int
+    slots: int
+    tasks: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def open(self, segment: _core.Segment, *, threads: bool = False) -> _core.Recorder:
+        """``threads``: events say which thread they are of."""
+        return _core.Recorder(
+            segment,
+            self.control,
+            self.offset,
+            self.events,
+            EVENT_CAPACITY,
+            len(self.tasks),
+            len(self.receives),
+            len(self.sends),
+            len(self.outputs),
+            self.slots,
+            threads,
+        )
+
+
+def result_edges(plan: Plan) -> tuple[int, ...]:
+    """The edges that the driver reads, each once: of the outputs, then of the effects."""
+    return (*dict.fromkeys(plan.outputs), *plan.effects)
+
+
+def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int]:
+    """The places of the actors and of the driver in a segment that is used up to ``top``, and where
+    they end. The driver's tasks are whole executions, and waiting for room for one."""
+    control = -(-top // 64) * 64
+    at = control + _core.RECORDING_CONTROL_BYTES
+    slots = 1 << (max((plan.depth, *(edge.depth for edge in plan.edges))) - 1).bit_length()
+    parts: dict[int, tuple[tuple[int, ...], ...]] = {
+        DRIVER: ((0, 1), result_edges(plan), tuple(bundle.edge for bundle in plan.inputs), ())
+    }
+    for program in plan.programs:
+        calls = [step for step in program.steps if isinstance(step, Call)]
+        sent = [step.edge for step in program.steps if isinstance(step, Send)]
+        parts[program.actor] = (
+            tuple(step.task for step in calls),
+            tuple(step.edge for step in program.steps if isinstance(step, Recv)),
+            # What generators send is no step.
+            (*sent, *(step.stream for step in calls if step.stream is not None)),
+            tuple(edge for edge in sent if DRIVER in plan.edges[edge].readers),
+        )
+    offsets = {}
+    for place, (tasks, receives, sends, outputs) in parts.items():
+        offsets[place] = at
+        at += _core.Recorder.bytes(len(tasks), len(receives), len(sends), len(outputs), slots)
+    at = -(-at // _PAGE) * _PAGE
+    places = {}
+    for place, numbers in parts.items():
+        places[place] = RecorderPlace(control, offsets[place], at, slots, *numbers)
+        at += EVENT_CAPACITY * _core.EVENT_BYTES
+    return places, at
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a graph's executions are, and what its results and values hold. ``arena_bytes``: what
+    lies behind each process's arena, whichever graph or call put it there."""
+
+    submitted: int
+    completed: int
+    stashed: int
+    stashed_bytes: int
+    arena_bytes: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One process of a graph, as a trace shows it. ``track``: the number of its one track, ``None``:
+    each of its threads has one."""
+
+    place: int
+    name: str
+    pid: int
+    track: int | None
+
+
+class Recording:
+    """The driver's look at what the processes of a graph note."""
+
+    def __init__(
+        self, plan: Plan, places: dict[int, RecorderPlace], segment: _core.Segment
+    ) -> None:
+        self.places = places
+        self.recorders = {
+            place: where.open(segment, threads=place == DRIVER) for place, where in places.items()
+        }
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._traced_into: str | None = None
+        self._pid = os.getpid()
+
+    @property
+    def own(self) -> _core.Recorder:
+        """The driver's."""
+        return self.recorders[DRIVER]
+
+    def watch(self, gate: _core.Gate) -> None:
+        """Let ``gate``, whose readers are ``result_edges``, note what the driver does."""
+        outputs = []
+        for edge in result_edges(self._plan):
+            writer = self._plan.edges[edge].writer
+            place = self.places[writer].outputs.index(edge)
+            outputs.append((self.recorders[writer], place))
+        gate.record(self.own, outputs, list(self.recorders.values()))
+
+    @contextmanager
+    def traced(self, name: str, into: str, max_events: int) -> Iterator[None]:
+        """Collect events, at most ``max_events`` of all processes together, to be had by
+        :meth:`events` afterwards. ``RuntimeStateError`` if that is under way already."""
+        with self._lock:
+            if self._traced_into is not None:
+                raise RuntimeStateError(
+                    f"{name} is being traced into {self._traced_into} already: "
+                    "a graph has one trace at a time"
+                )
+            self._traced_into = into
+        try:
+            for recorder in self.recorders.values():
+                recorder.collect(max(max_events // len(self.recorders), 1))
+            self.own.tracing = True
+            yield
+        finally:
+            if os.getpid() == self._pid:  # a forked child leaves its parent's trace alone
+                self.own.tracing = False
+                self.drain()
+                for recorder in self.recorders.values():
+                    recorder.free_events()
+                self._traced_into = None
+
+    def drain(self) -> None:
+        """Take the events that are there, so that there is room for more."""
+        for recorder in self.recorders.values():
+            recorder.drain()
+
+    def events(self) -> dict[int, tuple[bytes, int]]:
+        """Of each process the events, once, and how many were lost for want of room."""
+        return {
+            place: (recorder.take_events(), recorder.dropped)
+            for place, recorder in self.recorders.items()
+        }
