@@ -218,29 +218,6 @@ def test_an_exception_of_a_handler_at_any_moment_loses_nothing(scripts):
     assert scripts.run(program(body)) == "nothing lost\n"
 
 
-def test_a_finalizer_or_handler_that_calls_while_a_result_is_received_loses_nothing(scripts):
-    # A collection started by receiving (before Python 3.12), or by anything else: the finalizer uses the
-    # same channel.
-    body = """
-        import gc
-        got = []
-        class Loop:
-            def __init__(self):
-                self.me = self
-            def __del__(self):
-                got.append(conveyor.get(a.echo.remote(("finalizer", 1)), timeout=10))
-        gc.set_threshold(5)
-        for n in range(60):
-            Loop()
-            refs = [a.echo.remote((n, i)) for i in range(3)]
-            assert conveyor.get(refs, timeout=10) == [(n, i) for i in range(3)]
-        gc.set_threshold(700)
-        assert len(got) > 20 and set(got) == {("finalizer", 1)}
-        print("fine")
-    """
-    assert scripts.run(program(body)) == "fine\n"
-
-
 def test_ctrl_c_at_the_terminal_ends_the_program_and_its_actors(scripts, wait_until):
     # A terminal sends the signal to every process of the foreground group, actors included.
     import os
