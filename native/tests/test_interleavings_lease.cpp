@@ -19,6 +19,7 @@ struct Blocks : Bells {
   Block* block = nullptr;
   model::Atomic<int> published{0};
   int reused = 0;
+  uint64_t value = 1;
 
   Blocks() {
     for (uint32_t i = 0; i < kSlots; ++i) views.push_back(std::make_shared<ArenaView>(file.get(), kFile));
@@ -46,6 +47,7 @@ struct Blocks : Bells {
     Bells::reset();
     published.store(0);
     reused = 0;
+    value = 1;
     arena = std::make_unique<Arena>(file.get(), kFile, kFile);
     block = arena->allocate(64);
     content(block->data()) = 1;
@@ -72,7 +74,7 @@ struct Blocks : Bells {
       Block* fresh = arena->allocate(64);
       if (fresh == block) ++reused;
       model::writes(fresh->data());
-      content(fresh->data()) = uint64_t(2 + i);
+      content(fresh->data()) = ++value;  // each its own
       if (fresh == block && after)
         after();
       else
