@@ -93,7 +93,7 @@ test-native: $(STAMPS)/tools
 
 pytest: $(STAMPS)/dev
 	$(build)
-	python -m pytest -m 'not soak' $(ARGS)
+	python -m pytest $(ARGS)
 
 fuzz: $(STAMPS)/dev
 	native/tests/fuzz.sh build/fuzz $(ARGS)

@@ -218,6 +218,42 @@ TEST(the_cap_is_an_error_and_no_more) {
   s.arena.release(s.arena.allocate(kMiB - kBlockHeader));
 }
 
+TEST(the_error_at_the_cap_says_who_holds_what) {
+  Setup s(kMiB);
+  const size_t size = 256 * 1'024 - kBlockHeader;
+  auto other = s.readers();
+  other->graph = 3;
+  other->edge = 7;
+  other->carries = "graph 3, edge #7";
+  std::vector<std::unique_ptr<Lease>> leases;
+  for (uint64_t tag : {5, 6, 8}) {
+    Block* block = s.arena.allocate(size);
+    s.arena.publish(block, other, tag);
+    leases.push_back(s.lease(block));
+  }
+  Block* mine = s.arena.allocate(size);
+  try {
+    s.arena.allocate(1);
+    CHECK(false);
+  } catch (const ArenaFull& error) {
+    CHECK_EQ(error.holdings.size(), 1u);
+    const Holding& held = error.holdings[0];
+    CHECK_EQ(held.channel->edge, 7u);
+    CHECK_EQ(held.slot, 1u);
+    CHECK_EQ(held.bytes, 3 * kMiB / 4);
+    CHECK((held.tags == std::vector<uint64_t>{5, 6, 8}));
+    CHECK(std::strstr(error.what(), "made in place") != nullptr);  // `mine`
+  }
+  // What must get through does.
+  Block* beyond = s.arena.allocate(size, true);
+  CHECK(s.arena.bytes_touched() > kMiB);
+  s.arena.release(beyond);
+  // Ended leases are no holdings, seen as free or not.
+  leases[1].reset();
+  CHECK((s.arena.holdings()[0].tags == std::vector<uint64_t>{5, 8}));
+  s.arena.release(mine);
+}
+
 TEST(a_large_value_gets_the_memory_of_many_small_ones) {
   Setup s(4 * kMiB);
   for (int i = 0; i < 1'000; ++i) s.lease(s.publish(kPage - kBlockHeader)).reset();

@@ -24,7 +24,7 @@ KB, MB = 1 << 10, 1 << 20
 #: Parts of a run; each is one point of every curve. Those that warm up are not counted.
 PARTS = 50
 WARM_UP = 5
-#: Small executions timed in each part, and as many round trips of the floor in between.
+#: Small executions timed in each part (at most), and as many round trips of the floor in between.
 TIMED = 1000
 IN_FLIGHT = 8
 #: Of what is held at one time.
@@ -108,7 +108,7 @@ def soak(executions: int, seed: int, with_torch: bool, tell: Callable[[str], Non
             while on_the_way:
                 take()
             seconds = time.perf_counter() - start
-            times, floors = _time_small(graph, floor)
+            times, floors = _time_small(graph, floor, min(TIMED, executions // PARTS))
             gc.collect()
             parts.append(Part(number - first, seconds, resident(pids), times, floors))
             if part % 5 == 0:
@@ -141,9 +141,9 @@ def _order(rng: Random, number: int, with_torch: bool) -> tuple[str, int, int]:
     return kind, number, size
 
 
-def _time_small(graph: Any, floor: Floor) -> tuple[list[float], list[float]]:
+def _time_small(graph: Any, floor: Floor, count: int) -> tuple[list[float], list[float]]:
     times, floors = [], []
-    for _ in range(TIMED):
+    for _ in range(count):
         floors.append(floor.round_trip())
         start = time.perf_counter()
         graph.execute(("bytes", 1, 64)).get()
