@@ -16,8 +16,9 @@ from random import Random
 
 import psutil
 from chaos_actors import Clock
+from chaos_around import Around, Holdings, Wrong
 from chaos_pool import Pool
-from chaos_round import Around, Holdings, Round, Wrong
+from chaos_round import Round
 from chaos_tally import Tally
 from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
 

@@ -1,0 +1,77 @@
+"""What a round shares with the run, and what it knows of its graphs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from chaos_actors import Clock
+from chaos_graphs import Failed, Graph
+from chaos_pool import Pool
+from chaos_tally import Tally
+from chaos_values import bulk, digest
+from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
+
+#: ms after a fault until which whoever waits must know.
+REPORT_WITHIN = 100.0
+#: s for what must happen soon and is nobody's wait (an actor's process goes, say).
+SOON = 20.0
+
+
+class Wrong(AssertionError):
+    """Something that must not happen has happened."""
+
+
+@dataclass
+class Around:
+    """What a round needs of the run."""
+
+    pool: Pool
+    clock: Clock
+    hand: Hand
+    hiccups: Hiccups
+    deaths: DeathTimes
+    watchdog: Watchdog
+    tally: Tally
+    holdings: Holdings
+
+
+class Holdings:
+    """Results that are kept over rounds, and must not change."""
+
+    CAP = 96 << 20
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Any, int, int, str]] = deque()
+        self._bytes = 0
+
+    def keep(self, value: Any, checksum: int, where: str) -> None:
+        size = bulk(value)
+        self._held.append((value, checksum, size, where))
+        self._bytes += size
+
+    def let_go(self, rng: Random, everything: bool = False) -> None:
+        """Check some of them, and let them go."""
+        count = len(self._held) if everything else rng.randrange(len(self._held) + 1) // 2
+        while self._held and (count > 0 or self._bytes > self.CAP):
+            value, checksum, size, where = self._held.popleft()
+            self._bytes -= size
+            count -= 1
+            if digest(value) != checksum:
+                raise Wrong(f"a value that was held has changed: {where}")
+
+
+@dataclass
+class Running:
+    """A compiled graph of a round."""
+
+    index: int
+    spec: Graph
+    graph: Any
+    expected: list[list[int | Failed]]
+    next: int = 0
+    died: bool = False  # somebody was told
+    torn: bool = False
+    pending: dict[int, list[Any]] = field(default_factory=dict)
