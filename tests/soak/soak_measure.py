@@ -7,12 +7,13 @@ import time
 
 
 def resident(pids: list[int]) -> int:
-    """Bytes that these processes have in memory, what they share counted once."""
+    """Bytes that these processes have in memory, what they share counted once. Without pages of
+    files: how much of a library counts as theirs depends on who else on this machine has loaded it."""
     total = 0
     for pid in pids:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             for line in rollup:
-                if line.startswith("Pss:"):
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                     total += int(line.split()[1]) * 1024
     return total
 

@@ -9,6 +9,7 @@ import gc
 import heapq
 import os
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -40,8 +41,8 @@ class Part:
     executions: int
     seconds: float
     resident: int
-    times: list[float]  # of small executions, one at a time
-    floors: list[float]  # of the floor, in between
+    times: array[float]  # of small executions, one at a time
+    floors: array[float]  # of the floor, in between
 
 
 @dataclass
@@ -141,8 +142,8 @@ def _order(rng: Random, number: int, with_torch: bool) -> tuple[str, int, int]:
     return kind, number, size
 
 
-def _time_small(graph: Any, floor: Floor, count: int) -> tuple[list[float], list[float]]:
-    times, floors = [], []
+def _time_small(graph: Any, floor: Floor, count: int) -> tuple[array[float], array[float]]:
+    times, floors = array("d"), array("d")
     for _ in range(count):
         floors.append(floor.round_trip())
         start = time.perf_counter()

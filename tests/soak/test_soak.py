@@ -1,5 +1,7 @@
 """A short soak, and that a long one would be judged rightly; ``make soak`` runs a million executions."""
 
+from array import array
+
 import pytest
 from soak_run import Part, judge, soak
 
@@ -17,10 +19,14 @@ def test_a_short_soak(leaves_nothing):
     assert text.startswith("2000 executions")
 
 
+def many(seconds):
+    return array("d", [seconds] * 100)
+
+
 def curve(memory, latency, floor):
     """50 parts; the arguments give each a value for the part's number."""
     return [
-        Part(100, 1.0, int(memory(i) * MB), [latency(i)] * 100, [floor(i)] * 100) for i in range(50)
+        Part(100, 1.0, int(memory(i) * MB), many(latency(i)), many(floor(i))) for i in range(50)
     ]
 
 
