@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 
 def resident(pids: list[int]) -> int:
@@ -53,10 +54,10 @@ class Floor:
         os.close(self._receive)
 
 
-def quantile(values: list[float], q: float) -> float:
+def quantile(values: Sequence[float], q: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def median(values: list[float]) -> float:
+def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
