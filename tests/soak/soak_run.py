@@ -167,8 +167,9 @@ def judge(parts: list[Part]) -> tuple[str, list[str]]:
         f"{executions} executions in {seconds:.0f} s\n"
         f"memory of driver and actors: {was / MB:.1f} MiB in the first tenth, {now / MB:.1f} MiB in "
         f"the last ({growth:+.1%}, may be {MEMORY_MAY_GROW:+.0%})\n"
-        f"p99 of a small execution, in the best part: {p99 * 1e6:.0f} us in the first tenth, {late_p99 * 1e6:.0f} us in "
-        f"the last; of the floor: {floor * 1e6:.0f} us and {late_floor * 1e6:.0f} us"
+        f"p99 of a small execution in the best part of the first and of the last tenth: "
+        f"{p99 * 1e6:.0f} and {late_p99 * 1e6:.0f} us; of the floor: {floor * 1e6:.0f} and "
+        f"{late_floor * 1e6:.0f} us"
     )
     wrong = []
     if growth > MEMORY_MAY_GROW:
