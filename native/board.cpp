@@ -156,7 +156,7 @@ void Board::nudge(uint32_t index) {
 bool Board::announce_death(uint32_t index) {
   BoardSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;
-  header_->deaths.fetch_add(1, std::memory_order_seq_cst);
+  s->died.store(header_->deaths.fetch_add(1, std::memory_order_seq_cst) + 1, std::memory_order_release);
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     const Condition c = slot(i)->condition.load(std::memory_order_acquire);
     // Even if the flag is down: who took it down may be the one that died before it could wake anybody.

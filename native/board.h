@@ -43,6 +43,7 @@ struct Status {
   std::atomic<uint32_t> waits;      // how many waits have begun: tells one wait from the next
   std::atomic<uint32_t> checks;     // how often a waiter has looked in vain and gone back to sleep
   std::atomic<uint32_t> signal;     // fatal signal, set by the handler before the process dies
+  std::atomic<uint32_t> leaving;    // 1: it ends because user code has raised SystemExit
   std::atomic<uint64_t> execution;  // execution or call number
   std::atomic<uint64_t> since_ns;   // CLOCK_MONOTONIC
   std::atomic<uint32_t> what_version;
@@ -56,6 +57,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> pid;
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot
+  std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
   Status status;
   char name[64];  // for people, zero terminated; written before the process starts
 };

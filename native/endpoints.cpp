@@ -138,8 +138,8 @@ bool Gate::has_room() {
   check_owner(fork_);
   // The slots that this submission's results will need must be free: results that nobody has asked
   // for yet move to the stash, so they cost memory, not depth.
-  if (next_ >= depth_) {
-    const uint64_t oldest = next_ - depth_ + 1;  // so many must have been completed
+  if (next_ - first_ >= depth_) {
+    const uint64_t oldest = next_ - first_ - depth_ + 1;  // so many must have been completed
     for (size_t i = 0; i < readers_.size(); ++i) {
       RingReader& ring = readers_[i]->ring;
       if (ring.next() >= oldest) continue;
@@ -188,7 +188,7 @@ int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
 
 uint64_t Gate::completed() const {
   uint64_t least = next_;
-  for (Reader* r : readers_) least = std::min(least, r->ring.head());
+  for (Reader* r : readers_) least = std::min(least, first_ + r->ring.head());
   return least;
 }
 

@@ -87,8 +87,9 @@ class Reader {
 // one frame on each of the readers, tagged with its number, in any order.
 class Gate {
  public:
-  Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind)
-      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size()), depth_(depth), kind_(kind) {}
+  // Numbers begin with `first`.
+  Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size()), depth_(depth), kind_(kind), first_(first), next_(first) {}
 
   bool has_room();
   // The number given to `value`, or -1 if there is no room. `deadline`: CLOCK_MONOTONIC in nanoseconds,
@@ -143,14 +144,15 @@ class Gate {
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   uint32_t depth_;
   Kind kind_;
-  uint64_t next_ = 0;
+  const uint64_t first_;
+  uint64_t next_;
   Limits* limits_ = nullptr;
   std::shared_ptr<Recorder> recorder_;
   std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs_;
   std::vector<std::shared_ptr<Recorder>> all_;
   std::vector<uint64_t> submitted_at_;  // of the last executions, by number
   std::vector<std::unordered_map<uint64_t, uint64_t>> asked_since_;  // results that were asked for in vain
-  uint64_t counted_ = 0;                // executions whose time has been counted
+  uint64_t counted_ = first_;           // executions whose time has been counted
   uint64_t turn_ = 1;                   // executions for whose events there is room
   uint64_t drain_at_ = 0;
   const uint64_t fork_ = fork_generation.load();

@@ -204,6 +204,9 @@ NB_MODULE(_core, m) {
            },
            "slot"_a)
       .def("guard_signals", &Board::guard_signals, "slot"_a)
+      .def("leave", [](Board& b, uint32_t slot) { b.slot(slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a)
+      .def("leaving", [](Board& b, uint32_t slot) { return b.slot(slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a)
+      .def("death_number", [](Board& b, uint32_t slot) { return b.slot(slot)->died.load(std::memory_order_acquire); }, "slot"_a)
       .def("ring", nb::overload_cast<uint32_t, uint32_t>(&Board::ring), "slot"_a, "bit"_a)
       .def("announce_death", &Board::announce_death, "slot"_a)
       .def("free", [](Board& b, uint32_t slot) { b.slot(slot)->condition.store(Condition::kFree); }, "slot"_a)
@@ -289,7 +292,13 @@ NB_MODULE(_core, m) {
       .def_prop_ro("fd", &Segment::fd)
       .def("close_fd", &Segment::close_fd)
       .def_prop_ro("size", &Segment::size)
-      .def("make_ring", [](Segment& s, size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) { s.make_ring(offset, slots, stride, readers, flags); }, "offset"_a, "slots"_a, "stride"_a, "readers"_a, "flags"_a = 0);
+      .def("make_ring", [](Segment& s, size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) { s.make_ring(offset, slots, stride, readers, flags); }, "offset"_a, "slots"_a, "stride"_a, "readers"_a, "flags"_a = 0)
+      .def("progress", [](Segment& s, size_t offset) {
+             const Ring ring = s.ring(offset);
+             nb::list taken;
+             for (uint32_t i = 0; i < ring.readers; ++i) taken.append(ring.cursor(i).next.load(std::memory_order_acquire));
+             return nb::make_tuple(ring.header->head.load(std::memory_order_acquire), taken);
+           }, "offset"_a);
 
   nb::class_<Limits>(m, "Limits")
       .def("__init__", [](Limits* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t sets, uint32_t tasks) {
@@ -474,14 +483,14 @@ NB_MODULE(_core, m) {
       .def("close", [](Reader& r) { r.ring.close(); });
 
   nb::class_<Gated>(m, "Gate")
-      .def("__init__", [](Gated* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox) {
+      .def("__init__", [](Gated* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox, uint64_t first) {
              std::vector<Writer*> w;
              std::vector<Reader*> r;
              for (nb::handle h : writers) w.push_back(nb::cast<Writer*>(h));
              for (nb::handle h : readers) r.push_back(nb::cast<Reader*>(h));
-             new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind)), nb::make_tuple(writers, readers, inbox),
+             new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind), first), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
-           }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a)
+           }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0)
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
              Gated& g = *nb::inst_ptr<Gated>(self);
              const int64_t number = g.gate->submit(value, deadline);
@@ -532,6 +541,7 @@ NB_MODULE(_core, m) {
       .def("_claim", &RefCore::claim)
       .def("_unclaim", &RefCore::unclaim)
       .def_ro("_source", &RefCore::source)
+      .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
       .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()));
@@ -544,6 +554,7 @@ NB_MODULE(_core, m) {
       .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)
       .def("advance", &Program::advance)
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
+      .def("start_at", &Program::start_at, "execution"_a)
       .def("close", &Program::close)
       .def_prop_ro("execution", &Program::execution)
       .def_prop_ro("bit", &Program::bit);

@@ -38,6 +38,8 @@ class Program {
   void advance();
   // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
   void resume(nb::object value, nb::object error);
+  // The number of the first execution, for a graph that has been restarted; before the first step.
+  void start_at(uint64_t execution) { execution_ = execution; }
   // The graph is taken down; called between steps, or while suspended.
   void close();
   uint64_t execution() const { return execution_; }

@@ -124,6 +124,15 @@ class Board:
     def guard_signals(self, slot: int) -> None:
         """From now on announce a fatal signal of this process before a core is dumped."""
 
+    def leave(self, slot: int) -> None:
+        """Note that the process ends because user code wants it to (``SystemExit``)."""
+
+    def leaving(self, slot: int) -> bool:
+        """Whether the process has noted that."""
+
+    def death_number(self, slot: int) -> int:
+        """Which of the session's deaths the slot's was, from 1; 0 if none was announced."""
+
     def ring(self, slot: int, bit: int) -> None:
         """Set ``bit`` in the slot's bell and wake whoever sleeps on it; ``bit`` is not checked."""
 
@@ -251,6 +260,11 @@ class Segment:
     def make_ring(self, offset: int, slots: int, stride: int, readers: int, flags: int = 0) -> None:
         """Lay a ring there: ``slots`` a power of two, ``offset`` and ``stride`` multiples of 64;
         else ``OSError``.
+        """
+
+    def progress(self, offset: int) -> tuple[int, list[int]]:
+        """Of the ring there: frames published, and frames taken by each reader; ``OSError`` where
+        no ring is.
         """
 
 class Limits:
@@ -623,9 +637,10 @@ class Gate:
         depth: int,
         kind: int,
         inbox: Inbox,
+        first: int = 0,
     ) -> None:
         """At most ``depth`` submissions are under way; frames go out as ``kind``; ``get`` waits on
-        ``inbox``.
+        ``inbox``; numbers begin with ``first``.
         """
 
     closed: bool
@@ -719,6 +734,10 @@ class RefCore:
         """What the subclass asks to wait."""
 
     @property
+    def _gate(self) -> Gate:
+        """Where the result comes from; none where there is nothing to come."""
+
+    @property
     def _reader(self) -> int:
         """Which of the gate's readers the result comes from."""
 
@@ -777,6 +796,9 @@ class Program:
 
     def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
         """Look at these before every call; ``cancel`` ends the coroutine that runs."""
+
+    def start_at(self, execution: int) -> None:
+        """Set the number of the first execution; before the first ``advance``."""
 
     def advance(self) -> None:
         """Run as far as input is there, for a turn at most."""

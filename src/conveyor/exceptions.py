@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 __all__ = [
     "ActorDiedError",
+    "ActorRestartedError",
     "ActorStartError",
     "ArenaFullError",
     "CapacityError",
@@ -162,6 +163,11 @@ class ActorDiedError(ConveyorError, RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str | None, int | None, int | None]]:
         return (type(self), (str(self), self.actor, self.node, self.exit_code, self.signal))
+
+
+class ActorRestartedError(ActorDiedError):
+    """An actor's process is gone, and the actor is started again (or has been): what failed with this
+    can be tried again. Whether the call had taken effect before the end is not known."""
 
 
 class TaskError(ConveyorError):

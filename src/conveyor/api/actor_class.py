@@ -55,6 +55,7 @@ class ActorClass(Generic[T]):
             num_cpus=options.num_cpus,
             num_gpus=options.num_gpus,
             max_concurrency=options.max_concurrency,
+            max_restarts=options.max_restarts,
             env_vars=dict(options.env_vars),
         )
         actor = runtime.create_actor(spec)

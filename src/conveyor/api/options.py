@@ -15,6 +15,7 @@ class ActorOptions:
     num_cpus: float | None = None
     num_gpus: float = 0
     max_concurrency: int | None = None
+    max_restarts: int = 0
     env_vars: Mapping[str, str] = field(default_factory=dict)
 
     def updated(self, **options: Any) -> ActorOptions:
@@ -80,6 +81,13 @@ def _check_count(option: str, value: Any) -> None:
         raise ValueError(f"{option} must be at least 1, not {value}")
 
 
+def _check_restarts(option: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{option} must be an integer, not {type(value).__name__}")
+    if value < -1:
+        raise ValueError(f"{option} must be -1 (no limit), 0 (never) or more, not {value}")
+
+
 def _check_env_vars(option: str, value: Any) -> None:
     if value is None:
         return
@@ -95,5 +103,6 @@ _CHECKS = {
     "num_cpus": _check_amount,
     "num_gpus": _check_amount,
     "max_concurrency": _check_count,
+    "max_restarts": _check_restarts,
     "env_vars": _check_env_vars,
 }

@@ -61,6 +61,9 @@ def remote(*args: Any, **options: Any) -> Any:
     - ``num_cpus``: the number of threads that its libraries (torch, OpenMP) use.
     - ``num_gpus``: the number of GPUs it sees.
     - ``max_concurrency``: how many of its methods may run at the same time.
+    - ``max_restarts``: how often it is started again by itself when its process dies (0: never; -1:
+      without limit). Its constructor runs again with the same arguments; calls that were under way
+      fail with ``ActorRestartedError``.
     - ``env_vars``: environment variables it gets in addition to the driver's.
 
     Those of a function: ``num_returns``, and ``num_cpus`` and ``num_gpus`` of its worker.

@@ -6,6 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from conveyor.runtime import views
+from conveyor.runtime.status import ActorStatus, EdgeWait, ExecutionStatus, GraphStatus
+
+__all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"]
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats

@@ -19,6 +19,7 @@ from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.constructor import START, Constructor, keep
 from conveyor.runtime.exports import ActorExports
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
@@ -47,17 +48,21 @@ class Peer:
         self.id = member.id
         self.pid = member.pid
         self.slot = member.slot
-        self._incarnation = member.incarnation
+        self.incarnation = member.incarnation
         self._board = board
         self._requests = requests
         self._labels = labels
 
     @property
+    def death_number(self) -> int:
+        return self._board.death_number(self.slot)
+
+    @property
     def alive(self) -> bool:
-        return not self._board.gone(self.slot, self._incarnation)
+        return not self._board.gone(self.slot, self.incarnation)
 
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
-        return self._requests.death(self.id, self._labels)
+        return self._requests.death(self.id, self.slot, self.incarnation, self._labels)
 
 
 class ActorRuntime(CallingRuntime):
@@ -69,6 +74,8 @@ class ActorRuntime(CallingRuntime):
         self._requests = RequestClient(requests)
         self._lock = threading.Lock()
         self._garbage: deque[int] = deque()
+        # What the tasks of the graphs that are executed here are called.
+        self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         process = worker.process
         self.exports = ActorExports(
@@ -83,9 +90,10 @@ class ActorRuntime(CallingRuntime):
     def link(self, actor: ActorId) -> Link:
         with self._lock:
             link = self._links.get(actor.index)
-            if link is not None:
+            if link is not None and not link.gone:
                 return link
-            (slot, name, bit), fds = self._requests.ask("connect", actor)
+            # A first link, or one to the process that the actor has now.
+            (slot, incarnation, bit), fds = self._requests.ask("connect", actor)
             segment_fd, arena_fd, eventfd = fds
             try:
                 self.process.adopt(slot, arena_fd, eventfd)
@@ -93,10 +101,11 @@ class ActorRuntime(CallingRuntime):
                     self.process,
                     _core.Segment.attach(segment_fd),
                     slot,
-                    name,
+                    actor.name,
                     bit,
-                    lambda: self._requests.death(actor),
+                    lambda: self._requests.death(actor, slot, incarnation),
                     self.pump.add,
+                    incarnation=incarnation,
                     exclusive=lambda: self._worker.exclusive,
                 )
             finally:
@@ -114,6 +123,7 @@ class ActorRuntime(CallingRuntime):
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)
+        constructor = self._constructor(spec)
         actor, _ = self._requests.ask(
             "create",
             spec.cls.__name__,
@@ -121,10 +131,25 @@ class ActorRuntime(CallingRuntime):
             spec.name,
             options,
             spec.max_concurrency,
+            spec.max_restarts,
+            constructor,
         )
         assert isinstance(actor, ActorId)
-        self.link(actor).call("__start__", (spec.cls, *spec.args), spec.kwargs)
+        if constructor is None:
+            self.link(actor).call(START, (spec.cls, *spec.args), spec.kwargs)
         return actor
+
+    def _constructor(self, spec: ActorSpec) -> Constructor | None:
+        """What the driver needs to start the actor, now and again; ``None``: this process has to. The
+        driver cannot keep refs of this process, so an actor that is to be restarted is started when
+        the values of its arguments are there."""
+        always = spec.max_restarts != 0
+        args, kwargs = spec.args, spec.kwargs
+        if always:
+            args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
+            kwargs = {k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()}
+        kept = keep(spec.cls, args, kwargs, always)
+        return None if kept is None or kept.refs else kept.constructor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         found: Any
@@ -151,8 +176,22 @@ class ActorRuntime(CallingRuntime):
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
         sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
         answer, fds = self._requests.ask("lay", skeleton, config.name, sealed, config.slot_bytes)
+        self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
+        return self._laid(answer, fds)
+
+    def lay_again(self, number: int, first: int) -> Laid:
+        return self._laid(*self._requests.ask("lay_again", number, first))
+
+    def label(self, graph: int, node: int) -> str | None:
+        return self._labels.get(graph, {}).get((graph, node))
+
+    def comes_back(self, number: int) -> bool:
+        answer, _ = self._requests.ask("comes_back", number)
+        return bool(answer)
+
+    def _laid(self, answer: Any, fds: list[int]) -> Laid:
         number, members, *rest = answer
-        labels = {(number, task.id): task.label for task in plan.tasks}
+        labels = self._labels[number]
         try:
             for i, member in enumerate(members):
                 self.process.adopt(member.slot, *fds[1 + 2 * i : 3 + 2 * i])
@@ -163,6 +202,7 @@ class ActorRuntime(CallingRuntime):
         return Laid(number, peers, segment, *rest)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        self._labels.pop(number, None)
         self._requests.ask("unlay", number, True)
         return []
 
@@ -183,6 +223,7 @@ class ActorRuntime(CallingRuntime):
                 number = self._garbage.popleft()
             except IndexError:
                 return
+            self._labels.pop(number, None)
             self._requests.ask("unlay", number, False)
 
     # An actor that another actor knows of lives until the session ends: nobody counts its handles.

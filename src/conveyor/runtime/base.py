@@ -17,7 +17,7 @@ from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import get_all
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting import Patience, outstanding
 from conveyor.runtime.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class CallingRuntime:
         return self.process.inbox
 
     def link(self, actor: ActorId) -> Link:
+        """A link to the process that ``actor`` has now; raises its death if there is none."""
         raise NotImplementedError
 
     def call(
@@ -136,7 +137,7 @@ class CallingRuntime:
         num_returns: int,
     ) -> Any:
         link = self._links.get(actor.index)
-        if link is None:
+        if link is None or link.gone:
             link = self.link(actor)
         return link.call(method, args, kwargs, num_returns)
 
@@ -220,6 +221,5 @@ class CallingRuntime:
                 return done, [ref for ref in refs if id(ref) not in chosen]
             if not self.process.inbox.wait(seen, patience.step()) and timeout is None:
                 patience.check(
-                    lambda: f"{num_returns} of {len(refs)} results",
-                    lambda: f"{sum(ref.done() for ref in refs)} are there",
+                    lambda: f"{num_returns} of {len(refs)} results", lambda: outstanding(refs)
                 )

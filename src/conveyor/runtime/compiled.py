@@ -15,6 +15,7 @@ from conveyor.runtime import views
 from conveyor.runtime.recording import Progress, Recording, Track
 from conveyor.runtime.refs import Ref, cancelled_error
 from conveyor.runtime.results import Results
+from conveyor.runtime.status import GraphStatus
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats
@@ -90,6 +91,30 @@ class CompiledGraph(ABC):
 
         Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
         well. Safe to call more than once.
+        """
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Bring a graph back whose actors have died, with the same handles and in place.
+
+        Dead actors are started again (a new process, the constructor with the same arguments) unless
+        that has been done, and the graph is laid anew; when this returns, it can be executed.
+        Executions that were in flight fail with ``ActorRestartedError`` and can be tried again;
+        results that had arrived can still be got. A graph whose actors all live is left as it is. A
+        graph all of whose dead actors had ``max_restarts`` left restarts itself at the next
+        ``execute``.
+
+        Raises ``ActorDiedError`` if an actor cannot be started again: it was killed by
+        ``conveyor.kill()``, or its arguments were larger than 1 MiB and it was started without
+        ``max_restarts``. Can be called again after that, and after Ctrl-C.
+        """
+
+    @abstractmethod
+    def status(self, stacks: bool = False) -> GraphStatus:
+        """What the graph and each of its actors are doing now; ``print`` shows it.
+
+        Costs the actors nothing, and works also when they are stuck, stopped or dead. ``stacks``:
+        with the Python stack of each actor, through py-spy where that is installed.
         """
 
     @property

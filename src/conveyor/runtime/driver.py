@@ -16,10 +16,18 @@ from typing import Any, Protocol
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ActorStartError,
+    ConveyorError,
+    GraphTornDownError,
+    RuntimeStateError,
+)
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.constructor import START, keep
 from conveyor.runtime.exports import Exports, Peer
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
@@ -30,8 +38,9 @@ from conveyor.runtime.links import Link, link_segment
 from conveyor.runtime.process import ArenaSize, Process, close_all, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs import Ref
-from conveyor.runtime.requests import RequestServer
-from conveyor.runtime.supervisor import ActorRecord, DeathWatches
+from conveyor.runtime.requests import Options, RequestServer
+from conveyor.runtime.restart import Restarts
+from conveyor.runtime.supervisor import Actor, ActorRecord, DeathWatches, Spawned
 from conveyor.runtime.wire import Wire
 from conveyor.runtime.worker import Caller, Hello
 
@@ -47,11 +56,8 @@ class Engine(Protocol):
         """``on_exit(pid, status)`` is called on a thread of the engine when a process has ended."""
         ...
 
-    def spawn(
-        self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions
-    ) -> tuple[int, Callable[[], str]]:
-        """Start a process that runs ``worker.main(payload, fds)``. Returns its pid, and a function
-        that gives the last lines it wrote to stderr."""
+    def spawn(self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions) -> Spawned:
+        """Start a process that runs ``worker.main(payload, fds)``."""
         ...
 
     def kill(self, pid: int) -> None: ...
@@ -98,7 +104,7 @@ class Driver(CallingRuntime):
         self._records: dict[int, ActorRecord] = {}
         self._by_pid: dict[int, ActorRecord] = {}
         self._early_exits: dict[int, int] = {}
-        self._names: dict[str, ActorRecord] = {}
+        self._names: dict[str, ActorId] = {}
         self._of_class: Counter[str] = Counter()
         self._layings: dict[int, Laying] = {}
         self._watches = DeathWatches(board)
@@ -111,6 +117,7 @@ class Driver(CallingRuntime):
         )
         # Connections that actors have opened.
         self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._restarts = Restarts(self)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
@@ -123,46 +130,58 @@ class Driver(CallingRuntime):
     # Actors
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
-        class_name = spec.cls.__name__
-        record = self.start_process(class_name, spec.methods, spec.name, spec, spec.max_concurrency)
-        try:
-            if record.calls is None:  # gone already
-                raise record.death()
-            record.calls.call("__start__", (spec.cls, *spec.args), spec.kwargs)
-        except BaseException:
-            self.kill(record.id)
-            raise
+        actor = Actor(
+            spec.cls.__name__,
+            spec.methods,
+            spec.name,
+            Options(spec.num_cpus, spec.num_gpus, spec.env_vars),
+            spec.max_concurrency,
+            spec.max_restarts,
+            keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+        )
+        record = self.start_process(
+            actor, lambda link: link.call(START, (spec.cls, *spec.args), spec.kwargs)
+        )
         return record.id
 
     def start_process(
         self,
-        class_name: str,
-        methods: Mapping[str, MethodInfo],
-        name: str | None,
-        options: SpawnOptions,
-        max_concurrency: int | None,
+        actor: Actor,
+        start: Callable[[Link], Ref] | None = None,
+        replaces: ActorRecord | None = None,
     ) -> ActorRecord:
-        """Start an actor's process and lay the driver's links to it; the actor itself is made by
-        whoever sends it ``__start__``."""
+        """Start an actor's process and lay the driver's links to it. ``start`` sends the constructor's
+        call; without it another actor does. ``replaces``: the actor's process that is dead."""
         self._check_open()
         self.tidy()
         board, process = self.process.board, self.process
         with self._lock:
-            # Unnamed actors of one class are told apart, so that every message names exactly one.
-            self._of_class[class_name] += 1
-            count = self._of_class[class_name]
-            label = name or (class_name if count == 1 else f"{class_name}#{count}")
-            if name is not None and name in self._names:
-                raise ValueError(f"there is an actor named {name!r} already")
-            if not self._free_slots:
+            if replaces is None:
+                label = self._new_label(actor)
+                identity = ActorId(next(self._actor_numbers), label)
+            else:
+                identity = replaces.id
+                label = identity.name
+                assert actor.kept is not None
+                start = actor.kept.start
+            if actor.name is not None and self._names.get(actor.name, identity) != identity:
+                raise ValueError(f"there is an actor named {actor.name!r} already")
+            if replaces is not None and replaces.keeps_slot:
+                slot = replaces.slot
+                replaces.keeps_slot = False
+            elif self._free_slots:
+                slot = self._free_slots.popleft()
+            else:
                 raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
-            slot = self._free_slots.popleft()
             board.prepare(slot, label)
-            identity = ActorId(next(self._actor_numbers), label)
-            record = ActorRecord(board, identity, slot, class_name, methods, name is not None)
-            if name is not None:
-                self._names[name] = record
-            self._records[identity.index] = record
+            record = ActorRecord(board, identity, slot, actor)
+            if replaces is not None:
+                record.previous = replaces
+                replaces.previous = None
+            if actor.name is not None:
+                self._names[actor.name] = identity
+            if replaces is None:
+                self._records[identity.index] = record
         fds: list[int] = []
         try:
             record.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -182,37 +201,71 @@ class Driver(CallingRuntime):
                 driver_slot=DRIVER_SLOT,
                 mailbox_bit=record.bits.take(),
                 control_bit=record.bits.take(),
-                max_concurrency=max_concurrency,
-                has_async=any(m.is_async for m in methods.values()),
+                max_concurrency=actor.max_concurrency,
+                has_async=any(m.is_async for m in actor.methods.values()),
             )
             record.calls = self._link(record, calls, hello.mailbox_bit, _core.KIND_CALL)
             record.control_link = self._link(record, ctl, hello.control_bit, _core.KIND_CONTROL)
-            record.known_peers = {DRIVER_SLOT, slot}
+            record.known_peers = {s: board.incarnation(s) for s in (DRIVER_SLOT, slot)}
+            if start is not None:
+                # Before anybody else can call it, and before there is a process: what cannot be
+                # sent has started nothing.
+                record.start = start(record.calls)
             fds = [control.detach(), request.detach()]
             self._requests.add(record, request_here)
             passed = [board.fd, record.arena_fd, record.eventfd, self._arena_fd, self._eventfd]
             passed += [*fds, calls.fd, ctl.fd]
             self._watches.add(slot)
-            record.pid, record.stderr_tail = self._engine.spawn(
-                label, pickle.dumps(hello), passed, options
-            )
+            record.process = self._engine.spawn(label, pickle.dumps(hello), passed, actor.options)
             calls.close_fd()
             ctl.close_fd()
         except BaseException:
             board.announce_death(slot)
             self._forget(record)
+            record.exited.set()
             raise
         finally:
             for fd in fds:
                 os.close(fd)
         with self._lock:
+            self._records[identity.index] = record
             if record.calls is not None:
                 self._links[identity.index] = record.calls
             self._by_pid[record.pid] = record
             early = self._early_exits.pop(record.pid, None)
+            if actor.ended:  # while it was started
+                record.killed = True
+                self._engine.kill(record.pid)
         if early is not None:
             self._on_exit(record.pid, early)
         return record
+
+    def _new_label(self, actor: Actor) -> str:
+        # Unnamed actors of one class are told apart, so that every message names exactly one.
+        self._of_class[actor.class_name] += 1
+        count = self._of_class[actor.class_name]
+        return actor.name or (actor.class_name if count == 1 else f"{actor.class_name}#{count}")
+
+    def reserve(self, record: ActorRecord) -> None:
+        """Give the actor's next process the same slot, if it is free: who knew the old one then lets
+        go of what was the old one's."""
+        with self._lock, suppress(ValueError):
+            self._free_slots.remove(record.slot)
+            record.keeps_slot = True
+
+    def give_up(self, record: ActorRecord) -> None:
+        """Let go of what was kept for a process that should replace this one, if there is none."""
+        with self._lock:
+            if record.keeps_slot:
+                record.keeps_slot = False
+                self._free_slots.append(record.slot)
+            if self._records.get(record.id.index) is record:
+                self._forget_name(record)
+
+    def _forget_name(self, record: ActorRecord) -> None:
+        name = record.actor.name
+        if name is not None and self._names.get(name) == record.id:
+            del self._names[name]
 
     def _link(self, record: ActorRecord, segment: _core.Segment, bit: int, kind: int) -> Link:
         return Link(
@@ -221,14 +274,28 @@ class Driver(CallingRuntime):
             record.slot,
             record.id.name,
             bit,
-            record.death,
+            lambda: record.death(self.label),
             self.pump.add,
             kind,
+            label=self.label,
         )
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits while the actor is being started again."""
+        return self._restarts.current(actor)
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
+        not possible."""
+        return self._restarts.revive(actor)
 
     def link(self, actor: ActorId) -> Link:
         self._check_open()
-        raise self.record(actor).death()
+        record = self.current(actor)
+        link = record.calls
+        if link is None or not record.alive:
+            raise record.death()
+        return link
 
     def is_alive(self, actor: ActorId) -> bool:
         return self.record(actor).alive
@@ -239,18 +306,47 @@ class Driver(CallingRuntime):
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
         return record
 
+    def death_of(
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        label: Callable[[int, int], str | None] | None = None,
+    ) -> ActorDiedError:
+        """The error for who needed the actor's process that was the slot's ``incarnation``-th.
+        ``label`` names a (graph, node); default: of the driver's graphs."""
+        record: ActorRecord | None = self.record(actor)
+        while record is not None and (record.slot, record.incarnation) != (slot, incarnation):
+            record = record.previous
+        if record is None:
+            text = f"actor {actor.name} died and has been started again since"
+            return ActorRestartedError(text, actor.name)
+        return record.death(label or self.label)
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What a graph's node is called, for who waits for an actor that runs it."""
+        with suppress(RuntimeError):  # another thread compiles just now: then without a name
+            for compiled in list(self.graphs):
+                label = compiled.label(graph, node)
+                if label is not None:
+                    return label
+        return None
+
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        record = self._names.get(name)
-        if record is None or not record.alive:
+        identity = self._names.get(name)
+        record = None if identity is None else self.record(identity)
+        if record is None or not (record.alive or record.may_restart() or record.under_way):
             known = ", ".join(sorted(self._names)) or "none"
             raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
         return record.id, record.class_name, record.methods
 
     def kill(self, actor: ActorId) -> None:
-        record = self.record(actor)
-        if not record.alive:
-            return
-        record.killed = True
+        with self._lock:
+            record = self.record(actor)
+            record.actor.ended = True
+            if not record.alive:
+                return
+            record.killed = True
         self._engine.kill(record.pid)
         # From now on it is dead for everybody, whatever the kernel still has to do.
         self.process.board.announce_death(record.slot)
@@ -258,7 +354,7 @@ class Driver(CallingRuntime):
     def retain(self, actor: ActorId) -> None:
         record = self._records.get(actor.index)
         if record is not None:
-            record.handles += 1
+            record.actor.handles += 1
 
     def release(self, actor: ActorId) -> None:
         self._throw_away(lambda: self.released(actor))
@@ -266,19 +362,24 @@ class Driver(CallingRuntime):
     def share(self, actor: ActorId) -> None:
         record = self._records.get(actor.index)
         if record is not None:
-            record.shared = True
+            record.actor.shared = True
 
     def released(self, actor: ActorId) -> None:
         """One handle, or one graph, less needs the actor; with the last one it ends."""
-        record = self._records.get(actor.index)
-        if record is None:
-            return
-        record.handles -= 1
-        if record.handles > 0 or record.named or record.shared or record.stopping:
-            return
-        record.stopping = True
-        if record.calls is not None:
-            record.calls.when_all_sent(lambda: record.control("stop"))
+        with self._lock:
+            record = self._records.get(actor.index)
+            if record is None:
+                return
+            known = record.actor
+            known.handles -= 1
+            if known.handles > 0 or known.name is not None or known.shared or known.stopping:
+                return
+            known.stopping = True
+            if record.calls is None:
+                known.ended = True  # should it be on its way back
+                return
+            calls = record.calls
+        calls.when_all_sent(lambda: record.control("stop"))
 
     def _on_exit(self, pid: int, status: int) -> None:
         with self._lock:
@@ -286,13 +387,27 @@ class Driver(CallingRuntime):
             if record is None:
                 self._early_exits[pid] = status
                 return
-        record.exit_status = status
-        record.exited.set()
         self.process.board.announce_death(record.slot)
+        record.bury(status)
+        self._restarts.decide(record)
+        record.keeps_slot = record.restarting
         self._forget(record)
         for number, laying in list(self._layings.items()):
             if laying.executor.slot == record.slot:
                 self.drop(number)
+        record.exited.set()
+        # Whom it called need not keep room for it.
+        self._hang_up(record)
+        if record.restarting:
+            self._restarts.begin(record)
+
+    def _hang_up(self, record: ActorRecord) -> None:
+        while record.mailboxes:
+            callee, bit = record.mailboxes.pop()
+            with suppress(ConveyorError):
+                if callee.alive:
+                    callee.control("hang_up", bit)
+                    callee.bits.give_back(bit)  # what takes it next is told after this
 
     def _forget(self, record: ActorRecord) -> None:
         """Close what belonged to a process that is gone. The record itself can still be asked."""
@@ -306,14 +421,14 @@ class Driver(CallingRuntime):
                     os.close(fd)
             record.arena_fd = record.eventfd = -1
             self.process.forget(record.slot)
-            if record.named and self._names.get(record.id.name) is record:
-                del self._names[record.id.name]
-            self._links.pop(record.id.index, None)
-            for other in self._records.values():
-                other.known_peers.discard(record.slot)  # its next process is another
+            if self._links.get(record.id.index) is record.calls:
+                self._links.pop(record.id.index, None)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.
-            record.calls = record.control_link = None
-            self._free_slots.append(record.slot)
+            record.calls = record.control_link = record.start = None
+            if not record.restarting:
+                self._forget_name(record)
+            if not record.keeps_slot:
+                self._free_slots.append(record.slot)
 
     # Graphs
 
@@ -330,11 +445,30 @@ class Driver(CallingRuntime):
             tasks_by_actor(plan),
             config.slot_bytes,
         )
+        return self._laid(laying)
+
+    def lay_again(self, number: int, first: int) -> Laid:
+        laying = self.laying(number)
+        laying.again(first)
+        return self._laid(laying)
+
+    def comes_back(self, number: int) -> bool:
+        laying = self._layings.get(number)
+        return laying is not None and laying.comes_back()
+
+    def laying(self, number: int) -> Laying:
+        laying = self._layings.get(number)
+        if laying is None:
+            raise GraphTornDownError(f"graph {number} has been torn down")
+        return laying
+
+    def _laid(self, laying: Laying) -> Laid:
         layout = laying.layout
         return Laid(
             laying.number,
-            laying.records,
+            list(laying.records),
             layout.segment,
+            layout.offsets,
             layout.reads.get(DRIVER, ()),
             layout.writes.get(DRIVER, ()),
             layout.limits,
@@ -371,7 +505,8 @@ class Driver(CallingRuntime):
             new, fds = self._new_peers(record, assignment.peers)
             try:
                 # First the frame: what cannot be encoded must leave no descriptors behind.
-                ack = record.control("load", assignment, new)
+                purpose = f"its part of {assignment.name}, which is being compiled"
+                ack = record.control("load", assignment, tuple(new), purpose=purpose)
                 record.send_fds([segment_fd, *fds])
             finally:
                 close_all(fds)
@@ -388,11 +523,14 @@ class Driver(CallingRuntime):
             bit = callee.bits.take()
             new, fds = self._new_peers(callee, (caller.slot,))
             try:
-                ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), new, bit)
+                ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), tuple(new), bit)
                 callee.send_fds([segment.fd, *fds])
             finally:
                 close_all(fds)
             callee.known_peers.update(new)
+        caller.mailboxes.append((callee, bit))
+        if caller.exited.is_set():  # meanwhile
+            self._hang_up(caller)
         own = self.duplicates([callee])
         if not own:
             raise callee.death()
@@ -401,10 +539,16 @@ class Driver(CallingRuntime):
 
     def _new_peers(
         self, record: ActorRecord, slots: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], list[int]]:
+    ) -> tuple[dict[int, int], list[int]]:
+        """Those of ``slots`` whose processes it has not been introduced to, with their incarnations,
+        and duplicates of the descriptors that introduce them."""
         with self._lock:
             by_slot = {r.slot: r for r in self._records.values() if r.arena_fd >= 0}
-            new = tuple(s for s in slots if s not in record.known_peers and s in by_slot)
+            new = {
+                s: by_slot[s].incarnation
+                for s in slots
+                if s in by_slot and record.known_peers.get(s) != by_slot[s].incarnation
+            }
             return new, self.duplicates([by_slot[s] for s in new])
 
     def duplicates(self, records: Sequence[ActorRecord]) -> list[int]:
@@ -460,11 +604,12 @@ class Driver(CallingRuntime):
             if self._closed:
                 return
             self._closed = True
+        self._restarts.close()
         error = RuntimeStateError("the session has been shut down")
         for graph in list(self.graphs):
             graph.close(error)
         for record in list(self._records.values()):
-            record.killed = True
+            record.killed = record.actor.ended = True
         self.pump.close()
         for wire in list(self._served):
             wire.close()
@@ -473,8 +618,10 @@ class Driver(CallingRuntime):
         self._engine.unwatch(self._garbage_event)
         self._requests.close()
         self._engine.close()
+        self._restarts.join()
         self._watches.stop()
         for record in list(self._records.values()):
+            record.actor.kept = None  # refs among it hold on to channels
             if record.arena_fd >= 0:
                 self.process.board.announce_death(record.slot)
                 self._forget(record)

@@ -7,11 +7,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
     ArenaFullError,
     CapacityError,
     ConveyorError,
@@ -20,16 +23,24 @@ from conveyor.exceptions import (
     WaitTimeoutError,
 )
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import recording
 from conveyor.runtime.arguments import match_inputs
 from conveyor.runtime.compiled import CompiledGraph
+from conveyor.runtime.epoch import Epoch
 from conveyor.runtime.execution import Execution
-from conveyor.runtime.hosting import GraphHost, Member
-from conveyor.runtime.links import describe_status
-from conveyor.runtime.recording import Progress, Recording, Track
+from conveyor.runtime.hosting import GraphHost, Member, first_death
 from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.results import GraphRef, Results
-from conveyor.runtime.streams import GraphStream, Items
+from conveyor.runtime.stacks import stack_of
+from conveyor.runtime.status import (
+    ActorStatus,
+    GraphState,
+    GraphStatus,
+    Progress,
+    actor_status,
+    executions_in_flight,
+)
 from conveyor.runtime.waiting import Patience, wait_until
 
 
@@ -64,6 +75,12 @@ def _refuse(
     raise graph._why().with_traceback(None)
 
 
+def _look_closer(
+    _value: Any, source: ProcessGraph | Execution, _type: type[GraphRef], _deadline: int = 0
+) -> None:
+    """In place of a gate: what :meth:`ProcessGraph._execute` does will say why there is no room."""
+
+
 class ProcessGraph(CompiledGraph):
     """On actors that are processes."""
 
@@ -75,60 +92,67 @@ class ProcessGraph(CompiledGraph):
         super().__init__(plan, config, laid.number)
         self._host = host
         self._process = process = host.process
-        self._members = laid.members
-        self._bits = laid.bits
         self._lock = threading.Lock()
+        self._restarting = threading.Lock()
+        self._failing = threading.Lock()  # to be taken last
+        self._past: list[tuple[int, ConveyorError]] = []
         self._unloading: list[tuple[Member, Ref]] = []
-        try:
-            writers = {
-                end.edge: end.open(
-                    process,
-                    laid.segment,
-                    self._number,
-                    self.name,
-                    plan.edges[end.edge].source,
-                    arguments=True,
-                )
-                for end in laid.writes
-            }
-            readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
-        except ConveyorError:
-            host.unlay(laid.number)
-            for member in laid.members:
-                if not member.alive:  # just now
-                    raise member.death() from None
-            raise
-        for writer in writers.values():
-            writer.moved_refs = _MOVED_REFS
-        self._sets = laid.limits.sets
-        self.limits = laid.limits.open(laid.segment)
         self.alarm = process.alarm
-        # Executions with a deadline, by the set of words that they use.
-        self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
-        self.recording = Recording(plan, laid.recorders, laid.segment)
-        laid.segment.close_fd()
         self._results = Results(plan, host.keep)
-        for ended, items in plan.streams:
-            taken = Items(readers[items], process)
-            self._results.streams[ended] = functools.partial(GraphStream, taken)
-        self.gate = _core.Gate(
-            [writers[bundle.edge] for bundle in plan.inputs],
-            [readers[edge] for edge in self._results.edges],
-            plan.depth,
-            _core.KIND_VALUE,
-            process.inbox,
-        )
-        self.gate.set_limits(self.limits)
-        self.recording.watch(self.gate)
-        # The one thing the hot path looks at: replaced by a function that raises at the end.
-        self._start: Callable[..., GraphRef | None]
-        self._start = self.gate.start
+        try:
+            self._use(Epoch(plan, self.name, laid, process, 0, _MOVED_REFS))
+        except BaseException:
+            host.unlay(laid.number)
+            raise
         self._ref_type = _debug_ref() if config.debug else GraphRef
         self._plain = plan.whole_input and plan.shape is None and config.deadline is None
         self._single_output = self._results.single
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
         host.graphs.add(self)
+
+    def _use(self, epoch: Epoch) -> None:
+        """Execute over these channels from now on."""
+        self._epoch = epoch
+        self._members = epoch.members
+        self.limits = epoch.limits
+        # Executions with a deadline, by the set of words that they use.
+        self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
+        self.recording = epoch.recording
+        self._results.streams = epoch.streams
+        self.gate = epoch.gate
+        # The one thing the hot path looks at: replaced by a function that raises at the end.
+        self._start: Callable[..., GraphRef | None]
+        self._start = self.gate.start
+
+    def restart(self) -> None:
+        with self._restarting:
+            if not self._closed_or_failed():
+                return
+            cause = self._failure
+            if self._closed is not None or cause is None:
+                raise self._why().with_traceback(None)
+            with self._lock:  # after whoever was submitting just now
+                first = self.gate.submitted
+            laid = self._host.lay_again(self._number, first)
+            epoch = Epoch(self.plan, self.name, laid, self._process, first, _MOVED_REFS)
+            with self._lock, self._failing:
+                if self._closed is not None:  # meanwhile: what was laid goes with the rest
+                    raise self._closed.with_traceback(None)
+                self.gate.drain()
+                self._past.append((first, _as_past(cause)))
+                del self._past[:-_PAST_KEPT]
+                self._use(epoch)
+                self._failure = None
+
+    def _restart_if_possible(self) -> None:
+        """Before an execution: a graph whose dead actors come back by themselves does so as well."""
+        if (
+            self._failure is not None
+            and self._closed is None
+            and self._host.comes_back(self._number)
+        ):
+            self.restart()
 
     # Executing
 
@@ -148,6 +172,7 @@ class ProcessGraph(CompiledGraph):
                     return ref if self._single_output else self._refs(ref, {})
             except (RefNotThere, RefFailed):
                 pass  # it is waited for, or reported, below
+        self._restart_if_possible()
         source = self._source(deadline, kwargs)
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
@@ -163,6 +188,7 @@ class ProcessGraph(CompiledGraph):
             self._wait_for_argument(lacked, patience, source)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        self._restart_if_possible()
         source = self._source(deadline, kwargs)
         try:
             inputs = match_inputs(self.plan, self.name, args, kwargs)
@@ -181,6 +207,10 @@ class ProcessGraph(CompiledGraph):
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
+        if self._failure is not None:
+            import asyncio
+
+            await asyncio.get_running_loop().run_in_executor(None, self._restart_if_possible)
         source = self._source(deadline, kwargs)
         while True:
             ready = self._may_submit
@@ -295,7 +325,7 @@ class ProcessGraph(CompiledGraph):
 
     def _take_words(self, number: int, source: Execution) -> None:
         """Execution ``number`` notes what it has run where an earlier one did."""
-        place = number & (self._sets - 1)
+        place = number & (self._epoch.sets - 1)
         before = self._timed.get(place)
         if before is not None:
             execution = before[0]()
@@ -321,18 +351,19 @@ class ProcessGraph(CompiledGraph):
     # Waiting
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        gate = self.gate
+        gate = ref._gate
         value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:
             return value
         patience = Patience(timeout)
         while ref._outcome is EMPTY:
             deaths = self._process.board.deaths
-            if self._closed_or_failed():
+            ended = self._past_error(ref)
+            if ended is not None or self._closed_or_failed():
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
-                raise final(self._why())
+                raise final(ended or self._past_error(ref) or self._why())
             value = gate.get(ref._number, ref._reader, patience.step(), deaths)
             if value is not EMPTY:
                 return value
@@ -340,7 +371,17 @@ class ProcessGraph(CompiledGraph):
         return EMPTY
 
     def is_ready(self, ref: Ref) -> bool:
-        return self.gate.ready(ref._number, ref._reader) or self._closed_or_failed()
+        return (
+            ref._gate.ready(ref._number, ref._reader)
+            or self._past_error(ref) is not None
+            or self._closed_or_failed()
+        )
+
+    def _past_error(self, ref: Ref) -> ConveyorError | None:
+        """Why the ref's execution has failed, if it was under way when the graph was restarted."""
+        if ref._number >= self._epoch.first or ref._number < 0:
+            return None
+        return next((error for end, error in self._past if ref._number < end), None)
 
     def cancel(self, ref: Ref) -> bool:
         self.end(ref._number, [ref], cancelled_error(self.execution(ref)))
@@ -353,28 +394,32 @@ class ProcessGraph(CompiledGraph):
         for ref in refs:
             if ref._outcome is EMPTY:
                 ref._fail(error)
-                self.gate.drop(number, ref._reader)
-        self.gate.interrupt()
-        for member, bit in zip(self._members, self._bits, strict=True):
+                ref._gate.drop(number, ref._reader)
+                ref._gate.interrupt()
+        for member, bit in zip(self._epoch.members, self._epoch.bits, strict=True):
             if member.alive:  # a coroutine may be running there
                 self._process.board.ring(member.slot, bit)
 
     def _closed_or_failed(self) -> bool:
         if self._closed is not None or self._failure is not None:
             return True
-        for member in self._members:
-            if not member.alive:
-                self._failure = member.death(self._label)
-                self._start = _refuse
-                return True
-        return False
+        dead = first_death(self._members)
+        if dead is None:
+            return False
+        failure = dead.death(self._name_node)
+        with self._failing:
+            # Not of a graph that has been restarted meanwhile.
+            if dead in self._members and self._failure is None:
+                self._failure = failure
+                self._start = _look_closer
+        return self._failure is not None
 
     def _why(self) -> ConveyorError:
         error = self._closed or self._failure
         assert error is not None
         return error
 
-    def _label(self, graph: int, node: int) -> str | None:
+    def label(self, graph: int, node: int) -> str | None:
         return self.plan.tasks[node].label if graph == self._number else None
 
     def note_got(self, ref: Ref) -> None:
@@ -386,28 +431,62 @@ class ProcessGraph(CompiledGraph):
         """In debug mode: where the program got what fills an arena."""
         return self._host.gots().explain(error, self._process.board.name(self._process.slot))
 
+    def _name_node(self, graph: int, node: int) -> str | None:
+        return self.label(graph, node) or self._host.label(graph, node)
+
     def doing(self) -> str:
         """What each actor of the graph is doing now, in words."""
-        return "; ".join(
-            f"{info.name} is {describe_status(self._process.board, member.slot, self._label)}"
-            for info, member in zip(self.plan.actors, self._members, strict=True)
+        return self.status().summary()
+
+    def status(self, stacks: bool = False) -> GraphStatus:
+        board = self._process.board
+        with self._failing:  # all of one epoch
+            epoch, gate = self._epoch, self.gate
+        actors = []
+        for member in epoch.members:
+            actor = actor_status(board, member.slot, member.incarnation, self._name_node)
+            if actor.state == "dead":
+                death = str(member.death(self._name_node))
+                actor = ActorStatus(member.id.name, member.pid, "dead", error=death)
+            elif stacks:
+                actor = replace(actor, stack=stack_of(member.pid))
+            actors.append(actor)
+        progress = Progress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
+        completed, submitted = gate.completed, gate.submitted
+        executions, now = executions_in_flight(
+            progress, self._results.edges, completed, submitted, actors
+        )
+        failed = self._closed_or_failed()
+        state: GraphState = "torn down" if self._closed else "failed" if failed else "ready"
+        error = self._closed or self._failure
+        return GraphStatus(
+            self.name,
+            state,
+            self.plan.depth,
+            submitted,
+            completed,
+            executions,
+            now,
+            None if error is None else str(error),
         )
 
     # What it has noted
 
-    def progress(self) -> Progress:
+    def progress(self) -> recording.Progress:
         gate = self.gate
         gate.count_completed()
         arenas = {place: r.memory for place, r in self.recording.recorders.items()}
         arenas[DRIVER] = self._process.arena.bytes_touched
         completed = gate.completed  # first: what is submitted meanwhile is not completed
-        return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
+        return recording.Progress(
+            gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas
+        )
 
-    def tracks(self) -> list[Track]:
+    def tracks(self) -> list[recording.Track]:
         executor = self._process.board.name(self._process.slot)
-        tracks = [Track(DRIVER, executor, os.getpid(), None)]
+        tracks = [recording.Track(DRIVER, executor, os.getpid(), None)]
         for info, member in zip(self.plan.actors, self._members, strict=True):
-            tracks.append(Track(info.index, info.name, member.pid, member.pid))
+            tracks.append(recording.Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
     # Ending
@@ -416,7 +495,6 @@ class ProcessGraph(CompiledGraph):
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
             self.gate.drain()
             self._finalizer.detach()
-            self._host.graphs.discard(self)
             if kill_actors:
                 for member in self._members:
                     self._host.kill(member.id)
@@ -430,6 +508,7 @@ class ProcessGraph(CompiledGraph):
                 if member.alive:
                     raise
             self._unloading.pop()
+        self._host.graphs.discard(self)  # until now it names what its actors run
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""
@@ -465,5 +544,15 @@ def _shorter(timeout: float | None, source: ProcessGraph | Execution) -> float:
     return left if timeout is None else min(left, timeout)
 
 
+def _as_past(cause: ConveyorError) -> ConveyorError:
+    """``cause`` as the error of executions that a restart has left behind."""
+    text = f"{cause}\nthe graph has been restarted since: the execution can be tried again"
+    if isinstance(cause, ActorDiedError):
+        return ActorRestartedError(text, cause.actor, cause.node, cause.exit_code, cause.signal)
+    return ActorRestartedError(text)
+
+
+#: How many restarts' reasons are kept for refs of executions before them.
+_PAST_KEPT = 100
 #: How long a wait may last before it is worth preparing to log and describe it.
 _FIRST_LOOK = 0.005

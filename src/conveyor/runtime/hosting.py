@@ -32,8 +32,18 @@ class Member(Protocol):
     def pid(self) -> int: ...
 
     @property
+    def incarnation(self) -> int:
+        """Which of the processes that have had this slot it is."""
+        ...
+
+    @property
     def slot(self) -> int:
         """Its place on the board."""
+        ...
+
+    @property
+    def death_number(self) -> int:
+        """Which of the session's deaths its own is; 0: it lives, or that is not known yet."""
         ...
 
     @property
@@ -47,11 +57,13 @@ class Member(Protocol):
 @dataclass(frozen=True, slots=True)
 class Laid:
     """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
-    ends of the rings in ``segment``, ``bits`` are what rings the members' programs."""
+    ends of the rings in ``segment``, which lie at ``offsets``; ``bits`` are what rings the members'
+    programs."""
 
     number: int
     members: Sequence[Member]
     segment: _core.Segment
+    offsets: tuple[int, ...]
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     limits: LimitsPlace
@@ -69,6 +81,15 @@ class GraphHost(Protocol):
         """Lay the graph's channels and load every actor's program. All or nothing."""
         ...
 
+    def lay_again(self, number: int, first: int) -> Laid:
+        """Bring dead actors of graph ``number`` back and lay it anew; ``first``: the number of the next
+        execution. All or nothing."""
+        ...
+
+    def comes_back(self, number: int) -> bool:
+        """Whether the dead actors of graph ``number`` are started again without being asked."""
+        ...
+
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; the acknowledgements that are still to come."""
         ...
@@ -79,6 +100,10 @@ class GraphHost(Protocol):
 
     def keep(self, value: Any) -> Ref:
         """A reference to ``value`` as it is now."""
+        ...
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What node ``node`` of graph ``graph`` is called, if that is known here."""
         ...
 
     def gots(self) -> Gots:
@@ -95,3 +120,10 @@ def refuse_own(plan: Plan, executor: ActorId) -> None:
             f"{executor.name} cannot execute a graph that it is itself a part of: it would wait for "
             f"itself. Compile the graph in the driver, or in an actor that is not in it"
         )
+
+
+def first_death(members: Sequence[Member]) -> Member | None:
+    """Of those that are dead the one that died first: who depends on several names that one."""
+    dead = [member for member in members if not member.alive]
+    # One without a number is being announced just now.
+    return min(dead, key=lambda member: member.death_number or 1 << 32, default=None)

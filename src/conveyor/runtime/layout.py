@@ -75,7 +75,8 @@ class Assignment:
     """What one actor is told about a graph: its program, and its ends of the rings.
 
     ``sources`` says what each edge carries, for errors. ``tasks`` are sealed where the driver, who
-    passes them on, may not know the classes of their constants.
+    passes them on, may not know the classes of their constants. ``first`` is the number of the first
+    execution.
     """
 
     graph: int
@@ -90,6 +91,7 @@ class Assignment:
     sources: dict[int, str]
     limits: LimitsPlace
     recorder: RecorderPlace
+    first: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from conveyor.runtime.deadlock import CycleCheck, waiting
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
 from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import EMPTY, ElementRef, Ref, cancelled_error, final
+from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting import Patience
 
 #: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
@@ -63,10 +64,18 @@ class Link:
         keep_going: Callable[[Link], None],
         kind: int = _core.KIND_CALL,
         exclusive: Callable[[], bool] = lambda: False,
+        incarnation: int | None = None,
+        label: Callable[[int, int], str | None] | None = None,
     ) -> None:
+        """``incarnation``: of the actor's process in its slot (default: the one that is there now).
+        ``label`` names a (graph, node) that the actor runs."""
         self._process = process
         self.actor_slot = actor_slot
-        self._incarnation = process.board.incarnation(actor_slot)
+        self._incarnation = (
+            process.board.incarnation(actor_slot) if incarnation is None else incarnation
+        )
+        self._label = label
+        self._is_control = kind == _core.KIND_CONTROL
         self.actor_name = actor_name
         self._exclusive = exclusive  # whether waiting here keeps a whole actor from serving
         self._on_death = on_death
@@ -95,7 +104,7 @@ class Link:
         with self._lock:
             sent = lacks = None
             if not self._pending:
-                if self._gone():
+                if self.gone:
                     raise self._on_death()
                 try:
                     sent = self.gate.start(call, self, CallRef)
@@ -113,7 +122,9 @@ class Link:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]
 
-    def _gone(self) -> bool:
+    @property
+    def gone(self) -> bool:
+        """Whether the process at the other end is no more: nothing can be sent here again."""
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
     def _submit_later(self, call: Call, lacks: Ref | None) -> CallRef:
@@ -128,7 +139,7 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        return not self._gone()
+        return not self.gone
 
     @property
     def outstanding(self) -> int:
@@ -152,7 +163,7 @@ class Link:
                 if lacks is not None and not lacks.done():
                     return False
                 try:
-                    if self._gone():
+                    if self.gone:
                         raise self._on_death()
                     number = self.gate.submit(call)
                 except RefNotThere as missing:
@@ -226,7 +237,7 @@ class Link:
                     inbox.wait(seen, step)
             else:
                 # Looked for before the death is: what it had sent before it died is still there.
-                gone = self._gone()
+                gone = self.gone
                 value = self.gate.get(ref._number, 0, 0.0 if gone else step, deaths)
                 if value is EMPTY and gone:
                     raise final(self._on_death())
@@ -255,36 +266,23 @@ class Link:
         if ref._number < 0:
             # Whoever pumps sends it on. Not here: this is asked while another link is flushed.
             return ref._outcome is not EMPTY
-        return self.gate.ready(ref._number, 0) or self._gone()
+        return self.gate.ready(ref._number, 0) or self.gone
 
     def describe(self, ref: Ref) -> str:
         method = ref.method if isinstance(ref, CallRef) else "call"
+        if self._is_control:
+            return f"{self.actor_name} to take note of {method}"
         number = f" (call {ref._number})" if ref._number >= 0 else " (not sent yet)"
         return f"{self.actor_name}.{method}{number}"
 
     def doing(self) -> str:
-        return f"{self.actor_name} is {describe_status(self._process.board, self.actor_slot)}"
+        if self.gone:
+            return f"{self.actor_name} is dead"
+        status = describe_status(self._process.board, self.actor_slot, self._label)
+        return f"{self.actor_name} is {status}"
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.
 _FIRST_LOOK = 0.005
 #: How long the members of a suspected cycle have to look once more.
 _CONFIRM = 0.05
-_CONDITIONS = {0: "gone", 1: "starting", 3: "dying", 4: "dead"}
-
-
-def describe_status(
-    board: _core.Board, slot: int, label: Callable[[int, int], str | None] | None = None
-) -> str:
-    """What the process in ``slot`` is doing, in words. ``label`` names a (graph, node)."""
-    condition = board.condition(slot)
-    if condition in _CONDITIONS:
-        return _CONDITIONS[condition]
-    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
-    if state == 0:
-        return "idle"
-    name = (label(graph, node) if label is not None else None) if graph else what
-    name = name or f"node {node} of graph {graph}"
-    number = f"execution {execution}" if graph else f"call {execution}"
-    seconds = (_core.monotonic_ns() - since_ns) / 1e9
-    return f"running {name} ({number}) since {seconds:.1f} s"

@@ -55,6 +55,7 @@ def make_program(
         running[:] = (worker.start_coroutine(coroutine, program.resume, deadline),)
 
     program.set_limits(limits, cancel)
+    program.start_at(assignment.first)
     readers = {end.edge: end.open(process, segment) for end in assignment.reads}
     writers = {
         end.edge: end.open(

@@ -39,7 +39,7 @@ class MethodInfo:
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """Everything needed to start an actor. ``num_cpus=None`` means one."""
+    """Everything needed to start an actor. ``num_cpus=None`` means one, ``max_restarts=-1`` no limit."""
 
     cls: type
     args: tuple[Any, ...]
@@ -49,6 +49,7 @@ class ActorSpec:
     num_cpus: float | None = None
     num_gpus: float = 0
     max_concurrency: int | None = None
+    max_restarts: int = 0
     env_vars: dict[str, str] = field(default_factory=dict)
 
 

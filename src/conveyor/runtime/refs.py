@@ -119,6 +119,10 @@ class Ref(_core.RefCore):
 
         return isinstance(outcome.error, ExecutionCancelledError)
 
+    def parts(self) -> tuple[Ref, ...]:
+        """The refs that this one's result is made of: itself, where it comes from one channel."""
+        return (self,)
+
     def _get(self, timeout: float | None) -> Any:
         outcome = self._outcome
         if outcome is EMPTY:
@@ -212,6 +216,9 @@ class ElementRef(Ref):
 
     def cancelled(self) -> bool:
         return self._whole.cancelled()
+
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._whole,)
 
 
 class _Final(Exception):

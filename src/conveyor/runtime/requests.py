@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.constructor import Constructor, Kept
 from conveyor.runtime.layout import RESULT_BIT, Place
 from conveyor.runtime.messages import receive_message, send_message
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.supervisor import Actor
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver import Driver
+    from conveyor.runtime.laying import Laying
     from conveyor.runtime.supervisor import ActorRecord
 
 
@@ -51,16 +54,16 @@ class RequestServer:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = threading.Lock()
-        self._sockets: dict[int, socket.socket] = {}
+        self._sockets: dict[ActorRecord, socket.socket] = {}
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         with self._lock:
-            self._sockets[record.id.index] = sock
+            self._sockets[record] = sock
         self._driver._engine.watch(sock.fileno(), lambda: self._on_request(record, sock))
 
     def remove(self, record: ActorRecord) -> None:
         with self._lock:
-            sock = self._sockets.pop(record.id.index, None)
+            sock = self._sockets.pop(record, None)
         if sock is not None:
             self._driver._engine.unwatch(sock.fileno())
             sock.close()
@@ -101,10 +104,10 @@ class RequestServer:
             close_all(fds)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        callee = self._driver.record(actor)
-        callee.shared = True
+        callee = self._driver.current(actor)
+        callee.actor.shared = True
         bit, fds, _ack = self._driver.introduce(caller, callee)
-        return (callee.slot, callee.id.name, bit), fds
+        return (callee.slot, callee.incarnation, bit), fds
 
     def _create(
         self,
@@ -114,10 +117,15 @@ class RequestServer:
         name: str | None,
         options: Options,
         max_concurrency: int | None,
+        max_restarts: int,
+        constructor: Constructor | None,
     ) -> tuple[Any, list[int]]:
-        record = self._driver.start_process(class_name, methods, name, options, max_concurrency)
-        record.shared = True
-        return record.id, []
+        kept = None if constructor is None else Kept(constructor, ())
+        actor = Actor(class_name, methods, name, options, max_concurrency, max_restarts, kept)
+        actor.shared = True
+        if constructor is None:
+            return self._driver.start_process(actor).id, []
+        return self._driver.start_process(actor, constructor.start).id, []
 
     def _lay(
         self,
@@ -128,7 +136,14 @@ class RequestServer:
         slot_bytes: int,
     ) -> tuple[Any, list[int]]:
         executor = Place(caller.slot, RESULT_BIT)
-        laying = self._driver.lay_for(executor, plan, name, tasks, slot_bytes)
+        return self._laid(caller, self._driver.lay_for(executor, plan, name, tasks, slot_bytes))
+
+    def _lay_again(self, caller: ActorRecord, number: int, first: int) -> tuple[Any, list[int]]:
+        laying = self._driver.laying(number)
+        laying.again(first)
+        return self._laid(caller, laying)
+
+    def _laid(self, caller: ActorRecord, laying: Laying) -> tuple[Any, list[int]]:
         layout = laying.layout
         members = [LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in laying.records]
         fds = self._driver.duplicates(laying.records)
@@ -137,10 +152,13 @@ class RequestServer:
             self._driver.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
         ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
-        rest = (*ends, layout.limits, layout.recorders, laying.bits)
+        rest = (layout.offsets, *ends, layout.limits, layout.recorders, laying.bits)
         segment_fd = os.dup(layout.segment.fd)
         layout.segment.close_fd()
         return (laying.number, members, *rest), [segment_fd, *fds]
+
+    def _comes_back(self, caller: ActorRecord, number: int) -> tuple[Any, list[int]]:
+        return self._driver.comes_back(number), []
 
     def _unlay(self, caller: ActorRecord, number: int, wait: bool) -> tuple[Any, list[int]]:
         for record, ack in self._driver.unlay(number):
@@ -154,7 +172,7 @@ class RequestServer:
 
     def _find(self, caller: ActorRecord, name: str) -> tuple[Any, list[int]]:
         found = self._driver.find_actor(name)
-        self._driver.record(found[0]).shared = True
+        self._driver.share(found[0])
         return found, []
 
     def _kill(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
@@ -173,9 +191,15 @@ class RequestServer:
         return None, [there.detach()]
 
     def _death(
-        self, caller: ActorRecord, actor: ActorId, labels: Mapping[tuple[int, int], str]
+        self,
+        caller: ActorRecord,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        labels: Mapping[tuple[int, int], str],
     ) -> tuple[Any, list[int]]:
-        return self._driver.record(actor).death(lambda *node: labels.get(node)), []
+        label = None if not labels else lambda *node: labels.get(node)
+        return self._driver.death_of(actor, slot, incarnation, label), []
 
 
 class RequestClient:
@@ -197,11 +221,16 @@ class RequestClient:
         return answer, fds
 
     def death(
-        self, actor: ActorId, labels: Mapping[tuple[int, int], str] | None = None
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        labels: Mapping[tuple[int, int], str] | None = None,
     ) -> ActorDiedError:
-        """Why ``actor`` has died; ``labels`` are names for what it may have run, by (graph, node)."""
+        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
+        what it may have run, by (graph, node)."""
         try:
-            error, _ = self.ask("death", actor, labels or {})
+            error, _ = self.ask("death", actor, slot, incarnation, labels or {})
         except ConveyorError:
             return ActorDiedError(f"actor {actor.name} died", actor.name)
         assert isinstance(error, ActorDiedError)

@@ -56,6 +56,9 @@ class EffectRef(GraphRef):
     def cancelled(self) -> bool:
         return any(ref.cancelled() for ref in (self._result, *self._effects))
 
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._result, *self._effects)
+
     def __repr__(self) -> str:
         return f"<EffectRef {self._result!r}, {len(self._effects)} effect(s)>"
 

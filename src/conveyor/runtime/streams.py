@@ -116,14 +116,15 @@ class StreamRef(Ref):
 class Items:
     """One generator task's items, of all executions of its graph, in the order of the ring."""
 
-    def __init__(self, reader: _core.Reader, process: Process) -> None:
+    def __init__(self, reader: _core.Reader, process: Process, first: int) -> None:
+        """``first``: the number of the first execution."""
         self._reader = reader
         self._process = process
         self._lock = threading.Lock()
         # What came for one execution while another's items were looked for.
         self._kept: dict[int, deque[Any]] = {}
         self._over: set[int] = set()
-        self._wanted = 0
+        self._wanted = first
         # Noted by finalizers, which may run in the middle of anything.
         self._ended: deque[int] = deque()
 

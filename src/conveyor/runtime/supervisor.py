@@ -1,4 +1,4 @@
-"""What the driver knows of each actor's process, and what it says when one has died."""
+"""What the driver knows of each actor and of its process, and what it says when one has died."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, ActorRestartedError
 from conveyor.runtime.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
 from conveyor.runtime.protocol import MAX_FDS, ActorId, MethodInfo
 
 if TYPE_CHECKING:
+    from conveyor.runtime.constructor import Kept
     from conveyor.runtime.links import Link
+    from conveyor.runtime.refs import Ref
+    from conveyor.runtime.requests import Options
 
 #: How long an error waits for the exit code that the fork server is about to report.
 _EXIT_CODE_WAIT = 0.05
@@ -24,59 +28,119 @@ _EXIT_CODE_WAIT = 0.05
 MAX_WATCHED = 120
 
 
-class ActorRecord:
-    """One actor, from the driver's side. Lives as long as anything asks about the actor."""
+@dataclass(eq=False)
+class Actor:
+    """What stays the same of an actor, whatever process it has.
 
-    def __init__(
-        self,
-        board: _core.Board,
-        identity: ActorId,
-        slot: int,
-        class_name: str,
-        methods: Mapping[str, MethodInfo],
-        named: bool,
-    ) -> None:
+    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
+    wants it any more, so it is not started again. ``failures``: processes in a row that died before
+    the constructor had run.
+    """
+
+    class_name: str
+    methods: Mapping[str, MethodInfo]
+    name: str | None
+    options: Options
+    max_concurrency: int | None
+    max_restarts: int = 0
+    kept: Kept | None = None
+    restarts: int = 0
+    failures: int = 0
+    handles: int = 0
+    shared: bool = False  # a handle has left this process: it is not known when the last is gone
+    stopping: bool = False
+    ended: bool = False
+
+    @property
+    def restarts_left(self) -> bool:
+        return self.max_restarts < 0 or self.restarts < self.max_restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process that an engine has started.
+
+    ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
+    SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
+    """
+
+    pid: int
+    stderr_tail: Callable[[], str]
+    out_of_memory: Callable[[], bool | None]
+
+
+class ActorRecord:
+    """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
+
+    def __init__(self, board: _core.Board, identity: ActorId, slot: int, actor: Actor) -> None:
         self._board = board
         self.id = identity
         self.slot = slot
         self.incarnation = board.incarnation(slot)
-        self.class_name = class_name
-        self.methods = methods
-        self.named = named
-        self.pid = 0
+        self.actor = actor
+        self.process: Spawned | None = None
         self.bits = BellBits(reserved=RESULT_BIT)
-        self.handles = 0
-        self.shared = False  # a handle has left this process: it is not known when the last is gone
         self.killed = False
-        self.stopping = False
         self.arena_fd = -1
         self.eventfd = -1
         self.control_socket: socket.socket | None = None
         # Descriptors and the frame that announces them go in step.
         self.control_lock = threading.Lock()
-        self.known_peers: set[int] = set()
+        self.known_peers: dict[int, int] = {}  # slot -> incarnation
+        #: Mailboxes that other actors have for this process's calls: their bits, to be given back.
+        self.mailboxes: list[tuple[ActorRecord, int]] = []
         self.calls: Link | None = None
+        self.start: Ref | None = None  # of the constructor
         self.control_link: Link | None = None
-        self.gpu_ids: tuple[str, ...] = ()
-        self.num_gpus = 0.0
+        self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
         self.exited = threading.Event()
-        self.stderr_tail: Callable[[], str] = str
+        # Its last status page: the slot may be another process's by the time somebody asks.
+        self._last_page: tuple[int, int, int, int, int, int, str] | None = None
+        self._left = False
+        self._death_number = 0
+        #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
+        #: done so, or has given up for the reason in `restart_error`.
+        self.restarting = False
+        self.keeps_slot = False  # for the process that replaces it
+        self.replaced = threading.Event()
+        self.restart_error = ""
+
+    @property
+    def class_name(self) -> str:
+        return self.actor.class_name
+
+    @property
+    def methods(self) -> Mapping[str, MethodInfo]:
+        return self.actor.methods
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.process is None else self.process.pid
 
     @property
     def alive(self) -> bool:
         return not self._board.gone(self.slot, self.incarnation)
 
+    @property
+    def death_number(self) -> int:
+        """Which of the session's deaths it was; the lower the earlier."""
+        return self._death_number or self._board.death_number(self.slot)
+
     def check_alive(self) -> None:
         if not self.alive:
             raise self.death()
 
-    def control(self, operation: str, *args: Any) -> Any:
-        """Ask the actor's main loop for something that is not a call of the user's."""
+    def control(self, operation: str, *args: Any, purpose: str = "") -> Any:
+        """Ask the actor's main loop for something that is not a call of the user's. ``purpose``:
+        what for, in words for who waits for it."""
         link = self.control_link
         if link is None:
             raise self.death()
-        return link.call(operation, args, {})
+        ref = link.call(operation, args, {})
+        if purpose:
+            ref.method = purpose
+        return ref
 
     def send_fds(self, fds: list[int]) -> None:
         assert self.control_socket is not None
@@ -89,11 +153,36 @@ class ActorRecord:
             self.check_alive()
             raise
 
+    def bury(self, status: int) -> None:
+        """The process has ended with ``status``, and its death is announced: keep what its slot
+        says of it."""
+        self.exit_status = status
+        self._last_page = self._board.status(self.slot)
+        self._left = self._board.leaving(self.slot)
+        self._death_number = self._board.death_number(self.slot)
+        start, self.start = self.start, None
+        if start is not None:
+            begun = start._number >= 0 and start._gate.ready(start._number, start._reader)
+            self.actor.failures = 0 if begun else self.actor.failures + 1
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the actor is being started again."""
+        return self.restarting and not self.replaced.is_set()
+
+    def may_restart(self) -> bool:
+        """Whether the driver would start the actor again by itself if this process is dead."""
+        actor = self.actor
+        orderly = self.exit_status is not None and _exit_code(self.exit_status) == 0
+        return actor.restarts_left and not (actor.ended or actor.stopping or orderly)
+
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
-        """The error for whoever needed this actor. ``label`` names a (graph, node)."""
-        state, graph, node, execution, _since, number, what = self._board.status(self.slot)
-        if not number:
+        """The error for whoever needed this process. ``label`` names a (graph, node)."""
+        page = self._last_page or self._board.status(self.slot)
+        if not page[5]:
             self.exited.wait(_EXIT_CODE_WAIT)
+            page = self._last_page or page
+        state, graph, node, execution, _since, number, what = page
         doing: str | None = None
         if state != 0:
             doing = (label(graph, node) if label is not None else None) if graph else what
@@ -103,24 +192,45 @@ class ActorRecord:
             ended = _exit_code(self.exit_status)
             number = number or (-ended if ended < 0 else 0)
             code = ended if ended >= 0 else None
-        if self.killed:
-            how = "was killed by conveyor.kill()"
-        elif number:
-            how = f"died of signal {number} ({_signal_name(number)})"
-        elif code is not None:
-            how = f"exited with code {code}"
-        else:
-            how = "died (its exit code is not known yet)"
-        message = f"actor {self.id.name} (pid {self.pid}) {how}"
+        message = f"actor {self.id.name} (pid {self.pid}) {self._how(number, code)}"
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
             message += f" while running {doing} ({where})"
         if number == signal.SIGKILL and not self.killed:
-            message += "; SIGKILL is also what the kernel's out-of-memory killer sends"
-        tail = self.stderr_tail()
-        if tail and not self.killed:
+            message += self._who_killed()
+        again = self.restarting if self.exited.is_set() else self.may_restart()
+        if self.restart_error:
+            again = False
+            message += f"; it could not be started again: {self.restart_error}"
+        elif again:
+            message += "; it is being started again, and then the same can be tried again"
+        tail = "" if self.process is None or self.killed else self.process.stderr_tail()
+        if tail:
             message += f"\nthe last lines of its stderr:\n{tail}"
-        return ActorDiedError(message, self.id.name, doing, code, number or None)
+        kind = ActorRestartedError if again else ActorDiedError
+        return kind(message, self.id.name, doing, code, number or None)
+
+    def _how(self, number: int, code: int | None) -> str:
+        if self.killed:
+            return "was killed by conveyor.kill()"
+        if number:
+            return f"died of signal {number} ({_signal_name(number)})"
+        if code is not None:
+            # Not every end with a code is user code's orderly one: os._exit is none.
+            if self._left:
+                return f"left by sys.exit: it exited with code {code}"
+            return f"exited with code {code}"
+        return "died (its exit code is not known yet)"
+
+    def _who_killed(self) -> str:
+        found = None
+        if self.process is not None and self.exited.is_set():
+            found = self.process.out_of_memory()
+        if found is None:
+            return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"
+        if found:
+            return ": it was killed by the kernel's out-of-memory killer"
+        return ": somebody else killed it; the kernel's out-of-memory killer has not been at work"
 
 
 def _exit_code(status: int) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import WaitTimeoutError
 
 #: A wait that lasts longer than this is logged, once.
 LOG_AFTER = 10.0
+#: How many of the results that are waited for a log line names.
+_NAMED = 4
 
 
 class Patience:
@@ -65,3 +68,16 @@ def wait_until(
             if ready():
                 return
             patience.check(what, who)
+
+
+def outstanding(refs: Sequence[Any]) -> str:
+    """Which of ``refs`` are not there yet, and what those do who should make them."""
+    # One that is made of others is not there because they are not.
+    made = [part for ref in refs for part in ref.parts()]
+    missing = list({id(ref): ref for ref in made if not ref.done()}.values())
+    said = [ref._source.describe(ref) for ref in missing[:_NAMED]]
+    if len(missing) > _NAMED:
+        said.append(f"{len(missing) - _NAMED} more")
+    sources = {id(ref._source): ref._source for ref in missing}
+    doing = [source.doing() for source in sources.values() if hasattr(source, "doing")]
+    return "; ".join([f"to come: {', '.join(said)}", *dict.fromkeys(doing)])

@@ -17,6 +17,7 @@ from conveyor.channel import encode_error
 from conveyor.exceptions import ActorStartError, GraphTornDownError
 from conveyor.runtime import context
 from conveyor.runtime.actor_runtime import ActorRuntime
+from conveyor.runtime.constructor import START, Constructor
 from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.layout import RESULT_BIT, Assignment
 from conveyor.runtime.links import link_limits, reply_offset
@@ -96,6 +97,8 @@ class Worker:
         self._generators = OpenGenerators()
         self._start_error: bytes | None = None
         self._started = False
+        # Calls that have overtaken the constructor's, which came another way.
+        self._early: list[tuple[Mailbox, int, Any]] = []
         self._stop = False
         self._loop: Any = None  # asyncio.AbstractEventLoop, where the actor has async methods
         self._slots: Any = None  # asyncio.Semaphore
@@ -220,19 +223,23 @@ class Worker:
             tag = reader.tag
             if limits.cancelled(tag):
                 self._reply_cancelled(mailbox, tag)
-            elif call[0] == "__start__" and not self._started:
-                self._start(mailbox, tag, call[1][0], call[1][1:], call[2] or {})
+            elif call[0] == START and not self._started:
+                self._start(mailbox, tag, *call[1], **(call[2] or {}))
+            elif not self._started:
+                self._early.append((mailbox, tag, call))
             else:
                 self._call(mailbox, tag, *call)
         self.process.board.ring(self.process.slot, mailbox.bit)
 
     def _start(
-        self, mailbox: Mailbox, tag: int, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, mailbox: Mailbox, tag: int, cls: type | Constructor, /, *args: Any, **kwargs: Any
     ) -> None:
         self._started = True
         self.process.inbox.running_call("__init__", tag)
         label = f"{self.hello.name}.__init__"
         try:
+            if isinstance(cls, Constructor):
+                cls, args, kwargs = cls.call(args)
             self._instance = cls(*args, **kwargs)
         except SystemExit:
             raise
@@ -243,6 +250,9 @@ class Worker:
         else:
             mailbox.replies.send(None, tag)
         self._finish_loads()
+        early, self._early = self._early, []
+        for waiting, number, call in early:
+            self._call(waiting, number, *call)
 
     def _call(
         self,
@@ -253,10 +263,6 @@ class Worker:
         kwargs: dict[str, Any] | None,
         num_returns: int,
     ) -> None:
-        if not self._started:
-            error = ActorStartError(f"{self.hello.name} has not been started")
-            self._reply_error(mailbox, tag, error, name)
-            return
         if self._start_error is not None:
             mailbox.replies.send_error(self._start_error, tag)
             return
@@ -499,6 +505,20 @@ class Worker:
             for fd in fds:
                 os.close(fd)
 
+    def _control_hang_up(self, bit: int) -> None:
+        """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
+        mailbox = next(m for m in self._mailboxes if m.bit == bit)
+        while not mailbox.reader.empty:
+            self._serve(mailbox)
+        self._mailboxes.remove(mailbox)
+        del self._handlers[bit]
+        if not self._started:
+            # Most likely it was the one that should have sent the constructor's call.
+            gone = ActorStartError(f"{self.hello.name} has not been started, and a caller has died")
+            for waiting, tag, call in self._early:
+                self._reply_error(waiting, tag, gone, call[0])
+            self._early.clear()
+
     def _control_stop(self) -> None:
         self._stop = True
 
@@ -523,4 +543,9 @@ def main(payload: bytes, fds: list[int]) -> None:
     """The entry of an actor's process, called on its main thread by the engine."""
     worker = Worker(pickle.loads(payload), fds)
     context.install(worker.runtime)
-    worker.run()
+    try:
+        worker.run()
+    except SystemExit:
+        # Raised by user code: an orderly end, unlike os._exit with the same code.
+        worker.process.board.leave(worker.process.slot)
+        raise

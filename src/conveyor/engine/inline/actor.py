@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line
-from conveyor.exceptions import ActorDiedError
+from conveyor.engine.inline.origin import Origin
+from conveyor.exceptions import ActorDiedError, ActorRestartedError
 from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs import EMPTY, Ref, cancelled_error
@@ -89,6 +90,9 @@ class Actor:
         self.outboxes: dict[Host | None, Outbox] = {}
         self.start: Start | None = None
         self._end: tuple[str, str | None, int | None] | None = None
+        #: How to make it again, if its end was its own doing.
+        self.origin: Origin | None = None
+        self._for_good = False
 
     @property
     def name(self) -> str:
@@ -106,10 +110,34 @@ class Actor:
         """The error for whoever needs this actor."""
         assert self._end is not None
         how, doing, code = self._end
-        return ActorDiedError(f"actor {self.name} (inline) {how}", self.name, doing, code)
+        text = f"actor {self.name} (inline) {how}"
+        if self.comes_back:
+            text += "; it is being started again, and then the same can be tried again"
+            return ActorRestartedError(text, self.name, doing, code)
+        return ActorDiedError(text, self.name, doing, code)
 
-    def end(self, how: str, doing: str | None = None, code: int | None = None) -> None:
+    @property
+    def ended_for_good(self) -> bool:
+        """Nobody may start it again."""
+        return self._for_good
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it is dead, and made again when it is needed (``max_restarts``)."""
+        if self._end is None or self._for_good or self.origin is None:
+            return False
+        return self._end[2] != 0 and self.origin.restarts_left
+
+    def end(
+        self,
+        how: str,
+        doing: str | None = None,
+        code: int | None = None,
+        *,
+        for_good: bool = True,
+    ) -> None:
         """It is dead from now on. A method that still runs is not stopped, but nobody hears of it."""
+        self._for_good = self._for_good or for_good
         if self._end is not None:
             return
         self._end = (how, doing, code)
@@ -135,7 +163,8 @@ class Actor:
         else:
             number = 1
             print(code, file=sys.stderr)
-        self.end(f"exited with code {number} while running {label}", label, number)
+        how = f"left by sys.exit: it exited with code {number} while running {label}"
+        self.end(how, label, number, for_good=False)
 
     def wait_for_start(self) -> None:
         """Until the constructor has run."""
@@ -162,6 +191,7 @@ class Start(Job):
         self, actor: Actor, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         super().__init__(actor.host, f"{actor.name}.__init__")
+        self.method, self.call = "__init__", 0
         self._actor = actor
         self._make: Callable[[], Any] = functools.partial(cls, *args, **kwargs)
 
@@ -227,7 +257,7 @@ class Call(Job):
             self._kwargs = given_there or {}
         except ArrivalError as error:
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
-        number = next(self.actor.call_numbers)
+        number = self.call = next(self.actor.call_numbers)
         self.label = f"{self.actor.name}.{self.method} (call {number})"
 
     def submit(self) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +71,18 @@ class Loaded:
     """A Plan with the actors it runs on: each has its constants, as sent to it once."""
 
     def __init__(
-        self, plan: Plan, actors: Sequence[Actor], crossing: Crossing, notes: Notes
+        self,
+        plan: Plan,
+        actors: Sequence[Actor],
+        crossing: Crossing,
+        notes: Notes,
+        executions: Iterator[int],
     ) -> None:
         self.plan = plan
         self.actors = actors
         self.crossing = crossing
         self.notes = notes
-        self.executions = itertools.count()
+        self.executions = executions
         self.stages = in_order(plan)
         self.registers = [program.registers for program in plan.programs]
         self.readers = {edge.id: edge.readers for edge in plan.edges}
@@ -265,6 +269,7 @@ class _StageJob(Job):
     def __init__(self, execution: Execution, stage: Stage, task: Task, actor: Actor) -> None:
         super().__init__(actor.host, f"{task.label} (execution {execution.number})")
         self._execution = execution
+        self.node, self.execution, self.method = task.id, execution.number, task.label
         self._stage = stage
         self._task = task
         self._actor = actor

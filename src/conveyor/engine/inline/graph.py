@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from conveyor._core import monotonic_ns
 from conveyor.config import Config
-from conveyor.engine.inline.actor import Failure
+from conveyor.engine.inline.actor import Actor, Failure
 from conveyor.engine.inline.crossing import Crossing
 from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
@@ -31,6 +32,8 @@ from conveyor.runtime.recording import Progress, Track
 from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
 from conveyor.runtime.refs import Ref
 from conveyor.runtime.results import GraphRef, Results
+from conveyor.runtime.stacks import stack_of
+from conveyor.runtime.status import ActorStatus, ExecutionStatus, GraphStatus
 from conveyor.runtime.streams import StreamRef
 
 if TYPE_CHECKING:
@@ -50,8 +53,11 @@ class InlineGraph(CompiledGraph):
         self._host = Turns(runtime.lines, self.name)
         self._notes = Notes(plan)
         self.recording = self._notes.recording
+        self._executions = itertools.count()
         crossing = Crossing(runtime.process, config.slot_bytes)
-        self._loaded = Loaded(plan, self._actors, crossing, self._notes)
+        self._loaded = Loaded(plan, self._actors, crossing, self._notes, self._executions)
+        self._at: int | None = None  # the execution that runs
+        self._completed = 0
         self._results = Results(plan, runtime.keep)
         for ended, items in plan.streams:
             self._results.streams[ended] = functools.partial(_stream, items)
@@ -124,6 +130,14 @@ class InlineGraph(CompiledGraph):
             execution.late = lambda: late_error(
                 self, execution.number, seconds or 0.0, execution.ran, execution.skipped, None
             )
+        self._at = execution.number
+        try:
+            return self._run(execution, began)
+        finally:
+            self._at = None
+            self._completed = execution.number + 1
+
+    def _run(self, execution: Execution, began: int) -> list[GraphRef]:
         edges = self._results.edges
         refs = [GraphRef(self, execution.number, i) for i in range(len(edges))]
         try:
@@ -160,9 +174,64 @@ class InlineGraph(CompiledGraph):
             if dead is None:
                 return
             self._failure = dead.death()
+        if self._closed is None and all(a.alive or a.comes_back for a in self._actors):
+            self.restart()
+            return
         error = self._closed or self._failure
         assert error is not None
         raise error.with_traceback(None)
+
+    def restart(self) -> None:
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+        if all(actor.alive for actor in self._actors):
+            return
+        actors = [self._runtime.revive(actor.id) for actor in self._actors]
+        crossing = self._loaded.crossing
+        self._loaded = Loaded(self.plan, actors, crossing, self._notes, self._executions)
+        self._actors = actors
+        self._failure = None
+
+    def status(self, stacks: bool = False) -> GraphStatus:
+        actors = tuple(self._actor_status(actor, stacks) for actor in self._actors)
+        at = self._at
+        running: tuple[ExecutionStatus, ...] = ()
+        if at is not None:
+            edges = self.plan.edges
+            outstanding = tuple(edges[edge].source for edge in self._results.edges)
+            names = tuple(actor.name for actor in actors if actor.execution == at)
+            running = (ExecutionStatus(at, outstanding, names),)
+        error = self._closed or self._failure
+        return GraphStatus(
+            self.name,
+            "torn down" if self._closed else "failed" if error else "ready",
+            self.plan.depth,
+            self._completed + len(running),
+            self._completed,
+            running,
+            actors,
+            None if error is None else str(error),
+        )
+
+    def _actor_status(self, actor: Actor, stacks: bool) -> ActorStatus:
+        pid = os.getpid()
+        if not actor.alive:
+            return ActorStatus(actor.name, pid, "dead", error=str(actor.death()))
+        running = actor.host.running()
+        if not running:
+            return ActorStatus(actor.name, pid, "idle")
+        job, since = running[0]
+        return ActorStatus(
+            actor.name,
+            pid,
+            "running",
+            method=job.method,
+            node=job.node,
+            execution=job.execution,
+            call=job.call,
+            since=since,
+            stack=stack_of(pid) if stacks else None,
+        )
 
     # Source of its refs
 

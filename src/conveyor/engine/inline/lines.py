@@ -8,6 +8,7 @@ goes through :meth:`Lines.block`, which refuses one that nobody but the waiting 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -43,6 +44,11 @@ class Job:
     def __init__(self, host: Host, label: str) -> None:
         self.host = host
         self.label = label
+        #: For status(): a call by its number, a graph's task by node and execution.
+        self.method = ""
+        self.call: int | None = None
+        self.node: int | None = None
+        self.execution: int | None = None
         #: The line that stands in the queue for it; none: whoever has the turn does it.
         self.attendant: Line | None = None
         #: The line that runs it (that will, on an event loop).
@@ -81,6 +87,19 @@ class Host:
     def __init__(self, lines: Lines, name: str) -> None:
         self.lines = lines
         self.name = name
+        self._running: dict[Job, float] = {}
+
+    def begun(self, job: Job) -> None:
+        """``job`` runs from now on, until it is finished."""
+        self._running[job] = time.time()
+
+    def ended(self, job: Job) -> None:
+        self._running.pop(job, None)
+
+    def running(self) -> list[tuple[Job, float]]:
+        """The jobs that run now, and since when (``time.time()``)."""
+        with self.lines.changed:
+            return list(self._running.items())
 
     def submit(self, job: Job) -> None:
         """Do ``job`` in its turn. It may not be done yet when this returns, where waiting for it
@@ -158,6 +177,7 @@ class Lines:
         with self.changed:
             job.done = True
             job.runner = None
+            job.host.ended(job)
             sender, job.sender = job.sender, None
             self.changed.notify_all()
         # For those who wait for results in general: `conveyor.wait`, event loops.

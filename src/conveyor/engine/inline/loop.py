@@ -111,6 +111,8 @@ class Loop(Host):
     def _start(self, job: Job) -> None:
         if job.done:  # not wanted any more
             return
+        with self.lines.changed:
+            self.begun(job)
         try:
             coroutine = job.start()
         except BaseException as error:

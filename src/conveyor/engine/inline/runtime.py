@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from conveyor import _core
@@ -19,11 +20,13 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.lines import Host, Lines
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
+from conveyor.engine.inline.origin import Origin
 from conveyor.engine.inline.outbox import Outbox
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.constructor import keep
 from conveyor.runtime.exports import Exports
 from conveyor.runtime.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
@@ -81,7 +84,9 @@ class InlineRuntime(CallingRuntime):
     def create_actor(self, spec: ActorSpec) -> ActorId:
         self._check_open()
         self._tidy()
+        kept = keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0)
         actor = self._add_actor(spec)
+        actor.origin = Origin(replace(spec, args=(), kwargs={}), kept)
         try:
             args, kwargs = self._constructor_arguments(spec, actor)
         except BaseException:
@@ -152,7 +157,48 @@ class InlineRuntime(CallingRuntime):
         found = self._actors.get(actor.index)
         if found is None:
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        if found.comes_back:
+            assert found.origin is not None
+            found.origin.restarts += 1
+            return self._make_again(found)
         return found
+
+    def revive(self, actor: ActorId) -> Actor:
+        """The living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
+        found = self.actor(actor)
+        return found if found.alive else self._make_again(found)
+
+    def _make_again(self, dead: Actor) -> Actor:
+        origin = dead.origin
+        if dead.ended_for_good or origin is None or origin.kept is None:
+            raise dead.death()
+        with self.lines.changed:
+            if self._actors.get(dead.id.index) is not dead:
+                return self._actors[dead.id.index]
+            actor = Actor(
+                dead.id,
+                dead.class_name,
+                dead.methods,
+                self._make_host(origin.spec, dead.name),
+                self._crossing,
+                named=dead.named,
+                shared=dead.shared,
+            )
+            actor.handles = dead.handles
+            actor.origin = origin
+            self._actors[dead.id.index] = actor
+            if dead.named:
+                self._names[dead.name] = actor
+        try:
+            cls, args, kwargs = origin.kept.constructor.call(
+                tuple(ref.get() for ref in origin.kept.refs)
+            )
+        except Exception as error:
+            actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__")
+            return actor
+        actor.start = Start(actor, cls, args, kwargs)
+        actor.host.submit(actor.start)
+        return actor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         actor = self._named(name)
@@ -165,10 +211,13 @@ class InlineRuntime(CallingRuntime):
 
     def _named(self, name: str) -> Actor | None:
         actor = self._names.get(name)
-        return actor if actor is not None and actor.alive else None
+        return actor if actor is not None and (actor.alive or actor.comes_back) else None
 
     def kill(self, actor: ActorId) -> None:
-        self.actor(actor).end("was killed by conveyor.kill()")
+        self._check_open()
+        found = self._actors.get(actor.index)
+        if found is not None:
+            found.end("was killed by conveyor.kill()")
 
     def retain(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)

@@ -111,6 +111,7 @@ class Turns(Host):
             job = self._queue.popleft()
             job.runner = line
             job.started = True
+            self.begun(job)
             return job
 
     def movers(self, job: Job) -> list[Line]:

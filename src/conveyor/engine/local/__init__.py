@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,11 +13,13 @@ from typing import Any
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
+from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuPool
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.runtime import context
 from conveyor.runtime.driver import Driver, SpawnOptions
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.supervisor import Spawned
 
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
@@ -29,6 +32,8 @@ class LocalEngine:
         self._events = EventLoop()
         self._printer = LogPrinter(show=log_to_driver)
         self._gpus = GpuPool()
+        self._memory_kills = MemoryKills()
+        self._out_of_memory: dict[int, bool | None] = {}
         self._dead: deque[int] = deque()
         self._gpus_of: dict[int, tuple[tuple[str, ...], float]] = {}
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
@@ -38,9 +43,7 @@ class LocalEngine:
         self._on_exit = on_exit
         self._launcher.start()
 
-    def spawn(
-        self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions
-    ) -> tuple[int, Callable[[], str]]:
+    def spawn(self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions) -> Spawned:
         gpus = self._gpus.acquire(spec.num_gpus)
         child = ChildSpec(
             name=name,
@@ -68,7 +71,11 @@ class LocalEngine:
             if not forked:
                 self._gpus.release(gpus, spec.num_gpus)
             raise
-        return pid, lambda: self._printer.stderr_tail(pid)
+        return Spawned(
+            pid,
+            lambda: self._printer.stderr_tail(pid),
+            lambda: self._out_of_memory.get(pid),
+        )
 
     def kill(self, pid: int) -> None:
         self._launcher.kill(pid)
@@ -86,11 +93,15 @@ class LocalEngine:
     def _exited(self, pid: int, status: int) -> None:
         gpus, amount = self._gpus_of.pop(pid, ((), 0.0))
         self._gpus.release(gpus, amount)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self._out_of_memory[pid] = self._memory_kills.killed(pid)
         self._on_exit(pid, status)
         # Tails are kept for error reports, of the latest dead only.
         self._dead.append(pid)
         if len(self._dead) > _TAILS_KEPT:
-            self._printer.forget(self._dead.popleft())
+            forgotten = self._dead.popleft()
+            self._printer.forget(forgotten)
+            self._out_of_memory.pop(forgotten, None)
 
     def _output(self, pid: int, stream: str, data: bytes) -> None:
         self._printer.feed(pid, stream, data)

@@ -1,0 +1,96 @@
+"""Whether a process that was killed was killed by the kernel, for want of memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["MemoryKills"]
+
+_RECORD_BYTES = 8192  # the kernel's log gives one record for each read, none is longer
+
+
+class MemoryKills:
+    """Tells the out-of-memory killer's victims from others that ended by SIGKILL.
+
+    The kernel's own log names its victims, where it may be read. Otherwise its counters are compared
+    with what they were: of this process's memory cgroup, and of the machine.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        """``root``: where ``proc``, ``sys`` and ``dev`` are."""
+        self._root = Path(root)
+        self._counter = _cgroup_counter(self._root)
+        self._in_cgroup = self._read_cgroup()
+        self._on_machine = self._read_machine()
+
+    def killed(self, pid: int) -> bool | None:
+        """Whether ``pid``, which has ended by SIGKILL, was a victim; ``None``: it may have been."""
+        in_cgroup, on_machine = self._read_cgroup(), self._read_machine()
+        if on_machine is not None and on_machine == self._on_machine:
+            return False
+        more = in_cgroup is not None and self._in_cgroup is not None and in_cgroup > self._in_cgroup
+        if not more and not self._logged(pid):
+            return None
+        # One kill explains one end; others may still have to be explained.
+        if self._on_machine is not None:
+            self._on_machine += 1
+        if more and self._in_cgroup is not None:
+            self._in_cgroup += 1
+        return True
+
+    def _read_cgroup(self) -> int | None:
+        return None if self._counter is None else _count(self._counter)
+
+    def _read_machine(self) -> int | None:
+        return _count(self._root / "proc/vmstat")
+
+    def _logged(self, pid: int) -> bool:
+        found = False
+        with suppress(OSError):
+            fd = os.open(self._root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                name = re.compile(rb"[Kk]illed process %d[ ,(]" % pid)
+                while not found:
+                    try:
+                        record = os.read(fd, _RECORD_BYTES)
+                    except BrokenPipeError:  # records were overwritten meanwhile
+                        continue
+                    if not record:
+                        break
+                    found = name.search(record) is not None
+            finally:
+                os.close(fd)
+        return found
+
+
+def _count(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def _cgroup_counter(root: Path) -> Path | None:
+    """The file that counts the kills in this process's memory cgroup."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            place = path.lstrip("/")
+            if controllers == "":
+                candidates = [f"sys/fs/cgroup/{place}/memory.events", "sys/fs/cgroup/memory.events"]
+            elif "memory" in controllers.split(","):
+                # In a container the path is often the host's, and its own group is at the top.
+                candidates = [
+                    f"sys/fs/cgroup/memory/{place}/memory.oom_control",
+                    "sys/fs/cgroup/memory/memory.oom_control",
+                ]
+            else:
+                continue
+            for candidate in candidates:
+                if _count(root / candidate) is not None:
+                    return root / candidate
+    return None

@@ -1,0 +1,79 @@
+"""Status and restarts of graphs on the inline engine."""
+
+import sys
+
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import ActorDiedError, ActorRestartedError
+
+
+@conveyor.remote
+class Actor:
+    def echo(self, x):
+        return x
+
+    def leave(self, code):
+        sys.exit(code)
+
+
+def chain(*methods):
+    with InputNode() as inp:
+        node = inp
+        for method in methods:
+            node = method.bind(node)
+    return node
+
+
+@pytest.fixture
+def inline(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init(engine="inline")
+        yield
+        conveyor.shutdown()
+
+
+def test_inline_status(inline):
+    seen = []
+
+    @conveyor.remote
+    class Looker:
+        def look(self, x):
+            seen.append(graphs[0].status())
+            return x
+
+    a, b = Looker.remote(), Actor.remote()
+    graphs = [chain(a.look, b.echo).compile(name="here")]
+    assert conveyor.get(graphs[0].execute(1)) == 1
+    (status,) = seen
+    first, second = status.actors
+    assert (status.state, status.submitted, status.completed) == ("ready", 1, 0)
+    assert (first.state, first.execution) == ("running", 0)
+    assert "look" in first.method
+    assert second.state == "idle"
+    assert status.executions[0].number == 0
+    status = graphs[0].status(stacks=False)
+    assert (status.submitted, status.completed, status.executions) == (1, 1, ())
+    assert "nothing in flight" in str(status)
+    graphs.pop().teardown()
+    del a, b
+
+
+def test_inline_restart(inline):
+    a, b = Actor.remote(), Actor.options(max_restarts=1).remote()
+    with chain(a.echo, b.leave).compile() as graph:
+        with pytest.raises(ActorRestartedError, match="tried again"):
+            conveyor.get(graph.execute(3))
+        with pytest.raises(ActorDiedError, match="code 3"):
+            conveyor.get(graph.execute(3))
+        with pytest.raises(ActorDiedError) as caught:
+            conveyor.get(graph.execute(3))
+        assert type(caught.value) is ActorDiedError
+        assert graph.status().state == "failed"
+        graph.restart()
+        assert graph.status().state == "ready"
+        assert conveyor.get(b.echo.remote(1)) == 1
+        conveyor.kill(b)
+        with pytest.raises(ActorDiedError):
+            graph.restart()

@@ -1,0 +1,568 @@
+"""Actors and graphs that come back after a death, through the public API."""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.usefixtures("session")
+
+WAIT = 20
+
+
+def hold(path):
+    end = time.monotonic() + 60
+    while not os.path.exists(path):
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.002)
+
+
+@conveyor.remote
+class Counter:
+    def __init__(self, start=0, *, weights=None, log=None):
+        self.value = start
+        self.weights = weights
+        if log is not None:
+            with open(log, "a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def add(self, n):
+        self.value += n
+        return self.value
+
+    def echo(self, x):
+        return x
+
+    def total(self):
+        self.weights += 0  # its own, to be written to
+        return self.weights.sum()
+
+    def pid(self):
+        return os.getpid()
+
+    def end(self, how):
+        if how == "leave":
+            sys.exit(0)
+        if how == "code":
+            sys.exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hold(self, inside, go):
+        open(inside, "w").close()
+        hold(go)
+        return "held"
+
+    def ask(self, other):
+        return conveyor.get(other.add.remote(1))
+
+
+@conveyor.remote
+class Unlucky:
+    """Its constructor kills the process the first times."""
+
+    def __init__(self, log, deaths):
+        with open(log, "a") as file:
+            file.write("x")
+        if os.path.getsize(log) <= deaths:
+            os._exit(9)
+
+    def echo(self, x):
+        return x
+
+
+def chain(*methods):
+    with InputNode() as inp:
+        node = inp
+        for method in methods:
+            node = method.bind(node)
+    return node
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def retry(call):
+    """What a user does: try again as long as the error says so."""
+    while True:
+        try:
+            return get(call())
+        except ActorRestartedError:
+            pass
+
+
+def kill(actor):
+    """Kill the actor's process from outside, and wait until it has a new one or none."""
+    os.kill(get(actor.pid.remote()), signal.SIGKILL)
+
+
+def use(graph):
+    """Executions until one fails: that an idle actor has died is only known by using it."""
+    for _ in range(3):
+        get(graph.execute(1))
+
+
+def restart_and_use(graph):
+    graph.restart()
+    use(graph)
+
+
+def lives(actor):
+    try:
+        return get(actor.echo.remote(True))
+    except ActorDiedError:
+        return False
+
+
+# max_restarts
+
+
+@pytest.mark.parametrize("how", ["kill", "code"])
+def test_an_actor_comes_back_with_its_constructor(how):
+    actor = Counter.options(max_restarts=1).remote(10, weights=np.ones(1000))
+    before = get(actor.pid.remote())
+    assert get(actor.add.remote(5)) == 15
+    with pytest.raises(ActorRestartedError, match="can be tried again"):
+        get(actor.end.remote(how))
+    assert get(actor.add.remote(5)) == 15
+    assert get(actor.total.remote()) == 1000
+    assert get(actor.pid.remote()) != before
+    # And no more than once.
+    with pytest.raises(ActorDiedError) as caught:
+        get(actor.end.remote(how))
+    assert type(caught.value) is ActorDiedError
+    with pytest.raises(ActorDiedError):
+        get(actor.echo.remote(1))
+
+
+def test_an_actor_that_leaves_with_code_0_stays_away():
+    actor = Counter.options(max_restarts=-1).remote()
+    with pytest.raises(ActorDiedError) as caught:
+        get(actor.end.remote("leave"))
+    assert caught.value.exit_code == 0
+    with pytest.raises(ActorDiedError) as caught:
+        get(actor.echo.remote(1))
+    assert type(caught.value) is ActorDiedError
+
+
+def test_a_killed_actor_stays_dead():
+    actor = Counter.options(max_restarts=-1).remote()
+    get(actor.echo.remote(1))
+    conveyor.kill(actor)
+    for _ in range(2):
+        with pytest.raises(ActorDiedError, match="kill") as caught:
+            get(actor.echo.remote(1))
+        assert type(caught.value) is ActorDiedError
+
+
+def test_arguments_are_those_that_were_sent():
+    start = np.ones(200_000)  # more than is kept of an actor without max_restarts
+    actor = Counter.options(max_restarts=-1).remote(weights=start)
+    start[:] = 7
+    assert get(actor.total.remote()) == 200_000
+    kill(actor)
+    assert retry(actor.total.remote) == 200_000
+
+
+def test_arguments_may_be_refs():
+    maker = Counter.remote()
+    actor = Counter.options(max_restarts=-1).remote(
+        maker.add.remote(5), weights=maker.echo.remote(1)
+    )
+    assert get(actor.add.remote(1)) == 6
+    kill(actor)
+    assert retry(lambda: actor.add.remote(1)) == 6
+
+
+def test_named_actors_keep_their_names():
+    actor = Counter.options(max_restarts=-1, name="phoenix").remote()
+    kill(actor)
+    again = conveyor.get_actor("phoenix")
+    assert again == actor
+    assert retry(lambda: again.echo.remote(3)) == 3
+    with pytest.raises(ValueError, match="phoenix"):
+        Counter.options(name="phoenix").remote()
+    conveyor.kill(actor)
+
+
+def test_handles_of_other_actors_reach_the_new_process():
+    actor = Counter.options(max_restarts=-1).remote()
+    other = Counter.remote()
+    assert get(other.ask.remote(actor)) == 1
+    for _ in range(3):
+        kill(actor)
+        assert retry(lambda: other.ask.remote(actor)) == 1
+    assert get(other.ask.remote(actor)) == 2
+
+
+def test_an_actor_that_waits_is_told_that_it_may_try_again(latches):
+    class Asker:
+        def ask(self, handle, inside):
+            try:
+                conveyor.get(handle.hold.remote(inside, "/nonexistent"))
+            except ActorRestartedError:
+                return conveyor.get(handle.echo.remote("again"))
+
+    inside = latches()
+    actor = Counter.options(max_restarts=1).remote()
+    pid = get(actor.pid.remote())
+    asker = conveyor.remote(Asker).remote()
+    ref = asker.ask.remote(actor, inside.path)
+    hold(inside.path)
+    os.kill(pid, signal.SIGKILL)
+    assert get(ref) == "again"
+
+
+def test_actors_of_actors_come_back():
+    class Maker:
+        def make(self, start):
+            self.made = Counter.options(max_restarts=-1).remote(start)
+            return self.made
+
+        def value(self):
+            return conveyor.get(self.made.add.remote(0))
+
+    maker = conveyor.remote(Maker).remote()
+    made = get(maker.make.remote(5))
+    assert get(made.add.remote(1)) == 6
+    kill(made)
+    assert retry(lambda: made.add.remote(1)) == 6
+    assert get(maker.value.remote()) == 6
+
+
+def test_calls_in_flight_fail_and_later_ones_do_not(latches):
+    inside = latches()
+    actor = Counter.options(max_restarts=1).remote()
+    pid = get(actor.pid.remote())
+    refs = [
+        actor.hold.remote(inside.path, "/nonexistent"),
+        *(actor.add.remote(1) for _ in range(3)),
+    ]
+    hold(inside.path)
+    os.kill(pid, signal.SIGKILL)
+    for ref in refs:
+        with pytest.raises(ActorRestartedError):
+            get(ref)
+    assert get(actor.add.remote(1)) == 1
+
+
+def test_an_actor_that_dies_in_its_constructor_is_tried_again(tmp_path):
+    log = str(tmp_path / "log")
+    actor = Unlucky.options(max_restarts=3).remote(log, 2)
+    assert retry(lambda: actor.echo.remote(1)) == 1
+    assert os.path.getsize(log) == 3
+    log = str(tmp_path / "log2")
+    actor = Unlucky.options(max_restarts=1).remote(log, 9)
+    with pytest.raises(ActorDiedError, match="code 9"):
+        retry(lambda: actor.echo.remote(1))
+    assert os.path.getsize(log) == 2
+
+
+def test_options():
+    for value in (1.5, "1", None, True):
+        with pytest.raises(TypeError, match="max_restarts"):
+            Counter.options(max_restarts=value)
+    with pytest.raises(ValueError, match="max_restarts"):
+        Counter.options(max_restarts=-2)
+
+
+def test_the_last_handle_of_an_actor_on_its_way_back(wait_until):
+    actor = Counter.options(max_restarts=-1).remote()
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    del actor
+    wait_until(
+        lambda: {p.pid for p in psutil.Process().children(recursive=True)} <= before - {pid},
+        what="nobody in its place",
+    )
+
+
+# graph.restart()
+
+
+def test_a_graph_restarts_in_place():
+    a, b = Counter.remote(), Counter.remote(100)
+    with chain(a.add, b.add).compile(name="phoenix") as graph:
+        assert [get(graph.execute(1)) for _ in range(3)] == [101, 103, 106]
+        arrived = graph.execute(0)
+        conveyor.wait([arrived], timeout=WAIT)
+        kill(b)
+        with pytest.raises(ActorDiedError) as caught:
+            use(graph)
+        assert type(caught.value) is ActorDiedError
+        with pytest.raises(ActorDiedError):
+            graph.execute(1)
+        graph.restart()
+        # The survivor is as it was, the other new.
+        value = get(a.add.remote(0))
+        assert get(graph.execute(1)) == 100 + value + 1
+        assert get(arrived) == 109  # what had come before
+        assert get(b.add.remote(0)) == 100 + value + 1
+
+
+def test_executions_in_flight_can_be_tried_again(latches):
+    inside, go = latches(), latches()
+    a, b = Counter.remote(), Counter.remote()
+    pid = get(b.pid.remote())
+    with InputNode() as inp:
+        dag = MultiOutputNode([a.echo.bind(inp), b.hold.bind(a.echo.bind(inp), go.path)])
+    with dag.compile() as graph:
+        refs = [graph.execute(inside.path) for _ in range(4)]
+        hold(inside.path)
+        conveyor.wait([outs[0] for outs in refs], num_returns=4, timeout=WAIT)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError, match="SIGKILL"):
+            get(refs[0][1])
+        graph.restart()
+        go.open()
+        new = graph.execute(inside.path)
+        assert get(new) == [inside.path, "held"]
+        for first, second in refs:
+            assert get(first) == inside.path  # it had arrived
+            if second is not refs[0][1]:
+                with pytest.raises(ActorRestartedError, match="restarted since") as caught:
+                    get(second)
+                assert "SIGKILL" in str(caught.value)
+        assert "execution 4" in repr(new[0])  # numbers go on
+
+
+def test_a_waiter_is_told_though_the_graph_is_restarted_at_once(latches):
+    inside = latches()
+    b = Counter.remote()
+    pid = get(b.pid.remote())
+    with InputNode() as inp:
+        dag = b.hold.bind(inp, "/nonexistent")
+    with dag.compile() as graph:
+        refs = [graph.execute(inside.path) for _ in range(3)]
+        told = []
+
+        def wait(ref):
+            try:
+                get(ref)
+            except ActorDiedError as error:
+                told.append(error)
+
+        threads = [threading.Thread(target=wait, args=(ref,)) for ref in refs]
+        for thread in threads:
+            thread.start()
+        hold(inside.path)
+        os.kill(pid, signal.SIGKILL)
+        while not told:
+            time.sleep(0.001)
+        graph.restart()
+        for thread in threads:
+            thread.join(WAIT)
+        assert len(told) == 3
+
+
+def test_restart_of_a_healthy_graph_changes_nothing():
+    a = Counter.remote()
+    with chain(a.add).compile() as graph:
+        ref = graph.execute(1)
+        graph.restart()
+        assert [get(ref), get(graph.execute(1))] == [1, 2]
+    with pytest.raises(GraphTornDownError):
+        graph.restart()
+
+
+def test_a_graph_whose_actors_come_back_restarts_itself():
+    a, b = Counter.remote(), Counter.options(max_restarts=-1).remote()
+    with chain(a.echo, b.add).compile() as graph:
+        for _ in range(3):
+            assert get(graph.execute(1)) == 1
+            assert get(graph.execute(1)) == 2
+            kill(b)
+            with pytest.raises(ActorRestartedError):
+                use(graph)
+        assert get(graph.try_execute(1)) == 1
+
+
+def test_execute_async_restarts_the_graph():
+    b = Counter.options(max_restarts=-1).remote()
+
+    async def run():
+        with chain(b.add).compile() as graph:
+            assert await (await graph.execute_async(1)) == 1
+            os.kill(get(b.pid.remote()), signal.SIGKILL)
+            with pytest.raises(ActorRestartedError):
+                use(graph)
+            return await (await graph.execute_async(1))
+
+    assert asyncio.run(run()) == 1
+
+
+def test_two_graphs_share_the_dead_actor():
+    a, b = Counter.remote(), Counter.remote()
+    with chain(a.echo, b.add).compile() as one, chain(b.add).compile() as two:
+        assert [get(one.execute(1)), get(two.execute(1))] == [1, 2]
+        kill(b)
+        for graph in (one, two):
+            with pytest.raises(ActorDiedError):
+                use(graph)
+        one.restart()
+        assert get(one.execute(1)) == 1
+        pid = get(b.pid.remote())
+        two.restart()
+        assert get(two.execute(1)) == 2
+        assert get(b.pid.remote()) == pid  # brought back once
+
+
+def test_several_dead_actors_come_back():
+    actors = [Counter.remote(i) for i in range(4)]
+    with chain(*(x.add for x in actors)).compile() as graph:
+        assert get(graph.execute(0)) == 6
+        for x in actors[1:]:
+            kill(x)
+        with pytest.raises(ActorDiedError):
+            use(graph)
+        graph.restart()
+        assert get(graph.execute(0)) - get(actors[0].add.remote(0)) == 1 + 2 + 3
+
+
+def test_what_cannot_be_brought_back():
+    big = Counter.remote(weights=np.ones(500_000))
+    killed = Counter.remote()
+    with chain(big.echo).compile() as graph:
+        kill(big)
+        with pytest.raises(ActorDiedError):
+            use(graph)
+        with pytest.raises(ActorDiedError, match="max_restarts"):
+            graph.restart()
+    with chain(killed.echo).compile() as graph:
+        get(graph.execute(1))
+        conveyor.kill(killed)
+        with pytest.raises(ActorDiedError, match=r"conveyor\.kill"):
+            graph.restart()
+
+
+def test_an_actor_dies_again_during_the_restart(tmp_path):
+    log = str(tmp_path / "log")
+    Path(log).write_text("xx")
+    unlucky = Unlucky.remote(log, 2)
+    with chain(unlucky.echo).compile() as graph:
+        assert get(graph.execute(1)) == 1
+        os.truncate(log, 0)
+        pid = graph.status().actors[0].pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError):
+            use(graph)
+        for _ in range(2):
+            with pytest.raises(ActorDiedError, match="code 9"):
+                restart_and_use(graph)
+        graph.restart()
+        assert get(graph.execute(2)) == 2
+
+
+def test_teardown_during_a_restart(latches, wait_until):
+    inside, go = latches(), latches()
+    a, b = Counter.remote(), Counter.remote()
+    graph = chain(a.echo, b.echo).compile()
+    kill(b)
+    with pytest.raises(ActorDiedError):
+        use(graph)
+    busy = a.hold.remote(inside.path, go.path)
+    hold(inside.path)
+    ended = []
+
+    def restart():
+        try:
+            graph.restart()
+        except GraphTornDownError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    # It has started b again, and now waits for a.
+    wait_until(lambda: lives(b), what="b's return")
+    teardown = threading.Thread(target=graph.teardown)
+    teardown.start()
+    while not graph.is_teardown:
+        time.sleep(0.001)
+    go.open()
+    thread.join(WAIT)
+    teardown.join(WAIT)
+    assert not thread.is_alive()
+    assert not teardown.is_alive()
+    assert ended
+    assert get(busy) == "held"
+    with chain(a.echo, b.echo).compile() as graph:
+        assert get(graph.execute(1)) == 1
+
+
+def test_a_restart_that_is_interrupted_can_be_made_again(latches, wait_until):
+    inside, go = latches(), latches()
+    a, b = Counter.remote(), Counter.remote()
+    with chain(a.echo, b.add).compile() as graph:
+        kill(b)
+        with pytest.raises(ActorDiedError):
+            use(graph)
+        busy = a.hold.remote(inside.path, go.path)
+        hold(inside.path)
+
+        def interrupt():
+            wait_until(lambda: lives(b), what="b's return")  # now it waits for a
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            graph.restart()
+        thread.join(WAIT)
+        go.open()
+        with pytest.raises(ActorDiedError):
+            graph.execute(1)
+        graph.restart()
+        assert get(graph.execute(1)) == 1
+        assert get(busy) == "held"
+
+
+def test_nothing_is_left_of_many_restarts(wait_until):
+    a, b = Counter.remote(), Counter.options(max_restarts=-1).remote()
+    other = Counter.remote()
+    me = psutil.Process()
+
+    def counts():
+        gc.collect()
+        pids = [get(x.pid.remote()) for x in (a, other)]
+        return [
+            me.num_fds(),
+            len(me.children(recursive=True)),
+            *(psutil.Process(pid).num_fds() for pid in pids),
+        ]
+
+    with chain(a.echo, b.add).compile() as graph:
+        for i in range(40):
+            assert retry(lambda: graph.execute(1)) >= 1
+            assert retry(lambda: other.ask.remote(b)) >= 1
+            assert retry(lambda: b.ask.remote(a)) >= 1
+            if i == 4:
+                before = counts()
+            kill(b)
+            with pytest.raises(ActorRestartedError):
+                use(graph)
+        assert retry(lambda: graph.execute(1)) == 1
+        assert retry(lambda: other.ask.remote(b)) == 2
+        assert retry(lambda: b.ask.remote(a)) >= 1
+        # Actors of tests before this one may still be ending.
+        wait_until(
+            lambda: all(now <= then for now, then in zip(counts(), before, strict=True)),
+            what=f"at most {before}; {counts()}",
+        )
+    assert not [t for t in threading.enumerate() if t.name == "conveyor-restart"]
