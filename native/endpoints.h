@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "inbox.h"
-#include "limits.h"
+#include "execution_limits.h"
 #include "recorder.h"
 #include "values.h"
 

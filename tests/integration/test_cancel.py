@@ -150,7 +150,7 @@ def test_depth_comes_back_and_nothing_is_kept(latches, wait_until):
     a = Stage.remote()
     with InputNode() as inp:
         graph = a.echo.bind(inp).compile(depth=3)
-    for i in range(300):
+    for i in range(1000):
         ref = graph.execute(i)
         if i % 3:
             ref.cancel()

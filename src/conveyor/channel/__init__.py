@@ -7,7 +7,7 @@ from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import announce, decode, encode
 from conveyor.channel.errors import append_to_message, decode_error, encode_error
 from conveyor.channel.full import arena_full
-from conveyor.channel.pickling import SENT, add_reducers, drop_picklers
+from conveyor.channel.pickling import SENT, add_reducers, drop_picklers, dumps_by_value, loads
 from conveyor.channel.tensors import held_alone
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
@@ -18,7 +18,9 @@ __all__ = [
     "append_to_message",
     "decode_error",
     "drop_picklers",
+    "dumps_by_value",
     "encode_error",
+    "loads",
     "set_up_codec",
 ]
 

@@ -18,11 +18,12 @@ from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
+from conveyor.runtime.actor_exports import ActorExports
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.constructor import START, Constructor, keep
-from conveyor.runtime.exports import ActorExports
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
+from conveyor.runtime.graph_handle import GraphHandle
 from conveyor.runtime.hosting import Laid, Member, refuse_own
 from conveyor.runtime.laying import tasks_by_actor
 from conveyor.runtime.links import Link
@@ -78,6 +79,8 @@ class ActorRuntime(CallingRuntime):
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         process = worker.process
+        # One handle, and so one connection, for each graph.
+        self._graphs: weakref.WeakValueDictionary[int, GraphHandle] = weakref.WeakValueDictionary()
         self.exports = ActorExports(
             worker.hello.session,
             worker.hello.number,
@@ -225,6 +228,28 @@ class ActorRuntime(CallingRuntime):
                 return
             self._labels.pop(number, None)
             self._requests.ask("unlay", number, False)
+
+    def share_graph(self, graph: Any) -> bool:
+        raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")
+
+    def load_graph(
+        self, number: int, name: str, whole: bool, options: tuple[str, ...]
+    ) -> GraphHandle:
+        with self._lock:
+            handle = self._graphs.get(number)
+            if handle is None:
+                process = self.process
+                handle = self._graphs[number] = GraphHandle(
+                    name,
+                    whole,
+                    options,
+                    process.inbox,
+                    lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
+                    process.alarm,
+                    lambda: self._open("graph", number, name),
+                    (self.exports.session, number, name, whole, options),
+                )
+            return handle
 
     # An actor that another actor knows of lives until the session ends: nobody counts its handles.
 

@@ -221,6 +221,9 @@ class CompiledGraph(ABC):
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
         return cancelled_error(self.execution(ref))
 
+    @abstractmethod
+    def doing(self) -> str: ...
+
     def execution(self, ref: Ref) -> str:
         """The execution that ``ref`` is of, in words."""
         number = (
@@ -233,6 +236,11 @@ class CompiledGraph(ABC):
         output = "" if position is None else f", output {position}"
         source = self.plan.edges[self._results.edges[ref._reader]].source
         return f"{self.execution(ref)}{output} (from {source})"
+
+    def __reduce__(self) -> Any:
+        from conveyor.runtime.graph_handle import pickled  # slow to import, and rarely needed
+
+        return pickled(self)
 
     def __repr__(self) -> str:
         state = "torn down" if self._closed else "failed" if self._failure else "ready"

@@ -31,6 +31,7 @@ from conveyor.runtime.constructor import START, keep
 from conveyor.runtime.exports import Exports, Peer
 from conveyor.runtime.generators import Key
 from conveyor.runtime.graph import ProcessGraph
+from conveyor.runtime.graph_handle import GraphService, torn_down
 from conveyor.runtime.hosting import Laid, Member
 from conveyor.runtime.laying import Laying, Tasks, tasks_by_actor
 from conveyor.runtime.layout import RESULT_BIT, Assignment, Place
@@ -114,7 +115,10 @@ class Driver(CallingRuntime):
             self.inbox,
             lambda: board.ring(DRIVER_SLOT, _core.ATTENTION_BIT),
             self.watcher,
+            lambda: self._throw_away(self.exports.tidy),
         )
+        # Graphs that others may have handles of: they live until they are torn down.
+        self._shared_graphs: dict[int, ProcessGraph] = {}
         # Connections that actors have opened.
         self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._restarts = Restarts(self)
@@ -391,6 +395,7 @@ class Driver(CallingRuntime):
         record.bury(status)
         self._restarts.decide(record)
         record.keeps_slot = record.restarting
+        self.exports.actor_ended(record.id.index)
         self._forget(record)
         for number, laying in list(self._layings.items()):
             if laying.executor.slot == record.slot:
@@ -489,6 +494,7 @@ class Driver(CallingRuntime):
         return laying
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        self._shared_graphs.pop(number, None)
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
 
@@ -560,8 +566,30 @@ class Driver(CallingRuntime):
 
     def serve(self, caller: ActorRecord, sock: socket.socket, what: str, *args: Any) -> None:
         """Serve a connection that an actor has asked for."""
-        peer = Peer(self.exports, caller.id.index, sock, caller.death)
-        self._served.add(peer.wire)
+        if what == "refs":
+            self._served.add(Peer(self.exports, caller.id.index, sock, caller.death).wire)
+        else:
+            graph = self.load_graph(*args)
+            self._served.add(
+                GraphService(graph, sock, self.exports, caller.id.index, lambda: caller.alive).wire
+            )
+
+    def share_graph(self, graph: ProcessGraph) -> bool:
+        if graph not in self.graphs:
+            if graph.is_teardown and not self._closed:
+                raise torn_down(graph.name)
+            return False
+        self._shared_graphs[graph._number] = graph
+        return True
+
+    def load_graph(
+        self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
+    ) -> ProcessGraph:
+        graph = self._shared_graphs.get(number)
+        if graph is None or graph.is_teardown:
+            self._shared_graphs.pop(number, None)
+            raise torn_down(name)
+        return graph
 
     def _throw_away(self, work: Callable[[], object]) -> None:
         # In a finalizer: nothing that takes a lock.
@@ -611,6 +639,7 @@ class Driver(CallingRuntime):
         for record in list(self._records.values()):
             record.killed = record.actor.ended = True
         self.pump.close()
+        self._shared_graphs.clear()
         for wire in list(self._served):
             wire.close()
         self.exports.close(error)

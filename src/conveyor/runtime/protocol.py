@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.runtime.exports import Table
+    from conveyor.runtime.imports import Table
     from conveyor.runtime.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.
@@ -130,6 +130,15 @@ class Runtime(Protocol):
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> Any:
         """``placement``: the actors of functions that were bound to none."""
+        ...
+
+    def share_graph(self, graph: Any) -> bool:
+        """A handle of ``graph`` is about to leave this process. False if it is not one of this
+        session's."""
+        ...
+
+    def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
+        """The graph with this number, or a handle of it; see ``runtime.graph_handle``."""
         ...
 
     def retain(self, actor: ActorId) -> None:

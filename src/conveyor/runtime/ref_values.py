@@ -2,7 +2,7 @@
 
 Where arguments are encoded (the channel's ``SentDefinitions.values``) a ref is pickled as its value, at
 any depth. One whose value is not there yet ends the encoding before anything is sent; whoever encodes
-waits for it and begins again. Everywhere else a ref is pickled as a token (``runtime.exports``).
+waits for it and begins again. Everywhere else a ref is pickled as a token (``runtime.imports``).
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Ref(_core.RefCore):
         return self.get()
 
     def __reduce__(self) -> Any:
-        from conveyor.runtime.exports import pickled  # which is above
+        from conveyor.runtime.imports import pickled  # which is above
 
         return pickled(self)
 

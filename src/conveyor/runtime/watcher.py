@@ -19,7 +19,8 @@ class Watcher:
     def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         self._inbox = inbox
         self._ring = ring
-        # Reentrant: a ref may become garbage, and say so, in the middle of anything.
+        # Nothing of others is called, and no ref is asked, while it is held: callbacks take locks of
+        # their own. Reentrant, because finalizers may run in the middle of anything.
         self._lock = threading.RLock()
         self._watched: dict[int, tuple[weakref.ref[Ref], Callable[[], object]]] = {}
         self._descriptors: weakref.WeakKeyDictionary[Ref, int] = weakref.WeakKeyDictionary()
@@ -62,10 +63,9 @@ class Watcher:
             thread.join()
 
     def _close(self, fd: int, key: int) -> None:
-        # Under the lock, as is writing: the number may be another file's a moment later.
-        with self._lock:
-            self._watched.pop(key, None)
-            os.close(fd)
+        # In a finalizer: without the lock. Nobody writes any more, because who does holds the ref.
+        self._watched.pop(key, None)
+        os.close(fd)
         self._ring()  # the thread may have nothing left to do
 
     def _run(self) -> None:
@@ -76,12 +76,9 @@ class Watcher:
             for key, (known, callback) in watched:
                 ref = known()
                 over = ref is None or self._closed or ref.done()
-                with self._lock:
-                    if over and self._watched.get(key, (None,))[0] is known:
-                        del self._watched[key]
-                        if ref is not None:
-                            callback()
-                del ref
+                if over and self._watched.pop(key, None) is not None and ref is not None:
+                    callback()
+                del ref, callback
             with self._lock:
                 if not self._watched:
                     self._thread = None

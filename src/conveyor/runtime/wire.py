@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from conveyor import _core
 from conveyor.runtime import threads
@@ -16,6 +16,9 @@ from conveyor.runtime.messages import receive_message, send_message
 
 #: Values from this size on travel as files.
 SHARE_FROM = 32 * 1024
+
+
+_Item: TypeAlias = "tuple[Any, list[int]] | Callable[[], object] | None"
 
 
 class Wire:
@@ -34,7 +37,8 @@ class Wire:
         self._socket = sock
         self._on_message = on_message
         self._on_end = on_end
-        self._outgoing: queue.SimpleQueue[tuple[Any, list[int]] | None] = queue.SimpleQueue()
+        # Its `put` may be interrupted by a finalizer that calls it.
+        self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self.ended = False
         self._writer = threads.start(self._write, f"{name}-out")
         self._reader = threads.start(self._read, f"{name}-in")
@@ -44,15 +48,23 @@ class Wire:
         is gone: ``on_end`` tells."""
         self._outgoing.put((message, list(fds)))
 
+    def soon(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done on a thread of the connection, in the order of what is sent."""
+        self._outgoing.put(work)
+
     def send_snapshot(self, head: tuple[Any, ...], snapshot: _core.Snapshot) -> None:
         """Send ``(*head, parts)`` with the snapshot's descriptor, if it has one."""
         fds = [os.dup(snapshot.fd)] if snapshot.fd >= 0 else []
         self.send((*head, snapshot.parts), fds)
 
-    def close(self) -> None:
-        """End the connection, and wait until its threads have ended (but for the caller's)."""
+    def hang_up(self) -> None:
+        """End the connection; both sides are told by ``on_end``. Does not wait."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, and wait until its threads have ended (but for the caller's)."""
+        self.hang_up()
         for thread in (self._reader, self._writer):
             if thread is not threading.current_thread():
                 thread.join()
@@ -60,6 +72,9 @@ class Wire:
     def _write(self) -> None:
         broken = False
         while (item := self._outgoing.get()) is not None:
+            if not isinstance(item, tuple):
+                item()
+                continue
             message, fds = item
             try:
                 if not broken:

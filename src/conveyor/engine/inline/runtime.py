@@ -28,6 +28,7 @@ from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.constructor import keep
 from conveyor.runtime.exports import Exports
+from conveyor.runtime.graph_handle import torn_down
 from conveyor.runtime.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -61,6 +62,7 @@ class InlineRuntime(CallingRuntime):
             self.watcher,
         )
         self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
+        self._shared_graphs: dict[int, InlineGraph] = {}
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, Actor] = {}
@@ -317,6 +319,22 @@ class InlineRuntime(CallingRuntime):
                 refuse_own(plan, actor.id)
         return InlineGraph(self, plan, config)
 
+    def share_graph(self, graph: InlineGraph) -> bool:
+        if graph not in self.graphs:
+            if graph.is_teardown and not self._closed:
+                raise torn_down(graph.name)
+            return False
+        self._shared_graphs[graph._number] = graph
+        return True
+
+    def load_graph(
+        self, number: int, name: str, whole: bool, options: tuple[str, ...]
+    ) -> InlineGraph:
+        graph = self._shared_graphs.get(number)
+        if graph is None or graph.is_teardown:
+            raise torn_down(name)
+        return graph
+
     def next_graph_number(self) -> int:
         return next(self._graph_numbers)
 
@@ -338,6 +356,7 @@ class InlineRuntime(CallingRuntime):
         error = RuntimeStateError("the session has been shut down")
         for graph in list(self.graphs):
             graph.close(error)
+        self._shared_graphs.clear()
         for actor in list(self._actors.values()):
             actor.end("ended with its session")
         for loop in list(self._loops):
