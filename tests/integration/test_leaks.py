@@ -277,7 +277,7 @@ def test_what_is_kept_of_an_actor_that_is_gone_is_small():
         conveyor.get(actor.echo.remote(1), timeout=WAIT)
         conveyor.kill(actor)
 
-    count = 5
+    count = 20
     one_more()
     tracemalloc.start()
     try:

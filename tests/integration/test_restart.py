@@ -566,3 +566,36 @@ def test_nothing_is_left_of_many_restarts(wait_until):
             what=f"at most {before}; {counts()}",
         )
     assert not [t for t in threading.enumerate() if t.name == "conveyor-restart"]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_refs_inside_of_arguments_are_values_the_next_time_too(ready, wait_until):
+    @conveyor.remote
+    class Made:
+        def slow(self, x):
+            time.sleep(0.05)
+            return x
+
+        def build(self, x):
+            return x
+
+    @conveyor.remote(max_restarts=1)
+    class Holder:
+        def __init__(self, parts):
+            self.parts = parts
+
+        def held(self):
+            return self.parts, os.getpid()
+
+    maker = Made.remote()
+    ref = maker.slow.remote([1, 2])
+    if ready:
+        conveyor.get(ref)
+    holder = Holder.remote({"rows": ref})
+    parts, pid = conveyor.get(holder.held.remote(), timeout=20)
+    assert parts == {"rows": [1, 2]}
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    again, other = conveyor.get(holder.held.remote(), timeout=20)
+    assert again == parts
+    assert other != pid

@@ -147,11 +147,11 @@ class ActorRuntime(CallingRuntime):
         driver cannot keep refs of this process, so an actor that is to be restarted is started when
         the values of its arguments are there."""
         always = spec.max_restarts != 0
-        args, kwargs = spec.args, spec.kwargs
-        if always:
-            args = tuple(a.get() if isinstance(a, Ref) else a for a in args)
-            kwargs = {k: v.get() if isinstance(v, Ref) else v for k, v in kwargs.items()}
-        kept = keep(spec.cls, args, kwargs, always)
+        kept = keep(spec.cls, spec.args, spec.kwargs, always)
+        # The driver cannot keep refs of this process.
+        if always and kept is not None:
+            cls, args, kwargs = kept.call()
+            kept = keep(cls, args, kwargs, always)
         return None if kept is None or kept.refs else kept.constructor
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:

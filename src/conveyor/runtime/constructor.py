@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.channel import SentDefinitions
 from conveyor.channel.codec import decode, encode
+from conveyor.runtime.ref_values import RefFailed, RefNotThere
 from conveyor.runtime.refs import Ref
 
 if TYPE_CHECKING:
@@ -52,24 +53,57 @@ class Constructor:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A constructor with the refs among its arguments, as whoever may have to send it keeps it."""
+    """A constructor with the refs among its arguments, as whoever may have to send it keeps it.
 
-    constructor: Constructor
+    ``constructor`` is ``None`` where a ref inside of an argument had no value yet: then
+    ``made_of`` is the class with the arguments as they were given.
+    """
+
+    constructor: Constructor | None
     refs: tuple[Ref, ...]
+    made_of: tuple[type, tuple[Any, ...], dict[str, Any]] | None = None
 
     def start(self, link: Link) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
+        if self.made_of is not None:
+            cls, args, kwargs = self.made_of
+            return link.call(START, (cls, *args), kwargs)
         return link.call(START, (self.constructor, *self.refs), {})
+
+    def call(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """The class and its arguments; gets refs among them."""
+        kept: Kept | None = self
+        while kept is not None and kept.made_of is not None:
+            try:
+                kept = _snapshot(*kept.made_of, always=True)
+            except RefNotThere as missing:
+                missing.ref.get()
+            except RefFailed as failed:
+                raise failed.error from None
+        assert kept is not None
+        assert kept.constructor is not None
+        return kept.constructor.call(tuple(ref.get() for ref in kept.refs))
 
 
 def keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:
     """A snapshot of the call ``cls(*args, **kwargs)``; ``None`` if it is large and not ``always``
     wanted. ``SerializationError`` if it cannot be sent."""
+    try:
+        return _snapshot(cls, args, kwargs, always)
+    except (RefNotThere, RefFailed):
+        return Kept(None, (), (cls, args, dict(kwargs)))
+
+
+def _snapshot(
+    cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool
+) -> Kept | None:
+    """Refs that are arguments are kept as such, those inside of arguments as their values; raises
+    ``RefNotThere`` or ``RefFailed`` for one of these."""
     found: dict[int | str, Ref] = {i: a for i, a in enumerate(args) if isinstance(a, Ref)}
     found.update((k, v) for k, v in kwargs.items() if isinstance(v, Ref))
     plain = tuple(None if i in found else a for i, a in enumerate(args))
     named = {k: None if k in found else v for k, v in kwargs.items()}
-    codec, _flags, meta, buffers = encode((cls, plain, named), SentDefinitions())
+    codec, _flags, meta, buffers = encode((cls, plain, named), SentDefinitions(values=True))
     views = [memoryview(b).cast("B") for b in buffers or ()]
     if not always and len(meta) + sum(view.nbytes for view in views) > KEPT_BYTES:
         return None

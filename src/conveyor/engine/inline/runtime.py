@@ -192,9 +192,7 @@ class InlineRuntime(CallingRuntime):
             if dead.named:
                 self._names[dead.name] = actor
         try:
-            cls, args, kwargs = origin.kept.constructor.call(
-                tuple(ref.get() for ref in origin.kept.refs)
-            )
+            cls, args, kwargs = origin.kept.call()
         except Exception as error:
             actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__")
             return actor
