@@ -20,6 +20,9 @@ class Inbox {
   unsigned long main_thread() const { return main_thread_; }
   void set_main_thread(unsigned long thread) { main_thread_ = thread; }
   uint32_t count() const { return waiter_.count(); }
+  // How long a wait may spin at most before it parks.
+  uint64_t spin_limit() const { return waiter_.limit(); }
+  void set_spin_limit(uint64_t ns) { waiter_.set_limit(ns); }
 
   // Wait until the count differs from `seen`. False at the deadline (0: none). With the GIL held;
   // throws what a signal handler raised.

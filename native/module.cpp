@@ -243,6 +243,7 @@ NB_MODULE(_core, m) {
            }, "board"_a, "slot"_a, "eventfd"_a, "main_thread"_a)
       .def_prop_ro("count", &Inbox::count)
       .def_prop_ro("eventfd", &Inbox::eventfd)
+      .def_prop_rw("spin_ns", &Inbox::spin_limit, &Inbox::set_spin_limit)
       .def_prop_rw("main_thread", &Inbox::main_thread, &Inbox::set_main_thread)
       .def_prop_ro("slot", &Inbox::slot)
       .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return i.wait(seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())

@@ -25,6 +25,13 @@ class Waiter {
  public:
   explicit Waiter(Bell* bell) : bell_(bell) {}
 
+  // The largest budget, in nanoseconds; 0: park at once.
+  void set_limit(uint64_t limit) {
+    limit_ = limit;
+    budget_.store(limit, std::memory_order_relaxed);
+  }
+  uint64_t limit() const { return limit_; }
+
   uint32_t count() const { return bell_->count.load(std::memory_order_seq_cst); }
 
   // True once `count` differs from `seen`; false when the budget is used up.
@@ -33,7 +40,7 @@ class Waiter {
     uint64_t now = start;
     for (;;) {
       if (bell_->count.load(std::memory_order_acquire) != seen) {
-        if (budget != kMaxSpinNs) budget_.store(kMaxSpinNs, std::memory_order_relaxed);
+        if (budget != limit_) budget_.store(limit_, std::memory_order_relaxed);
         return true;
       }
       if (now - start >= budget) return false;
@@ -52,7 +59,7 @@ class Waiter {
   void learn_parked(uint64_t start) {
     const uint64_t waited = now_ns() - start;
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
-    budget_.store(waited < kWorthSpinningNs ? kMaxSpinNs : std::max(budget / 2, kMinSpinNs), std::memory_order_relaxed);
+    budget_.store(waited < kWorthSpinningNs ? limit_ : std::min(limit_, std::max(budget / 2, kMinSpinNs)), std::memory_order_relaxed);
   }
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
@@ -80,6 +87,7 @@ class Waiter {
 
  private:
   Bell* bell_;
+  uint64_t limit_ = kMaxSpinNs;
   std::atomic<uint64_t> budget_{kMaxSpinNs};
 };
 

@@ -165,6 +165,8 @@ class Board:
 class Inbox:
     """This process's own side of its bell: what is ready, and waiting for it."""
 
+    spin_ns: int
+    """How long a wait spins at most before the thread sleeps; 0: not at all."""
     main_thread: int
     """The thread that sleeps in poll, for the sake of signal handlers; 0: none does."""
 

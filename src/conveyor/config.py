@@ -23,6 +23,8 @@ class Config:
     name: the graph's name in messages.
     deadline: seconds within which every execution must have run that is not given a deadline of its
         own; ``None``: no limit.
+    submit_timeout, get_timeout: seconds that ``execute`` and ``get`` wait where they are given no
+        ``timeout``; ``None``: no limit. ``timeout=-1`` is no limit in any case.
     debug: note where the driver gets results, so that ``ArenaFullError`` can say where those were got
         that fill an arena. Costs a microsecond for each ``get``. ``CONVEYOR_DEBUG=1`` in the environment
         turns it on for all graphs.
@@ -36,6 +38,8 @@ class Config:
     slot_bytes: int = 2048
     name: str = ""
     deadline: float | None = None
+    submit_timeout: float | None = None
+    get_timeout: float | None = None
     ignore_unused: bool = False
     debug: bool = field(default_factory=lambda: os.environ.get("CONVEYOR_DEBUG") == "1")
 
@@ -54,10 +58,10 @@ class Config:
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"
             )
 
-        if self.deadline is not None and (
-            type(self.deadline) not in (int, float) or not self.deadline > 0
-        ):
-            raise GraphError(f"deadline must be a number above 0 or None, not {self.deadline!r}")
+        for name in ("deadline", "submit_timeout", "get_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
+                raise GraphError(f"{name} must be a number above 0 or None, not {seconds!r}")
 
     def with_options(self, **options: Any) -> Config:
         """A copy with ``options`` changed; ``TypeError`` for a name that is no setting."""

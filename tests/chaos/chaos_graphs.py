@@ -13,7 +13,7 @@ from chaos_actors import AsyncChaos, Chaos, Step, Strikes
 from chaos_values import MB, Pair, Payload, digest, make, random_payload
 
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.dag.inputs import InputData
+from conveyor.dag.parts import InputData
 
 
 @dataclass(frozen=True)

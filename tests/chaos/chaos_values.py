@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conveyor.dag.inputs import InputData
+from conveyor.dag.parts import InputData
 
 KINDS = ("int", "str", "bytes", "array", "array", "tuple", "dict", "pair", "none")
 MB = 1 << 20

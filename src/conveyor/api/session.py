@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +17,7 @@ _IGNORED = ("address", "num_cpus", "logging_level", "include_dashboard")
 
 
 def init(
-    engine: str = "local",
+    engine: str | None = None,
     *,
     ignore_reinit_error: bool = False,
     log_to_driver: bool = True,
@@ -26,7 +27,8 @@ def init(
 
     Args:
         engine: where actors live: ``"local"`` in processes of this machine, ``"inline"`` all in
-            this process, for the debugger.
+            this process, for the debugger. Default: what ``CONVEYOR_ENGINE`` in the environment says,
+            else ``"local"``.
         ignore_reinit_error: do nothing if a session is running already.
         log_to_driver: whether what actors print is shown here.
         **options: the engine's own options. Ray's ``address``, ``num_cpus``, ``logging_level`` and
@@ -37,6 +39,7 @@ def init(
         ValueError: an unknown engine.
         TypeError: an option that the engine does not have.
     """
+    engine = engine or _default_engine()
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")
     for name in _IGNORED:
@@ -82,7 +85,16 @@ def is_initialized() -> bool:
 
 def start_default() -> Runtime:
     """A session on the default engine, for whoever needs one without having asked for it."""
-    return _start(_ENGINES[0], {})
+    return _start(_default_engine(), {})
+
+
+def _default_engine() -> str:
+    engine = os.environ.get("CONVEYOR_ENGINE", _ENGINES[0])
+    if engine not in _ENGINES:
+        raise ValueError(
+            f"CONVEYOR_ENGINE={engine!r} in the environment: known are {', '.join(_ENGINES)}"
+        )
+    return engine
 
 
 def _start(engine: str, options: dict[str, Any]) -> Runtime:

@@ -177,6 +177,8 @@ class ProcessGraph(CompiledGraph):
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
             timeout = None
+        if timeout is None:
+            timeout = self.config.submit_timeout
         patience = Patience(None if timeout is not None and timeout < 0 else timeout)
         while True:
             try:
@@ -351,6 +353,8 @@ class ProcessGraph(CompiledGraph):
     # Waiting
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        if timeout is None:
+            timeout = self.config.get_timeout
         gate = ref._gate
         value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:

@@ -55,6 +55,9 @@ class Process:
         self.slot = slot
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
+        spin = os.environ.get("CONVEYOR_SPIN_US")
+        if spin is not None:
+            self.inbox.spin_ns = max(int(float(spin) * 1000), 0)
         board.set_eventfd(slot, eventfd)  # threads of this process ring it too
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap)

@@ -16,6 +16,9 @@ _CANCELLED = _core.CANCELLED
 _OVERDUE = _core.OVERDUE
 ErrorFrame = _core.ErrorFrame
 
+#: What a negative timeout stands for: no limit, whatever the default is.
+FOREVER = 1e9
+
 
 class _Failed:
     """An outcome that is an exception."""
@@ -126,7 +129,7 @@ class Ref(_core.RefCore):
     def _get(self, timeout: float | None) -> Any:
         outcome = self._outcome
         if outcome is EMPTY:
-            outcome = self._settle(None if timeout is not None and timeout < 0 else timeout)
+            outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
         if type(outcome) is _Failed:
             raise _fresh(outcome.error)
         return outcome

@@ -160,6 +160,8 @@ class ActorRecord:
         self._last_page = self._board.status(self.slot)
         self._left = self._board.leaving(self.slot)
         self._death_number = self._board.death_number(self.slot)
+        if self.actor.ended:
+            self.actor.kept = None  # it will not be started again
         start, self.start = self.start, None
         if start is not None:
             begun = start._number >= 0 and start._gate.ready(start._number, start._reader)

@@ -296,7 +296,8 @@ class Worker:
     def _call_ended(self, mailbox: Mailbox, tag: int, task: Any) -> None:
         mailbox.running.pop(tag, None)
         self._tasks.discard(task)
-        if task.cancelled():  # before its first step, or it would have answered itself
+        # Before its first step, or it would have answered itself; or because the actor ends.
+        if task.cancelled() and not self._leaving:
             self._running -= 1
             self._reply_cancelled(mailbox, tag)
 
@@ -397,7 +398,8 @@ class Worker:
                 timer.cancel()
             if not begun:  # cancelled before its first step
                 coroutine.close()
-                finish(None, TimeoutError())
+                if not self._leaving:
+                    finish(None, TimeoutError())
 
         task = self._loop.create_task(run())
         timer = None
