@@ -41,8 +41,10 @@ def match_inputs(
 def _frame(keys: tuple[Key | None, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if not keys:
         return None
-    values = tuple(given(key, args, kwargs) for key in keys)
-    return values[0] if keys == (None,) else values
+    if keys == (None,):
+        return given(None, args, kwargs)
+    # Most inputs are whole arguments.
+    return tuple([args[key] if type(key) is int else given(key, args, kwargs) for key in keys])
 
 
 def _count(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -105,7 +105,13 @@ class ProcessGraph(CompiledGraph):
             host.unlay(laid.number)
             raise
         self._ref_type = _debug_ref() if config.debug else GraphRef
+        # What the usual execution needs not look at.
         self._plain = plan.whole_input and plan.shape is None and config.deadline is None
+        self._unlimited = (
+            config.deadline is None
+            and config.submit_timeout is None
+            and not {"timeout", "deadline"}.intersection(plan.keywords)
+        )
         self._single_output = self._results.single
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
@@ -115,6 +121,7 @@ class ProcessGraph(CompiledGraph):
         """Execute over these channels from now on."""
         self._epoch = epoch
         self._members = epoch.members
+        self._deaths_seen = -1  # the board's count when all members were seen alive
         self.limits = epoch.limits
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
@@ -172,6 +179,17 @@ class ProcessGraph(CompiledGraph):
                     return ref if self._single_output else self._refs(ref, {})
             except (RefNotThere, RefFailed):
                 pass  # it is waited for, or reported, below
+        elif self._unlimited and deadline is None and timeout is None and self._failure is None:
+            try:
+                inputs = match_inputs(self.plan, self.name, args, kwargs)
+                passed = self._results.passed(args, kwargs)
+                source = self if self._single_output else Execution(self)
+                with self._lock:
+                    ref = self._submit_inputs(inputs, source)
+                if ref is not None:
+                    return self._refs(ref, passed)
+            except (RefNotThere, RefFailed):
+                pass
         self._restart_if_possible()
         source = self._source(deadline, kwargs)
         if "timeout" in self.plan.keywords:
@@ -207,6 +225,18 @@ class ProcessGraph(CompiledGraph):
         return self._refs(ref, passed)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        if self._plain and deadline is None and len(args) == 1 and not kwargs:
+            source = self if self._single_output else Execution(self)
+            try:
+                if self._lock.acquire(False):
+                    try:
+                        ref = self._start(args[0], source, self._ref_type)
+                    finally:
+                        self._lock.release()
+                    if ref is not None:
+                        return ref if self._single_output else self._refs(ref, {})
+            except (RefNotThere, RefFailed):
+                pass  # it is awaited, or reported, below
         from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
         if self._failure is not None:
@@ -407,8 +437,12 @@ class ProcessGraph(CompiledGraph):
     def _closed_or_failed(self) -> bool:
         if self._closed is not None or self._failure is not None:
             return True
+        deaths = self._process.board.deaths
+        if deaths == self._deaths_seen:
+            return False
         dead = first_death(self._members)
         if dead is None:
+            self._deaths_seen = deaths
             return False
         failure = dead.death(self._name_node)
         with self._failing:

@@ -159,6 +159,12 @@ def get_all(refs: Any, timeout: float | None) -> Any:
     """
     if isinstance(refs, Ref):
         return refs.get(timeout)
+    if timeout is None and type(refs) is list:
+        for ref in refs:
+            if not isinstance(ref, Ref):
+                break
+        else:  # what almost everybody has
+            return [ref.get() for ref in refs]
     if not isinstance(refs, (list, tuple, dict)) and not _is_instance(refs):
         raise TypeError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
     _check(refs, "")
