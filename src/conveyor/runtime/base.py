@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +74,9 @@ class Pump:
     """Sends calls that could not be sent at once (an argument was not there, the mailbox was full),
     when nobody else is waiting who would. One thread, there only while there is something to do."""
 
-    def __init__(self, inbox: _core.Inbox) -> None:
+    def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         self._inbox = inbox
+        self._ring = ring  # wakes those who wait for the inbox
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._thread: threading.Thread | None = None
@@ -89,14 +90,20 @@ class Pump:
                 self._thread.start()
 
     def close(self) -> None:
-        self._closed = True
+        """Send nothing more. What the thread refers to is free when this returns."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._ring()
+            thread.join()
 
     def _run(self) -> None:
         while True:
             seen = self._inbox.count
             with self._lock:
                 links = list(self._links)
-            flushed = [link for link in links if link.flush()]
+            flushed = [link for link in links if not self._closed and link.flush()]
             with self._lock:
                 self._links.difference_update(link for link in flushed if not link.has_pending)
                 if not self._links or self._closed:
@@ -110,10 +117,12 @@ class CallingRuntime:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.pump = Pump(process.inbox)
-        self.watcher = Watcher(
-            process.inbox, lambda: process.board.ring(process.slot, _core.ATTENTION_BIT)
-        )
+
+        def ring() -> None:
+            process.board.ring(process.slot, _core.ATTENTION_BIT)
+
+        self.pump = Pump(process.inbox, ring)
+        self.watcher = Watcher(process.inbox, ring)
         self._links: dict[int, Link] = {}
         self._gots: Gots | None = None
         #: Handles of workers for functions called here, by their options.

@@ -654,6 +654,8 @@ class Driver(CallingRuntime):
             if record.arena_fd >= 0:
                 self.process.board.announce_death(record.slot)
                 self._forget(record)
+        self._layings.clear()
+        self._garbage.clear()
         for fd in (self._eventfd, self._arena_fd, self._garbage_event):
             os.close(fd)
         self.process.close()
