@@ -110,6 +110,44 @@ def chain(*methods):
 # Shapes
 
 
+def test_graphs_in_opposite_orders_over_the_same_actors_from_several_threads():
+    @conveyor.remote
+    class Step:
+        def __init__(self, number):
+            self.number = number
+
+        def add(self, path):
+            return [*path, self.number]
+
+    steps = [Step.remote(i) for i in range(3)]
+    orders = [(0, 1, 2), (2, 1, 0), (1, 0, 2, 1), (0, 2, 0, 1, 2)]
+    graphs = []
+    for order in orders:
+        node = InputNode()
+        for i in order:
+            node = steps[i].add.bind(node)
+        graphs.append(node.compile(depth=4))
+    failures = []
+
+    def work(graph, order):
+        refs = [graph.execute([n]) for n in range(200)]
+        for n, ref in enumerate(refs):
+            if conveyor.get(ref, timeout=60) != [n, *order]:
+                failures.append((order, n))
+
+    threads = [
+        threading.Thread(target=work, args=pair) for pair in [*zip(graphs, orders, strict=True)] * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+    for graph in graphs:
+        graph.teardown()
+
+
 def test_chain(a, b, c):
     with chain(a.add, b.add, c.add).compile() as graph:
         assert [conveyor.get(graph.execute(i), timeout=WAIT) for i in range(100)] == list(

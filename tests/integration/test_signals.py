@@ -278,3 +278,30 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
     for i in range(1, 6):
         os.kill(pid, signal.SIGUSR1)
         wait_until(lambda: len(path.read_text()) == i, 5, "the handler")  # noqa: B023
+
+
+def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch):
+    from conveyor.dag import InputNode
+    from conveyor.runtime.supervisor import ActorRecord
+
+    class Echo:
+        def echo(self, x):
+            return x
+
+    actor = conveyor.remote(Echo).remote()
+    assert conveyor.get(actor.echo.remote(0), timeout=20) == 0
+    dag = actor.echo.bind(InputNode())
+
+    def interrupted(self, operation, *args, **kwargs):
+        if operation == "load":
+            raise KeyboardInterrupt
+        return control(self, operation, *args, **kwargs)
+
+    control = ActorRecord.control
+    with monkeypatch.context() as patch:
+        patch.setattr(ActorRecord, "control", interrupted)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                dag.compile()
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(1), timeout=20) == 1

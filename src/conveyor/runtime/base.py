@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -127,6 +128,7 @@ class CallingRuntime:
         self._gots: Gots | None = None
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
+        self.stream_numbers = itertools.count()
         self._dropped_streams: deque[tuple[ActorId, str, Key]] = deque()
 
     @property

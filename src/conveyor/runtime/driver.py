@@ -359,6 +359,7 @@ class Driver(CallingRuntime):
         record = self._records.get(actor.index)
         if record is not None:
             record.actor.handles += 1
+            record.actor.held = True
 
     def release(self, actor: ActorId) -> None:
         self._throw_away(lambda: self.released(actor))
@@ -376,6 +377,7 @@ class Driver(CallingRuntime):
                 return
             known = record.actor
             known.handles -= 1
+            self._forget_actor(record)
             if known.handles > 0 or known.name is not None or known.shared or known.stopping:
                 return
             known.stopping = True
@@ -405,6 +407,18 @@ class Driver(CallingRuntime):
         self._hang_up(record)
         if record.restarting:
             self._restarts.begin(record)
+        else:
+            with self._lock:
+                self._forget_actor(record)
+
+    def _forget_actor(self, record: ActorRecord) -> None:
+        """Nothing is kept of an actor that is dead and that nobody can ask for any more."""
+        actor = record.actor
+        asked_for = actor.handles > 0 or actor.shared or not actor.held
+        if asked_for or not record.exited.is_set() or record.restarting:
+            return
+        if self._records.get(record.id.index) is record:
+            del self._records[record.id.index]
 
     def _hang_up(self, record: ActorRecord) -> None:
         while record.mailboxes:
@@ -510,10 +524,9 @@ class Driver(CallingRuntime):
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
-                # First the frame: what cannot be encoded must leave no descriptors behind.
+                ticket = record.send_fds([segment_fd, *fds])
                 purpose = f"its part of {assignment.name}, which is being compiled"
-                ack = record.control("load", assignment, tuple(new), purpose=purpose)
-                record.send_fds([segment_fd, *fds])
+                ack = record.control("load", assignment, tuple(new), ticket, purpose=purpose)
             finally:
                 close_all(fds)
             record.known_peers.update(new)
@@ -529,8 +542,9 @@ class Driver(CallingRuntime):
             bit = callee.bits.take()
             new, fds = self._new_peers(callee, (caller.slot,))
             try:
-                ack = callee.control("accept", Caller(caller.slot, RESULT_BIT), tuple(new), bit)
-                callee.send_fds([segment.fd, *fds])
+                ticket = callee.send_fds([segment.fd, *fds])
+                caller_end = Caller(caller.slot, RESULT_BIT)
+                ack = callee.control("accept", caller_end, tuple(new), bit, ticket)
             finally:
                 close_all(fds)
             callee.known_peers.update(new)

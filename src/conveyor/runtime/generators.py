@@ -8,7 +8,6 @@ Such a call is several on the wire: ``method#open`` with a key and the arguments
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 """Names a generator to its actor: the caller's place on the board, and a number of its own."""
-
-_numbers = itertools.count()
 
 
 class CallStream(StreamRef):
@@ -41,7 +38,7 @@ class CallStream(StreamRef):
         kwargs: Mapping[str, Any],
     ) -> None:
         self._error: BaseException | None = None
-        self._key: Key = (runtime.process.slot, next(_numbers))
+        self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
         self._runtime = runtime
         self._actor = actor
         self._method = method

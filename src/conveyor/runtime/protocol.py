@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
+#: The size of the number that comes with descriptors and tells which frame they belong to.
+TICKET_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)

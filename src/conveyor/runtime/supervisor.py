@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 from conveyor.runtime.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
-from conveyor.runtime.protocol import MAX_FDS, ActorId, MethodInfo
+from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo
 
 if TYPE_CHECKING:
     from conveyor.runtime.constructor import Kept
@@ -47,6 +48,7 @@ class Actor:
     restarts: int = 0
     failures: int = 0
     handles: int = 0
+    held: bool = False  # there has been a handle
     shared: bool = False  # a handle has left this process: it is not known when the last is gone
     stopping: bool = False
     ended: bool = False
@@ -84,6 +86,7 @@ class ActorRecord:
         self.arena_fd = -1
         self.eventfd = -1
         self.control_socket: socket.socket | None = None
+        self._tickets = itertools.count(1)
         # Descriptors and the frame that announces them go in step.
         self.control_lock = threading.Lock()
         self.known_peers: dict[int, int] = {}  # slot -> incarnation
@@ -142,16 +145,20 @@ class ActorRecord:
             ref.method = purpose
         return ref
 
-    def send_fds(self, fds: list[int]) -> None:
+    def send_fds(self, fds: list[int]) -> int:
+        """Send descriptors to the actor, and return their ticket, which the frame they belong to must
+        have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
+        (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
         assert self.control_socket is not None
+        ticket = next(self._tickets)
+        data = ticket.to_bytes(TICKET_BYTES, "little")
         try:
             for start in range(0, len(fds), MAX_FDS):
-                socket.send_fds(self.control_socket, [b"+"], fds[start : start + MAX_FDS])
+                socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
         except OSError:
-            # The actor must not wait for descriptors that never come.
-            self.control_socket.close()
             self.check_alive()
             raise
+        return ticket
 
     def bury(self, status: int) -> None:
         """The process has ended with ``status``, and its death is announced: keep what its slot

@@ -21,10 +21,10 @@ from conveyor.runtime.constructor import START, Constructor
 from conveyor.runtime.generators import OpenGenerators, find_method
 from conveyor.runtime.layout import RESULT_BIT, Assignment
 from conveyor.runtime.links import link_limits, reply_offset
-from conveyor.runtime.process import ArenaSize, Process
+from conveyor.runtime.process import ArenaSize, Process, close_all
 from conveyor.runtime.producers import Producers
 from conveyor.runtime.program import make_program
-from conveyor.runtime.protocol import MAX_FDS
+from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.returns import elements
 
 EMPTY = _core.EMPTY
@@ -169,6 +169,8 @@ class Worker:
 
         try:
             while not self._stop or not self._quiet():
+                if not self._tasks:
+                    inbox.idle()
                 await wait_until(something)
                 while bits:
                     handler = handlers.get(bits.pop())
@@ -293,9 +295,14 @@ class Worker:
         for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
             mailbox.running.pop(tag).cancel()
 
+    def _forget_task(self, task: Any) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self.process.inbox.idle()
+
     def _call_ended(self, mailbox: Mailbox, tag: int, task: Any) -> None:
         mailbox.running.pop(tag, None)
-        self._tasks.discard(task)
+        self._forget_task(task)
         # Before its first step, or it would have answered itself; or because the actor ends.
         if task.cancelled() and not self._leaving:
             self._running -= 1
@@ -393,7 +400,7 @@ class Worker:
                 raise
 
         def ended(task: Any) -> None:
-            self._tasks.discard(task)
+            self._forget_task(task)
             if timer is not None:
                 timer.cancel()
             if not begun:  # cancelled before its first step
@@ -444,21 +451,28 @@ class Worker:
             else:
                 replies.send(None, tag)
 
-    def _receive_fds(self, count: int) -> list[int]:
+    def _receive_fds(self, count: int, ticket: int) -> list[int]:
+        """The descriptors that were sent with ``ticket``, just before the frame that tells of it.
+        Others are of a frame that never came: whoever should have sent it was interrupted."""
         fds: list[int] = []
         while len(fds) < count:
-            _, more, _, _ = socket.recv_fds(self._control_socket, 1, MAX_FDS)
+            data, more, _, _ = socket.recv_fds(self._control_socket, TICKET_BYTES, MAX_FDS)
             if not more:
                 raise ConnectionError("the driver's control socket has ended")
-            fds.extend(more)
+            if int.from_bytes(data, "little") == ticket:
+                fds.extend(more)
+            else:
+                close_all(more)
         return fds
 
     def _adopt(self, slots: tuple[int, ...], fds: list[int]) -> None:
         for i, slot in enumerate(slots):
             self.process.adopt(slot, fds[2 * i], fds[2 * i + 1])
 
-    def _load(self, tag: int, assignment: Assignment, new_peers: tuple[int, ...]) -> None:
-        fds = self._receive_fds(1 + 2 * len(new_peers))
+    def _load(
+        self, tag: int, assignment: Assignment, new_peers: tuple[int, ...], ticket: int
+    ) -> None:
+        fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
         try:
             self._adopt(new_peers, fds[1:])
             segment = _core.Segment.attach(fds[0])
@@ -498,8 +512,10 @@ class Worker:
             producers.close()
             del self._handlers[program.bit]
 
-    def _control_accept(self, caller: Caller, new_peers: tuple[int, ...], bit: int) -> None:
-        fds = self._receive_fds(1 + 2 * len(new_peers))
+    def _control_accept(
+        self, caller: Caller, new_peers: tuple[int, ...], bit: int, ticket: int
+    ) -> None:
+        fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
         try:
             self._adopt(new_peers, fds[1:])
             self._open(Mailbox(self, _core.Segment.attach(fds[0]), caller.slot, bit))
