@@ -18,14 +18,9 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_init_
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0}
 
-mkdir -p "$build"
-passed=0 failed=0
-for flavour in ${FLAVOURS:-address,undefined thread}; do
-    dir=$build/${flavour//,/-}
-    cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
-        cmake --build "$dir" --parallel "${JOBS:-$(nproc)}" >>"$dir.log" 2>&1 ||
-        { cat "$dir.log"; exit 1; }
-    grep -E 'warning:' "$dir.log"
+# The tests of one flavour; the last line of the output is "passed failed".
+run_tests() {
+    local dir=$1 flavour=$2 passed=0 failed=0 source name output code
     for source in "$here"/test_*.cpp; do
         [ -e "$source" ] || continue
         name=$(basename "$source" .cpp)
@@ -46,7 +41,29 @@ for flavour in ${FLAVOURS:-address,undefined thread}; do
             failed=$((failed + 1))
         fi
     done
-done
+    echo "$passed $failed"
+}
 
+mkdir -p "$build"
+# The tests of one flavour run while the next one is compiled.
+logs=()
+for flavour in ${FLAVOURS:-address,undefined thread}; do
+    dir=$build/${flavour//,/-}
+    cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
+        cmake --build "$dir" --parallel "${JOBS:-$(nproc)}" >>"$dir.log" 2>&1 ||
+        { cat "$dir.log"; wait; exit 1; }
+    grep -E 'warning:' "$dir.log"
+    run_tests "$dir" "$flavour" >"$dir.out" 2>&1 &
+    logs+=("$dir.out")
+done
+wait
+
+passed=0 failed=0
+for log in "${logs[@]}"; do
+    head -n -1 "$log"
+    read -r some broken < <(tail -n 1 "$log")
+    passed=$((passed + some))
+    failed=$((failed + broken))
+done
 echo "native: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
