@@ -64,6 +64,22 @@ def test_default_timeouts(session):
         assert ref.get(timeout=-1) == 2
 
 
+def test_a_long_wait_for_room_is_logged_and_goes_on(session, monkeypatch, caplog):
+    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
+    actor = conveyor.remote(Echo).remote()
+    pid = conveyor.get(actor.pid.remote())
+    with actor.echo.bind(InputNode()).compile(depth=1) as graph:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            ref = graph.execute(1)
+            with pytest.raises(WaitTimeoutError, match=r"after 0\.3 s waiting for room"):
+                graph.execute(2, timeout=0.3)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert ref.get() == 1
+    assert "waiting for room" in caplog.text
+
+
 @pytest.mark.parametrize("spin", ["0", "5", "1000"])
 def test_the_largest_spin_is_the_environments(monkeypatch, spin):
     monkeypatch.setenv("CONVEYOR_SPIN_US", spin)

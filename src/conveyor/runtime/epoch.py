@@ -27,6 +27,7 @@ class Epoch:
         self.segment = laid.segment
         self.offsets = laid.offsets
         self.first = first
+        self.deaths_seen = -1  # the board's count when all members were seen alive
         self.sets = laid.limits.sets
         try:
             writers = {

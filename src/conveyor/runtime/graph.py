@@ -41,7 +41,7 @@ from conveyor.runtime.status import (
     actor_status,
     executions_in_flight,
 )
-from conveyor.runtime.waiting import Patience, wait_until
+from conveyor.runtime.waiting import Patience, wait_patiently
 
 
 def _references_of_a_moved_value() -> int:
@@ -120,8 +120,6 @@ class ProcessGraph(CompiledGraph):
     def _use(self, epoch: Epoch) -> None:
         """Execute over these channels from now on."""
         self._epoch = epoch
-        self._members = epoch.members
-        self._deaths_seen = -1  # the board's count when all members were seen alive
         self.limits = epoch.limits
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[Execution], int]] = {}
@@ -292,10 +290,10 @@ class ProcessGraph(CompiledGraph):
                     return self._refs(ref, passed)
                 self._wake_up_for(source)
                 began = _core.monotonic_ns()
-                wait_until(
+                wait_patiently(
                     self._process.inbox,
                     lambda: self._may_submit() or _too_late(source),
-                    patience.step() if timeout is not None else None,
+                    patience,
                     lambda: f"room for another execution of {self.name} (depth {self.plan.depth})",
                     self.doing,
                 )
@@ -308,10 +306,10 @@ class ProcessGraph(CompiledGraph):
     ) -> None:
         self._check_time(source)
         self._wake_up_for(source)
-        wait_until(
+        wait_patiently(
             self._process.inbox,
             functools.partial(_either, ref.done, source),
-            patience.step() if patience.timeout is not None else None,
+            patience,
             lambda: f"{ref!r}, an argument of {self.name}",
             lambda: "it is not done",
         )
@@ -437,17 +435,17 @@ class ProcessGraph(CompiledGraph):
     def _closed_or_failed(self) -> bool:
         if self._closed is not None or self._failure is not None:
             return True
-        deaths = self._process.board.deaths
-        if deaths == self._deaths_seen:
+        epoch, deaths = self._epoch, self._process.board.deaths
+        if deaths == epoch.deaths_seen:
             return False
-        dead = first_death(self._members)
+        dead = first_death(epoch.members)
         if dead is None:
-            self._deaths_seen = deaths
+            epoch.deaths_seen = deaths
             return False
         failure = dead.death(self._name_node)
         with self._failing:
             # Not of a graph that has been restarted meanwhile.
-            if dead in self._members and self._failure is None:
+            if epoch is self._epoch and self._failure is None:
                 self._failure = failure
                 self._start = _look_closer
         return self._failure is not None
@@ -523,7 +521,7 @@ class ProcessGraph(CompiledGraph):
     def tracks(self) -> list[recording.Track]:
         executor = self._process.board.name(self._process.slot)
         tracks = [recording.Track(DRIVER, executor, os.getpid(), None)]
-        for info, member in zip(self.plan.actors, self._members, strict=True):
+        for info, member in zip(self.plan.actors, self._epoch.members, strict=True):
             tracks.append(recording.Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
@@ -534,7 +532,7 @@ class ProcessGraph(CompiledGraph):
             self.gate.drain()
             self._finalizer.detach()
             if kill_actors:
-                for member in self._members:
+                for member in self._epoch.members:
                     self._host.kill(member.id)
             self._unloading = self._host.unlay(self._number)
         # One that was interrupted while it waited is finished by the next.

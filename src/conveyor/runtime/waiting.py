@@ -59,7 +59,17 @@ def wait_until(
     who: Callable[[], str],
 ) -> None:
     """Sleep on this process's bell until ``ready()``; it is asked after every ring."""
-    patience = Patience(timeout)
+    wait_patiently(inbox, ready, Patience(timeout), what, who)
+
+
+def wait_patiently(
+    inbox: _core.Inbox,
+    ready: Callable[[], bool],
+    patience: Patience,
+    what: Callable[[], str],
+    who: Callable[[], str],
+) -> None:
+    """Like :func:`wait_until`, as one part of a wait whose time is ``patience``."""
     while True:
         seen = inbox.count
         if ready():
