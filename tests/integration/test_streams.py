@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ class Source:
     def pair(self, x: int) -> Any:
         yield x
         yield x + 1
+
+    def slow_end(self, n: int) -> Any:
+        yield from range(n)
+        time.sleep(0.5)
+        yield "end"
 
     def plain(self, x: int) -> int:
         return x + 1
@@ -301,6 +307,15 @@ def test_a_timeout_can_be_tried_again(local):
         os.kill(pid, signal.SIGCONT)
         assert stream.next(timeout=WAIT) == 0
         assert list(stream) == [1, 2]
+
+
+def test_a_get_of_all_items_that_times_out_loses_none(local):
+    source = conveyor.remote(Source).remote()
+    with source.slow_end.bind(InputNode()).compile() as graph:
+        stream = graph.execute(5)
+        with pytest.raises(WaitTimeoutError):
+            conveyor.get(stream, timeout=0.1)
+        assert stream.get(timeout=WAIT) == [0, 1, 2, 3, 4, "end"]
 
 
 def test_the_actors_death_comes_after_its_items(local):

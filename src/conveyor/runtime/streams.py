@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from conveyor import _core
-from conveyor.exceptions import SerializationError
+from conveyor.exceptions import SerializationError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs import EMPTY, Ref, Source
@@ -23,10 +23,12 @@ class StreamRef(Ref):
     waits. Dropping the reference closes it. An error that it raises comes after its items.
     """
 
-    __slots__ = ()
+    __slots__ = ("_back",)
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
+        # Items that a `get` had taken when its time was over.
+        self._back: deque[Any] = deque()
 
     def _look(self) -> Any:
         """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
@@ -52,6 +54,8 @@ class StreamRef(Ref):
         ``WaitTimeoutError`` when the time is over (the item can still be had), and what the generator
         has raised, as ``get`` of other references does.
         """
+        if self._back:
+            return self._back.popleft()
         item = self._look()
         if item is not EMPTY:
             return item
@@ -72,7 +76,7 @@ class StreamRef(Ref):
         return self
 
     async def __anext__(self) -> Any:
-        if not self._is_there():
+        if not self.done():
             from conveyor.runtime.aio import wait_until  # asyncio is slow to import
 
             await wait_until(self._is_there)
@@ -93,6 +97,9 @@ class StreamRef(Ref):
                 items.append(self.next(None if end is None else max(end - time.monotonic(), 0.0)))
             except StopIteration:
                 return items
+            except WaitTimeoutError:
+                self._back.extend(items)
+                raise
 
     def __await__(self) -> Any:
         return self._all().__await__()
@@ -102,7 +109,7 @@ class StreamRef(Ref):
 
     def done(self) -> bool:
         """Whether the next item, or the end, is there."""
-        return self._is_there()
+        return bool(self._back) or self._is_there()
 
     def __reduce__(self) -> Any:
         raise SerializationError(
