@@ -61,7 +61,7 @@ struct OneProcess : OneBell {
       inbox->wait(seen, 0);
     }
   }
-  // An asyncio event loop (runtime/aio.py).
+  // An asyncio event loop (runtime/waiting/aio.py).
   void loop(int enough) {
     for (;;) {
       for (;;) {

@@ -22,11 +22,11 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
-from conveyor.runtime.compiled import CompiledGraph
+from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.results import GraphRef
 from conveyor.runtime.memory import empty, empty_tensor
-from conveyor.runtime.refs import Ref as ObjectRef
-from conveyor.runtime.results import GraphRef
-from conveyor.runtime.streams import StreamRef
+from conveyor.runtime.refs.ref import Ref as ObjectRef
+from conveyor.runtime.refs.streams import StreamRef
 
 __version__ = "0.1.0"
 

@@ -721,7 +721,7 @@ class Gate:
         """Note the time of the executions that have been completed since."""
 
 class RefCore:
-    """The native part of ``runtime.refs.Ref``: ``get`` returns from here what comes soon."""
+    """The native part of ``runtime.refs.ref.Ref``: ``get`` returns from here what comes soon."""
 
     def __init__(self, source: Any, gate: Gate | None, number: int, reader: int) -> None:
         """``number`` -1: not submitted yet."""

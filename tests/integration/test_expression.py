@@ -234,7 +234,7 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("conveyor.runtime.refs.Ref.get", interrupted)
+            patch.setattr("conveyor.runtime.refs.ref.Ref.get", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 graph.teardown()
         assert graph.is_teardown

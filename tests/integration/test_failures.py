@@ -540,7 +540,7 @@ def test_a_short_execute_timeout_waits_as_long_as_it_says(a, latches):
 
 @pytest.mark.parametrize("what", ["graph", "call", "execute", "wait"])
 def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, what):
-    monkeypatch.setattr("conveyor.runtime.waiting.LOG_AFTER", 0.05)
+    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
     inside, go = latches(), latches()
     with InputNode() as inp:
         dag = a.hold.bind(inp, go.path)

@@ -32,7 +32,7 @@ from conveyor.exceptions import (
     RuntimeStateError,
     TaskError,
 )
-from conveyor.runtime import waiting
+from conveyor.runtime.waiting import patience
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -431,7 +431,7 @@ def test_an_async_actor_is_not_blocked_by_what_it_awaits():
 
 
 def test_a_long_wait_is_logged_by_name(caplog, monkeypatch):
-    monkeypatch.setattr(waiting, "LOG_AFTER", 0.05)
+    monkeypatch.setattr(patience, "LOG_AFTER", 0.05)
     actor, other = Async.options(name="sleeper").remote(), Plain.remote()
     threading.Timer(0.2, lambda: actor.come.remote()).start()
     with caplog.at_level(logging.WARNING, "conveyor"):

@@ -364,7 +364,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until):
 
 
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
-    from conveyor.runtime import exports
+    from conveyor.runtime.refs import exports
 
     monkeypatch.setattr(exports, "MAX_TICKETS", 10)
     pickles = [pickle.dumps(conveyor.put(i)) for i in range(30)]

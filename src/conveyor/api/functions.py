@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.methods import make_table
 from conveyor.runtime import context
-from conveyor.runtime.refs import Ref
+from conveyor.runtime.refs.ref import Ref
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:

@@ -6,14 +6,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from conveyor.runtime import views
-from conveyor.runtime.status import ActorStatus, EdgeWait, ExecutionStatus, GraphStatus
+from conveyor.runtime.graph.status import ActorStatus, EdgeWait, ExecutionStatus, GraphStatus
 
 __all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"]
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats
     from conveyor.observe.trace import Trace
-    from conveyor.runtime.compiled import CompiledGraph
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 
 class _Views:

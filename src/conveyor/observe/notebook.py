@@ -10,7 +10,7 @@ from conveyor.observe.stats import read_stats
 from conveyor.observe.svg import write_svg
 
 if TYPE_CHECKING:
-    from conveyor.runtime.compiled import CompiledGraph
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 
 def graph_html(graph: CompiledGraph) -> str:

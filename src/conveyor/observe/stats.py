@@ -14,7 +14,7 @@ from conveyor.observe.units import duration, size
 from conveyor.plan.model import DRIVER, Plan
 
 if TYPE_CHECKING:
-    from conveyor.runtime.compiled import CompiledGraph
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 #: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
 Histogram = tuple[int, int, list[tuple[int, int, int]]]

@@ -15,7 +15,7 @@ from conveyor import _core
 from conveyor.observe.traceevents import Slices, write_events
 
 if TYPE_CHECKING:
-    from conveyor.runtime.compiled import CompiledGraph
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 logger = logging.getLogger("conveyor")
 

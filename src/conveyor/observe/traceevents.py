@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime.recording import Recording, Track
+from conveyor.runtime.graph.recording import Recording, Track
 
 # As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
 _EVENT = struct.Struct("<QQQQIIHHI")

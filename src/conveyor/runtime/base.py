@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.channel import SentDefinitions
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.generators import CallStream, Key
-from conveyor.runtime.links import Link
+from conveyor.runtime.calls.generators import CallStream, Key
+from conveyor.runtime.calls.links import Link
+from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs import Ref
-from conveyor.runtime.results import get_all
-from conveyor.runtime.waiting import Patience, outstanding
-from conveyor.runtime.watcher import Watcher
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.patience import Patience, outstanding
+from conveyor.runtime.waiting.watcher import Watcher
 
 if TYPE_CHECKING:
-    from conveyor.runtime.gots import Gots
+    from conveyor.runtime.graph.gots import Gots
 
 
 class PutRef(Ref):
@@ -200,7 +200,7 @@ class CallingRuntime:
     def gots(self) -> Gots:
         """Where results were got; of graphs in debug mode."""
         if self._gots is None:
-            from conveyor.runtime.gots import Gots
+            from conveyor.runtime.graph.gots import Gots
 
             self._gots = Gots()
         return self._gots

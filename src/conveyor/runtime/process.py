@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.alarm import Alarm
+from conveyor.runtime.waiting.alarm import Alarm
 
 #: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
 CALL_SLOTS = 64

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
-    from conveyor.runtime.imports import Table
-    from conveyor.runtime.watcher import Watcher
+    from conveyor.runtime.refs.imports import Table
+    from conveyor.runtime.waiting.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.
 MAX_FDS = 250
@@ -140,7 +140,7 @@ class Runtime(Protocol):
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``runtime.graph_handle``."""
+        """The graph with this number, or a handle of it; see ``runtime.graph.handle``."""
         ...
 
     def retain(self, actor: ActorId) -> None:

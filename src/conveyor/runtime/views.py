@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats
     from conveyor.observe.trace import Trace
-    from conveyor.runtime.compiled import CompiledGraph
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 
 class Views(Protocol):

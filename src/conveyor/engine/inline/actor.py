@@ -13,10 +13,10 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line
 from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
-from conveyor.runtime.generators import OpenGenerators, find_method
+from conveyor.runtime.calls.generators import OpenGenerators, find_method
+from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.protocol import ActorId, MethodInfo
-from conveyor.runtime.refs import EMPTY, Ref, cancelled_error
-from conveyor.runtime.returns import elements
+from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.outbox import Outbox

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from conveyor import _core
-from conveyor.runtime.layout import RESULT_BIT
+from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.process import Process
 
 

@@ -16,8 +16,8 @@ from conveyor.engine.inline.notes import Notes
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError
 from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
-from conveyor.runtime.ref_values import when_there
-from conveyor.runtime.returns import elements
+from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.refs.values import when_there
 
 
 @dataclass(frozen=True, slots=True)

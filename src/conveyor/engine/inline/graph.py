@@ -25,16 +25,16 @@ from conveyor.exceptions import (
     GraphTornDownError,
 )
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime.arguments import match_inputs
-from conveyor.runtime.compiled import CompiledGraph
-from conveyor.runtime.execution import late_error
-from conveyor.runtime.recording import Progress, Track
-from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
-from conveyor.runtime.refs import Ref
-from conveyor.runtime.results import GraphRef, Results
-from conveyor.runtime.stacks import stack_of
-from conveyor.runtime.status import ActorStatus, ExecutionStatus, GraphStatus
-from conveyor.runtime.streams import StreamRef
+from conveyor.runtime.graph.arguments import match_inputs
+from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.execution import late_error
+from conveyor.runtime.graph.recording import Progress, Track
+from conveyor.runtime.graph.results import GraphRef, Results
+from conveyor.runtime.graph.stacks import stack_of
+from conveyor.runtime.graph.status import ActorStatus, ExecutionStatus, GraphStatus
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.refs.values import RefFailed, RefNotThere, when_there
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime

@@ -15,7 +15,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime.process import Process
-from conveyor.runtime.waiting import Patience
+from conveyor.runtime.waiting.patience import Patience
 
 
 class Line:

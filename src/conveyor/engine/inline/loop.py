@@ -16,7 +16,7 @@ from typing import Any
 
 from conveyor.engine.inline.lines import Host, Job, Line, Lines
 from conveyor.exceptions import DeadlockError
-from conveyor.runtime import aio
+from conveyor.runtime.waiting import aio
 
 #: Coroutines of one actor that run side by side, if it does not say.
 DEFAULT_CONCURRENCY = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.plan import DRIVER, Plan
-from conveyor.runtime.recording import Recording, place_recorders
+from conveyor.runtime.graph.recording import Recording, place_recorders
 
 
 class Notes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conveyor.runtime.constructor import Kept
+from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.protocol import ActorSpec
 
 

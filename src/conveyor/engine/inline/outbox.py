@@ -9,7 +9,7 @@ from typing import Any
 
 from conveyor.engine.inline.actor import Actor, Call
 from conveyor.engine.inline.lines import Host, Line
-from conveyor.runtime.ref_values import RefFailed, when_there
+from conveyor.runtime.refs.values import RefFailed, when_there
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 

@@ -26,14 +26,14 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.constructor import keep
-from conveyor.runtime.exports import Exports
-from conveyor.runtime.graph_handle import torn_down
-from conveyor.runtime.hosting import refuse_own
+from conveyor.runtime.calls.constructor import keep
+from conveyor.runtime.graph.handle import torn_down
+from conveyor.runtime.graph.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.ref_values import RefFailed, RefNotThere, when_there
-from conveyor.runtime.refs import ElementRef, Ref
+from conveyor.runtime.refs.exports import Exports
+from conveyor.runtime.refs.ref import ElementRef, Ref
+from conveyor.runtime.refs.values import RefFailed, RefNotThere, when_there
 
 logger = logging.getLogger("conveyor")
 

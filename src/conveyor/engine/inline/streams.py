@@ -11,8 +11,8 @@ from conveyor._core import monotonic_ns
 from conveyor.engine.inline.actor import Actor, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
-from conveyor.runtime.refs import Ref
-from conveyor.runtime.streams import ExecutionStream
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.streams import ExecutionStream
 
 
 class Production:

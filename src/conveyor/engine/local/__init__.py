@@ -17,9 +17,9 @@ from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuPool
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.runtime import context
-from conveyor.runtime.driver import Driver, SpawnOptions
+from conveyor.runtime.driver.driver import Driver, SpawnOptions
+from conveyor.runtime.driver.record import Spawned
 from conveyor.runtime.process import ArenaSize
-from conveyor.runtime.supervisor import Spawned
 
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000

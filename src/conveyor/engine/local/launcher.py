@@ -85,7 +85,7 @@ class Launcher:
         events: EventLoop,
         on_exit: Callable[[int, int], None],
         on_output: Callable[[int, str, bytes], None],
-        preload: Sequence[str] = ("conveyor.runtime.worker",),
+        preload: Sequence[str] = ("conveyor.runtime.actor.worker",),
     ) -> None:
         """``preload``: modules that the fork server imports once, for all actors."""
         self.server_pid = 0

@@ -35,7 +35,7 @@ class ChildSpec:
     env_vars: dict[str, str]
     num_cpus: float | None
     gpu_ids: tuple[str, ...]
-    entry: str = "conveyor.runtime.worker:main"
+    entry: str = "conveyor.runtime.actor.worker:main"
 
 
 def anonymous_file(name: str) -> int:

@@ -1,0 +1,1 @@
+"""The actor's process: what it runs, and what it asks the driver for."""

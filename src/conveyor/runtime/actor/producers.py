@@ -1,0 +1,174 @@
+"""Generator tasks in their actor: items go out as they come, as far as the reader's credit goes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+
+if TYPE_CHECKING:
+    from conveyor.runtime.actor.worker import Worker
+
+#: Items after which an actor looks whether others want a turn.
+_TURN = 16
+
+
+class Outlet:
+    """Where items go, and are counted as ``recorder``'s sends number ``index``."""
+
+    def __init__(self, writer: _core.Writer, recorder: _core.Recorder, index: int) -> None:
+        self.writer = writer
+        self._recorder = recorder
+        self._index = index
+
+    def send(self, item: Any, execution: int) -> None:
+        """Publish ``item``; there is room."""
+        began, before = _core.monotonic_ns(), self.writer.bytes
+        self.writer.send(item, execution)
+        now, size = _core.monotonic_ns(), self.writer.bytes - before
+        self._recorder.note_send(self._index, execution, began, now, size, False)
+
+
+class Producer:
+    """One generator task of a program. While it has no credit the program is suspended, and the
+    actor serves others; its next items come when the reader has taken some."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        program: _core.Program,
+        outlet: Outlet,
+        label: str,
+        invoke: Callable[[list[Any]], Any],
+        start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+        running: list[Any],
+        limits: _core.Limits,
+    ) -> None:
+        """``running[0].cancel()`` is called when the execution has been cancelled."""
+        self._worker = worker
+        self._program = program
+        self._outlet = outlet
+        self._writer = outlet.writer
+        self._label = label
+        self._invoke = invoke
+        self._start_coroutine = start_coroutine
+        self._running = running
+        self._limits = limits
+        self._items: Iterator[Any] | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._items is not None
+
+    def start(self, regs: list[Any]) -> None:
+        """The step's turn has come; what the call raises is its outcome."""
+        items = self._invoke(regs)
+        if inspect.isasyncgen(items):
+            self._start_coroutine(self._send_all(items))
+            return
+        if not isinstance(items, Iterator):
+            raise TypeError(
+                f"{self._label} was bound as a generator and returned a {type(items).__name__}"
+            )
+        self._items = items
+        self._running[:] = (self,)
+        # The program is suspended when this returns, and goes on in a turn of its own.
+        self._ring()
+
+    def go_on(self) -> None:
+        """Send what there is credit for."""
+        items, writer, execution = self._items, self._writer, self._program.execution
+        assert items is not None
+        deadline = self._limits.deadline(execution)
+        for _ in range(_TURN):
+            late = deadline and _core.monotonic_ns() >= deadline
+            if late or writer.wanted > execution:
+                self._end(None)
+                return
+            if not self._has_room():
+                return
+            self._worker.process.inbox.running_call(self._label, execution)
+            try:
+                self._outlet.send(next(items), execution)
+            except StopIteration:
+                self._end(None)
+                return
+            except SystemExit:
+                raise
+            except BaseException as error:
+                self._end(error)
+                return
+        self._ring()
+
+    def cancel(self) -> None:
+        """The execution has been cancelled: whoever asked for it knows."""
+        self._end(None)
+
+    def close(self) -> None:
+        """The graph is taken down: the generator is closed where it stands."""
+        items, self._items = self._items, None
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            self.close()
+        except Exception as raised:
+            error = error or raised
+        self._program.resume(None, error)
+
+    def _has_room(self) -> bool:
+        if self._writer.has_room:
+            return True
+        self._writer.wants_room()
+        return self._writer.has_room
+
+    def _ring(self) -> None:
+        process = self._worker.process
+        process.board.ring(process.slot, self._program.bit)
+
+    async def _send_all(self, items: AsyncIterator[Any]) -> None:
+        from conveyor.runtime.waiting.aio import wait_until
+
+        writer, execution = self._writer, self._program.execution
+        try:
+            async for item in items:
+                await wait_until(lambda: writer.wanted > execution or self._has_room())
+                if writer.wanted > execution:
+                    return
+                self._outlet.send(item, execution)
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]
+
+
+class Producers:
+    """Those of one program."""
+
+    def __init__(self) -> None:
+        self._producers: list[Producer] = []
+
+    def add(self, producer: Producer) -> None:
+        self._producers.append(producer)
+
+    def handler(self, program: _core.Program) -> Callable[[], None]:
+        """What is to be done when the program's bit is rung."""
+        if not self._producers:
+            return program.advance
+
+        def turn() -> None:
+            for producer in self._producers:
+                if producer.active:
+                    program.advance()  # suspended: it only looks for a cancellation
+                    if producer.active:
+                        producer.go_on()
+                    return
+            program.advance()
+
+        return turn
+
+    def close(self) -> None:
+        for producer in self._producers:
+            producer.close()

@@ -1,0 +1,191 @@
+"""Making one actor's program of one graph: the native interpreter, with what Python does for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.channel import encode_error
+from conveyor.channel.sealed import Sealed
+from conveyor.plan import fill
+from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
+from conveyor.plan.template import registers
+from conveyor.runtime.actor.producers import Outlet, Producer, Producers
+from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.graph.layout import Assignment
+
+if TYPE_CHECKING:
+    from conveyor.runtime.actor.worker import Worker
+
+
+def make_program(
+    worker: Worker, assignment: Assignment, segment: _core.Segment
+) -> tuple[_core.Program, Producers]:
+    """The program of ``assignment``, ready to run: its channel ends are open.
+
+    A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
+    instead of running, so an error reaches the driver on the same path as a value.
+    """
+    process = worker.process
+    actor = assignment.actor_name
+
+    def error_meta(error: BaseException, label: str) -> bytes:
+        return encode_error(error, actor, label)
+
+    recorder = assignment.recorder.open(segment)
+    program = _core.Program(
+        process.inbox,
+        assignment.graph,
+        assignment.bit,
+        assignment.program.registers,
+        error_meta,
+        elements,
+        recorder,
+    )
+    limits = assignment.limits.open(segment)
+    running: list[Any] = []  # the task of the coroutine that the program waits for
+
+    def cancel() -> None:
+        running[0].cancel()
+
+    def start(coroutine: Coroutine[Any, Any, Any]) -> None:
+        deadline = limits.deadline(program.execution)
+        running[:] = (worker.start_coroutine(coroutine, program.resume, deadline),)
+
+    program.set_limits(limits, cancel)
+    program.start_at(assignment.first)
+    readers = {end.edge: end.open(process, segment) for end in assignment.reads}
+    writers = {
+        end.edge: end.open(
+            process, segment, assignment.graph, assignment.name, assignment.sources[end.edge]
+        )
+        for end in assignment.writes
+    }
+    producers = Producers()
+    steps = assignment.program.steps
+    tasks = assignment.tasks
+    if isinstance(tasks, Sealed):
+        tasks = tasks.open()
+    for i, step in enumerate(steps):
+        if isinstance(step, Recv):
+            reg = -1 if step.reg is None else step.reg
+            spread = [] if step.spread is None else _places(step.spread)
+            program.add_receive(readers[step.edge], reg, spread, assignment.sources[step.edge])
+        elif isinstance(step, Call):
+            task = tasks[step.task]
+            if step.stream is None:
+                _add_call(worker, program, step, task, start)
+            else:
+                index = assignment.recorder.sends.index(step.stream)
+                outlet = Outlet(writers[step.stream], recorder, index)
+                producers.add(
+                    _add_generator(worker, program, step, task, outlet, start, running, limits)
+                )
+        else:
+            last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
+            label = assignment.sources[step.edge]
+            output = step.edge in assignment.recorder.outputs
+            program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
+    return program, producers
+
+
+def _add_generator(
+    worker: Worker,
+    program: _core.Program,
+    step: Call,
+    task: Task,
+    outlet: Outlet,
+    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+    running: list[Any],
+    limits: _core.Limits,
+) -> Producer:
+    method, _ = _method(worker, task)
+    invoke = _invoke(method, task)
+    producer = Producer(
+        worker, program, outlet, task.label, invoke, start_coroutine, running, limits
+    )
+    uses = sorted(_uses(step, {task.id: task}))
+    out = -1 if step.out is None else step.out
+    program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
+    return producer
+
+
+def _method(worker: Worker, task: Task) -> tuple[Callable[..., Any], bool]:
+    """What ``task`` calls, and whether it is a coroutine function."""
+    if task.function is not None:
+        return task.function, inspect.iscoroutinefunction(task.function)
+    return worker.method(task.method)
+
+
+def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:
+    """The call of ``task``, given all registers."""
+
+    def invoke(regs: list[Any]) -> Any:
+        kwargs = {name: _value(argument, regs) for name, argument in task.kwargs}
+        return method(*[_value(argument, regs) for argument in task.args], **kwargs)
+
+    return invoke
+
+
+def _add_call(
+    worker: Worker,
+    program: _core.Program,
+    step: Call,
+    task: Task,
+    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+) -> None:
+    method, is_async = _method(worker, task)
+    plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
+    args: list[int] = []
+    constants: list[Any] = []
+    if plain:
+        for argument in task.args:
+            if isinstance(argument, Reg):
+                args.append(argument.index)
+            elif isinstance(argument, Const):
+                constants.append(argument.value)
+                args.append(-len(constants))
+
+    invoke = _invoke(method, task)
+
+    def start(regs: list[Any]) -> None:
+        start_coroutine(invoke(regs))
+
+    program.add_call(
+        method,
+        step.task,
+        task.label,
+        args,
+        constants,
+        sorted(_uses(step, {task.id: task})),
+        None if plain or is_async else invoke,
+        start if is_async else None,
+        -1 if step.out is None else step.out,
+        _places(step.outs),
+        -1 if task.num_returns is None else task.num_returns,
+    )
+
+
+def _places(regs: Sequence[int | None]) -> list[int]:
+    return [-1 if reg is None else reg for reg in regs]
+
+
+def _uses(step: Step, tasks: dict[int, Task]) -> set[int]:
+    """The registers that ``step`` reads."""
+    if isinstance(step, Send):
+        return {step.reg}
+    if isinstance(step, Recv):
+        return set()
+    task = tasks[step.task]
+    arguments = (*task.args, *(argument for _, argument in task.kwargs))
+    return {reg for argument in arguments for reg in registers(argument)}
+
+
+def _value(argument: Argument, regs: list[Any]) -> Any:
+    if isinstance(argument, Reg):
+        return regs[argument.index]
+    if isinstance(argument, Const):
+        return argument.value
+    return fill(argument.template, regs)

@@ -1,0 +1,285 @@
+"""The runtime inside an actor: calls to other actors, over links that the driver lays."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.channel.sealed import seal
+from conveyor.config import Config
+from conveyor.dag import DAGNode, MethodNode
+from conveyor.exceptions import ActorDiedError, RuntimeStateError
+from conveyor.plan import lower
+from conveyor.plan.model import Plan
+from conveyor.runtime.base import CallingRuntime
+from conveyor.runtime.calls.constructor import START, Constructor, keep
+from conveyor.runtime.calls.generators import Key
+from conveyor.runtime.calls.links import Link
+from conveyor.runtime.driver.laying import tasks_by_actor
+from conveyor.runtime.driver.requests import LaidMember, Options, RequestClient
+from conveyor.runtime.graph.handle import GraphHandle
+from conveyor.runtime.graph.hosting import Laid, Member, refuse_own
+from conveyor.runtime.graph.process_graph import ProcessGraph
+from conveyor.runtime.process import close_all
+from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.refs.actor_exports import ActorExports
+from conveyor.runtime.refs.ref import Ref
+
+if TYPE_CHECKING:
+    from conveyor.runtime.actor.worker import Worker
+
+
+class Peer:
+    """An actor of a graph that this actor executes."""
+
+    def __init__(
+        self,
+        board: _core.Board,
+        requests: RequestClient,
+        member: LaidMember,
+        labels: Mapping[tuple[int, int], str],
+    ) -> None:
+        self.id = member.id
+        self.pid = member.pid
+        self.slot = member.slot
+        self.incarnation = member.incarnation
+        self._board = board
+        self._requests = requests
+        self._labels = labels
+
+    @property
+    def death_number(self) -> int:
+        return self._board.death_number(self.slot)
+
+    @property
+    def alive(self) -> bool:
+        return not self._board.gone(self.slot, self.incarnation)
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        return self._requests.death(self.id, self.slot, self.incarnation, self._labels)
+
+
+class ActorRuntime(CallingRuntime):
+    """What ``conveyor.get``, ``.remote()`` and the rest reach inside an actor."""
+
+    def __init__(self, worker: Worker, requests: socket.socket) -> None:
+        super().__init__(worker.process)
+        self._worker = worker
+        self._requests = RequestClient(requests)
+        self._lock = threading.Lock()
+        self._garbage: deque[int] = deque()
+        # What the tasks of the graphs that are executed here are called.
+        self._labels: dict[int, dict[tuple[int, int], str]] = {}
+        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
+        process = worker.process
+        # One handle, and so one connection, for each graph.
+        self._graphs: weakref.WeakValueDictionary[int, GraphHandle] = weakref.WeakValueDictionary()
+        self.exports = ActorExports(
+            worker.hello.session,
+            worker.hello.number,
+            process.inbox,
+            lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
+            lambda: self.watcher,
+            lambda: self._open("refs"),
+        )
+
+    def link(self, actor: ActorId) -> Link:
+        with self._lock:
+            link = self._links.get(actor.index)
+            if link is not None and not link.gone:
+                return link
+            # A first link, or one to the process that the actor has now.
+            (slot, incarnation, bit), fds = self._requests.ask("connect", actor)
+            segment_fd, arena_fd, eventfd = fds
+            try:
+                self.process.adopt(slot, arena_fd, eventfd)
+                link = Link(
+                    self.process,
+                    _core.Segment.attach(segment_fd),
+                    slot,
+                    actor.name,
+                    bit,
+                    lambda: self._requests.death(actor, slot, incarnation),
+                    self.pump.add,
+                    incarnation=incarnation,
+                    exclusive=lambda: self._worker.exclusive,
+                )
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._links[actor.index] = link
+            return link
+
+    def is_alive(self, actor: ActorId) -> bool:
+        return self.link(actor).is_alive
+
+    def _open(self, what: str, *args: Any) -> socket.socket:
+        _, (fd,) = self._requests.ask("open", what, *args)
+        return socket.socket(fileno=fd)
+
+    def create_actor(self, spec: ActorSpec) -> ActorId:
+        options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)
+        constructor = self._constructor(spec)
+        actor, _ = self._requests.ask(
+            "create",
+            spec.cls.__name__,
+            dict(spec.methods),
+            spec.name,
+            options,
+            spec.max_concurrency,
+            spec.max_restarts,
+            constructor,
+        )
+        assert isinstance(actor, ActorId)
+        if constructor is None:
+            self.link(actor).call(START, (spec.cls, *spec.args), spec.kwargs)
+        return actor
+
+    def _constructor(self, spec: ActorSpec) -> Constructor | None:
+        """What the driver needs to start the actor, now and again; ``None``: this process has to. The
+        driver cannot keep refs of this process, so an actor that is to be restarted is started when
+        the values of its arguments are there."""
+        always = spec.max_restarts != 0
+        kept = keep(spec.cls, spec.args, spec.kwargs, always)
+        # The driver cannot keep refs of this process.
+        if always and kept is not None:
+            cls, args, kwargs = kept.call()
+            kept = keep(cls, args, kwargs, always)
+        return None if kept is None or kept.refs else kept.constructor
+
+    def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        found: Any
+        found, _ = self._requests.ask("find", name)
+        actor, class_name, methods = found
+        return actor, class_name, methods
+
+    def kill(self, actor: ActorId) -> None:
+        self._requests.ask("kill", actor)
+
+    # Graphs that this actor executes
+
+    def compile(
+        self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
+    ) -> ProcessGraph:
+        plan = lower(root, config, placement)
+        own = self._worker.hello
+        refuse_own(plan, ActorId(own.number, own.name))
+        return ProcessGraph(self, plan, config)
+
+    def lay(self, plan: Plan, config: Config) -> Laid:
+        self.tidy()
+        # The driver sees no constant of the graph: it may not know their classes.
+        skeleton = replace(plan, tasks=(), inputs=(), shape=None)
+        sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
+        answer, fds = self._requests.ask("lay", skeleton, config.name, sealed, config.slot_bytes)
+        self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
+        return self._laid(answer, fds)
+
+    def lay_again(self, number: int, first: int) -> Laid:
+        return self._laid(*self._requests.ask("lay_again", number, first))
+
+    def label(self, graph: int, node: int) -> str | None:
+        return self._labels.get(graph, {}).get((graph, node))
+
+    def comes_back(self, number: int) -> bool:
+        answer, _ = self._requests.ask("comes_back", number)
+        return bool(answer)
+
+    def _laid(self, answer: Any, fds: list[int]) -> Laid:
+        number, members, *rest = answer
+        labels = self._labels[number]
+        try:
+            for i, member in enumerate(members):
+                self.process.adopt(member.slot, *fds[1 + 2 * i : 3 + 2 * i])
+            segment = _core.Segment.attach(fds[0])
+        finally:
+            close_all(fds)
+        peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
+        return Laid(number, peers, segment, *rest)
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        self._labels.pop(number, None)
+        self._requests.ask("unlay", number, True)
+        return []
+
+    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
+        super().drop_stream(actor, method, key)
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+
+    def drop(self, number: int) -> None:
+        self._garbage.append(number)
+        # The main loop calls `tidy` for that.
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+
+    def tidy(self) -> None:
+        """Let go of graphs and streams that have become garbage."""
+        self.close_dropped_streams()
+        while self._garbage:
+            try:
+                number = self._garbage.popleft()
+            except IndexError:
+                return
+            self._labels.pop(number, None)
+            self._requests.ask("unlay", number, False)
+
+    def share_graph(self, graph: Any) -> bool:
+        raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")
+
+    def load_graph(
+        self, number: int, name: str, whole: bool, options: tuple[str, ...]
+    ) -> GraphHandle:
+        with self._lock:
+            handle = self._graphs.get(number)
+            if handle is None:
+                process = self.process
+                handle = self._graphs[number] = GraphHandle(
+                    name,
+                    whole,
+                    options,
+                    process.inbox,
+                    lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
+                    process.alarm,
+                    lambda: self._open("graph", number, name),
+                    (self.exports.session, number, name, whole, options),
+                )
+            return handle
+
+    # An actor that another actor knows of lives until the session ends: nobody counts its handles.
+
+    def retain(self, actor: ActorId) -> None:
+        pass
+
+    def release(self, actor: ActorId) -> None:
+        pass
+
+    def share(self, actor: ActorId) -> None:
+        pass
+
+    def abandon(self) -> None:
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for graph in list(self.graphs):
+            graph.orphan(error)
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        refs = list(refs)
+        if self._worker.exclusive and num_returns == len(refs) and timeout is None:
+            # Waiting for all is waiting for each, and that takes part in finding deadlocks.
+            for ref in refs:
+                try:
+                    ref.get()
+                except Exception:  # its outcome, for who gets it; or a wait that would never end
+                    if not ref.done():
+                        raise
+        return super().wait(refs, num_returns, timeout)
+
+    def shutdown(self) -> None:
+        raise RuntimeStateError("a session is shut down by the driver, not by an actor")

@@ -1,0 +1,1 @@
+"""Ordinary calls of actor methods, as both ends know them."""

@@ -1,0 +1,163 @@
+"""Ordinary calls of generator methods: the items stay with the actor until they are asked for.
+
+Such a call is several on the wire: ``method#open`` with a key and the arguments, then ``method#next``
+(``method#anext`` for an asynchronous generator) for each item, one ahead of who takes them, and
+``method#close``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from conveyor.exceptions import GraphError
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.ref import EMPTY, Ref
+from conveyor.runtime.refs.streams import StreamRef
+
+if TYPE_CHECKING:
+    from conveyor.runtime.base import CallingRuntime
+
+Key = tuple[int, int]
+"""Names a generator to its actor: the caller's place on the board, and a number of its own."""
+
+
+class CallStream(StreamRef):
+    """The items of one call."""
+
+    __slots__ = ("_actor", "_ahead", "_error", "_key", "_method", "_next", "_opened", "_runtime")
+
+    def __init__(
+        self,
+        runtime: CallingRuntime,
+        actor: ActorId,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._error: BaseException | None = None
+        self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
+        self._runtime = runtime
+        self._actor = actor
+        self._method = method
+        self._next = f"{method}#{'anext' if is_async else 'next'}"
+        opened: Ref = runtime.call(actor, f"{method}#open", (self._key, *args), kwargs, 1)
+        super().__init__(opened._source)
+        self._opened: Ref | None = opened
+        self._ahead: Ref = self._ask()
+
+    def _ask(self) -> Ref:
+        ref: Ref = self._runtime.call(self._actor, self._next, (self._key,), {}, 1)
+        return ref
+
+    def _look(self) -> Any:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if not self._ahead.done():
+            return EMPTY
+        try:
+            if self._opened is not None:
+                self._opened.get()
+                self._opened = None
+            found = self._ahead.get()
+            if found is None:
+                raise StopIteration
+            self._ahead = self._ask()
+        except Exception as error:
+            self._error = error
+            raise
+        return found[0]
+
+    def _is_there(self) -> bool:
+        return self._error is not None or self._ahead.done()
+
+    def _describe(self) -> str:
+        return f"the next item of {self._actor.name}.{self._method}"
+
+    def _doing(self) -> str:
+        doing: str = self._source.doing()
+        return doing
+
+    def __del__(self) -> None:
+        if getattr(self, "_ahead", None) is not None and self._error is None:
+            self._runtime.drop_stream(self._actor, self._method, self._key)
+
+
+class OpenGenerators:
+    """An actor's side: the generators that callers have opened."""
+
+    def __init__(self) -> None:
+        self._open: dict[Key, Any] = {}
+
+    def operation(
+        self, method: Callable[..., Any], operation: str
+    ) -> tuple[Callable[..., Any], bool]:
+        """What ``method#operation`` does, and whether it is a coroutine function."""
+        if operation == "open":
+            return lambda key, *args, **kwargs: self._begin(key, method(*args, **kwargs)), False
+        if operation == "anext":
+            return self._next_later, True
+        return {"next": self._next, "close": self._close}[operation], False
+
+    def _begin(self, key: Key, items: Any) -> None:
+        if not hasattr(items, "__next__") and not inspect.isasyncgen(items):
+            raise TypeError(f"a generator method has returned a {type(items).__name__}")
+        self._open[key] = items
+
+    def _next(self, key: Key) -> tuple[Any] | None:
+        items = self._open.pop(key, None)
+        if items is None:
+            return None
+        try:
+            item = next(items)
+        except StopIteration:
+            return None
+        self._open[key] = items
+        return (item,)
+
+    async def _next_later(self, key: Key) -> tuple[Any] | None:
+        items = self._open.pop(key, None)
+        if items is None:
+            return None
+        try:
+            item = await items.__anext__()
+        except StopAsyncIteration:
+            return None
+        self._open[key] = items
+        return (item,)
+
+    def _close(self, key: Key) -> None:
+        close = getattr(self._open.pop(key, None), "close", None)
+        if close is not None:
+            close()
+
+
+def find_method(
+    instance: Any, generators: OpenGenerators, name: str
+) -> tuple[Callable[..., Any], bool]:
+    """The bound method, and whether it is a coroutine function. Raises ``GraphError`` if there is none.
+
+    Besides methods there are what a generator method's calls do (see above), and ``name#call`` (for
+    coroutine functions ``name#acall``), which calls its first argument.
+    """
+    name, _, operation = name.rpartition("#") if "#" in name else (name, "", "")
+    if operation == "call":
+        return _call, False
+    if operation == "acall":
+        return _call_later, True
+    if operation:
+        return generators.operation(find_method(instance, generators, name)[0], operation)
+    method = getattr(instance, name, None)
+    if not callable(method):
+        raise GraphError(f"{type(instance).__name__} has no method {name!r}")
+    return method, inspect.iscoroutinefunction(method)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+async def _call_later(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await function(*args, **kwargs)

@@ -1,0 +1,1 @@
+"""The driver: the process that owns the session, its actors and its channels."""

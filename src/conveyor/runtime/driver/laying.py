@@ -1,0 +1,174 @@
+"""Laying a graph: its rings in one segment, and every actor told its part. The driver does it, for
+itself or for an actor that executes the graph, the first time and again after a death.
+
+A restart takes a fresh segment: no frame of the old channels can ever be seen in it. Its epoch begins
+when every actor has acknowledged that it has left the old program and has the new one; only then does
+the executor submit to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from conveyor.channel.sealed import Sealed
+from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
+from conveyor.plan.model import DRIVER, Plan, Task
+from conveyor.runtime.graph.layout import Assignment, Layout, Place, lay_out
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver.driver import Driver
+    from conveyor.runtime.driver.record import ActorRecord
+    from conveyor.runtime.refs.ref import Ref
+
+Tasks = dict[int, Task] | Sealed
+"""The tasks of one actor, by their number; sealed where the driver may not know their constants."""
+
+
+def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
+    """The tasks of each actor of ``plan``."""
+    own: list[dict[int, Task]] = [{} for _ in plan.actors]
+    for task in plan.tasks:
+        own[task.actor][task.id] = task
+    return own
+
+
+class Laying:
+    """One graph's channels and programs, from the beginning to the end.
+
+    ``executor`` is the place of whoever executes the graph. Of the plan only the actors, the edges
+    and the programs are read.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        number: int,
+        name: str,
+        plan: Plan,
+        tasks: Sequence[Tasks],
+        slot_bytes: int,
+        executor: Place,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.executor = executor
+        self._driver = driver
+        self._plan = plan
+        self._tasks = tasks
+        self._slot_bytes = slot_bytes
+        self._lock = threading.Lock()
+        self._over = False
+        self.records: list[ActorRecord] = [driver.current(info.key) for info in plan.actors]
+        for record in self.records:
+            record.check_alive()
+        for record in self.records:
+            driver.retain(record.id)  # a graph keeps its actors
+        try:
+            self.layout, self._places = self._lay(self.records, 0)
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """What rings each actor's program."""
+        return tuple(self._places[actor].bit for actor in range(len(self.records)))
+
+    def _lay(self, records: list[ActorRecord], first: int) -> tuple[Layout, dict[int, Place]]:
+        """New channels, which every actor has acknowledged. Leaves nothing if it fails."""
+        places = {DRIVER: self.executor}
+        try:
+            for actor, record in enumerate(records):
+                places[actor] = Place(record.slot, record.bits.take())
+            layout = lay_out(self._plan, places, self._slot_bytes)
+            self._load(records, places, layout, first)
+        except BaseException as error:
+            self._leave(records, places)
+            if isinstance(error, ConveyorError):
+                for record in records:
+                    record.check_alive()  # the first cause: others fail as they cannot meet the dead
+            raise
+        return layout, places
+
+    def _load(
+        self, records: list[ActorRecord], places: dict[int, Place], layout: Layout, first: int
+    ) -> None:
+        plan = self._plan
+        sources = {edge.id: edge.source for edge in plan.edges}
+        acks = []
+        for program in plan.programs:
+            actor = program.actor
+            assignment = Assignment(
+                self.number,
+                self.name,
+                plan.actors[actor].name,
+                places[actor].bit,
+                program,
+                self._tasks[actor],
+                layout.reads.get(actor, ()),
+                layout.writes.get(actor, ()),
+                layout.peers_of(actor, places),
+                sources,
+                layout.limits,
+                layout.recorders[actor],
+                first,
+            )
+            acks.append(self._driver.load(records[actor], assignment, layout.segment.fd))
+        for ack in acks:
+            ack.get()
+
+    def _leave(
+        self, records: list[ActorRecord], places: dict[int, Place]
+    ) -> list[tuple[ActorRecord, Ref]]:
+        """Have every living actor leave the graph, and give back the bits; the acknowledgements."""
+        acks = []
+        for actor, place in places.items():
+            if actor == DRIVER:
+                continue
+            record = records[actor]
+            with suppress(ActorDiedError):  # just now
+                if record.alive:
+                    purpose = f"the teardown of {self.name}"
+                    acks.append((record, record.control("unload", self.number, purpose=purpose)))
+            record.bits.give_back(place.bit)
+        return acks
+
+    def _release(self) -> None:
+        for record in self.records:
+            self._driver.released(record.id)
+
+    def again(self, first: int) -> None:
+        """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
+        records = [self._driver.revive(info.key) for info in self._plan.actors]
+        # Those that have survived leave the old program first; both go over the same ordered link.
+        for record in records:
+            if record in self.records:
+                record.control("unload", self.number)
+        layout, places = self._lay(records, first)
+        with self._lock:
+            if not self._over:
+                for actor, record in enumerate(self.records):
+                    record.bits.give_back(self._places[actor].bit)
+                self.records, self.layout, self._places = records, layout, places
+                return
+        self._leave(records, places)
+        raise GraphTornDownError(f"{self.name} has been torn down")
+
+    def comes_back(self) -> bool:
+        """Whether the driver starts every dead actor of the graph again by itself, or has done so."""
+        return all(
+            record.alive
+            or (record.actor.max_restarts != 0 and (record.restarting or record.may_restart()))
+            for record in self.records
+        )
+
+    def unload(self) -> list[tuple[ActorRecord, Ref]]:
+        """Give back what the graph has; the acknowledgements that are still to come."""
+        with self._lock:
+            self._over = True
+        acks = self._leave(self.records, self._places)
+        self._release()
+        return acks

@@ -1,0 +1,282 @@
+"""What the driver knows of each actor and of its process, and what it says when one has died."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.exceptions import ActorDiedError, ActorRestartedError
+from conveyor.runtime.graph.layout import RESULT_BIT
+from conveyor.runtime.process import BellBits
+from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo
+
+if TYPE_CHECKING:
+    from conveyor.runtime.calls.constructor import Kept
+    from conveyor.runtime.calls.links import Link
+    from conveyor.runtime.driver.requests import Options
+    from conveyor.runtime.refs.ref import Ref
+
+#: How long an error waits for the exit code that the fork server is about to report.
+_EXIT_CODE_WAIT = 0.05
+#: Life words for one service thread: what futex_waitv takes, less its own alarm.
+MAX_WATCHED = 120
+
+
+@dataclass(eq=False)
+class Actor:
+    """What stays the same of an actor, whatever process it has.
+
+    ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
+    wants it any more, so it is not started again. ``failures``: processes in a row that died before
+    the constructor had run.
+    """
+
+    class_name: str
+    methods: Mapping[str, MethodInfo]
+    name: str | None
+    options: Options
+    max_concurrency: int | None
+    max_restarts: int = 0
+    kept: Kept | None = None
+    restarts: int = 0
+    failures: int = 0
+    handles: int = 0
+    held: bool = False  # there has been a handle
+    shared: bool = False  # a handle has left this process: it is not known when the last is gone
+    stopping: bool = False
+    ended: bool = False
+
+    @property
+    def restarts_left(self) -> bool:
+        return self.max_restarts < 0 or self.restarts < self.max_restarts
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process that an engine has started.
+
+    ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
+    SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
+    """
+
+    pid: int
+    stderr_tail: Callable[[], str]
+    out_of_memory: Callable[[], bool | None]
+
+
+class ActorRecord:
+    """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
+
+    def __init__(self, board: _core.Board, identity: ActorId, slot: int, actor: Actor) -> None:
+        self._board = board
+        self.id = identity
+        self.slot = slot
+        self.incarnation = board.incarnation(slot)
+        self.actor = actor
+        self.process: Spawned | None = None
+        self.bits = BellBits(reserved=RESULT_BIT)
+        self.killed = False
+        self.arena_fd = -1
+        self.eventfd = -1
+        self.control_socket: socket.socket | None = None
+        self._tickets = itertools.count(1)
+        # Descriptors and the frame that announces them go in step.
+        self.control_lock = threading.Lock()
+        self.known_peers: dict[int, int] = {}  # slot -> incarnation
+        #: Mailboxes that other actors have for this process's calls: their bits, to be given back.
+        self.mailboxes: list[tuple[ActorRecord, int]] = []
+        self.calls: Link | None = None
+        self.start: Ref | None = None  # of the constructor
+        self.control_link: Link | None = None
+        self.previous: ActorRecord | None = None  # the one before, for who still asks about it
+        self.exit_status: int | None = None
+        self.exited = threading.Event()
+        # Its last status page: the slot may be another process's by the time somebody asks.
+        self._last_page: tuple[int, int, int, int, int, int, str] | None = None
+        self._left = False
+        self._death_number = 0
+        #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
+        #: done so, or has given up for the reason in `restart_error`.
+        self.restarting = False
+        self.keeps_slot = False  # for the process that replaces it
+        self.replaced = threading.Event()
+        self.restart_error = ""
+
+    @property
+    def class_name(self) -> str:
+        return self.actor.class_name
+
+    @property
+    def methods(self) -> Mapping[str, MethodInfo]:
+        return self.actor.methods
+
+    @property
+    def pid(self) -> int:
+        return 0 if self.process is None else self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self._board.gone(self.slot, self.incarnation)
+
+    @property
+    def death_number(self) -> int:
+        """Which of the session's deaths it was; the lower the earlier."""
+        return self._death_number or self._board.death_number(self.slot)
+
+    def check_alive(self) -> None:
+        if not self.alive:
+            raise self.death()
+
+    def control(self, operation: str, *args: Any, purpose: str = "") -> Any:
+        """Ask the actor's main loop for something that is not a call of the user's. ``purpose``:
+        what for, in words for who waits for it."""
+        link = self.control_link
+        if link is None:
+            raise self.death()
+        ref = link.call(operation, args, {})
+        if purpose:
+            ref.method = purpose
+        return ref
+
+    def send_fds(self, fds: list[int]) -> int:
+        """Send descriptors to the actor, and return their ticket, which the frame they belong to must
+        have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
+        (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
+        assert self.control_socket is not None
+        ticket = next(self._tickets)
+        data = ticket.to_bytes(TICKET_BYTES, "little")
+        try:
+            for start in range(0, len(fds), MAX_FDS):
+                socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
+        except OSError:
+            self.check_alive()
+            raise
+        return ticket
+
+    def bury(self, status: int) -> None:
+        """The process has ended with ``status``, and its death is announced: keep what its slot
+        says of it."""
+        self.exit_status = status
+        self._last_page = self._board.status(self.slot)
+        self._left = self._board.leaving(self.slot)
+        self._death_number = self._board.death_number(self.slot)
+        if self.actor.ended:
+            self.actor.kept = None  # it will not be started again
+        start, self.start = self.start, None
+        if start is not None:
+            begun = start._number >= 0 and start._gate.ready(start._number, start._reader)
+            self.actor.failures = 0 if begun else self.actor.failures + 1
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the actor is being started again."""
+        return self.restarting and not self.replaced.is_set()
+
+    def may_restart(self) -> bool:
+        """Whether the driver would start the actor again by itself if this process is dead."""
+        actor = self.actor
+        orderly = self.exit_status is not None and _exit_code(self.exit_status) == 0
+        return actor.restarts_left and not (actor.ended or actor.stopping or orderly)
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        """The error for whoever needed this process. ``label`` names a (graph, node)."""
+        page = self._last_page or self._board.status(self.slot)
+        if not page[5]:
+            self.exited.wait(_EXIT_CODE_WAIT)
+            page = self._last_page or page
+        state, graph, node, execution, _since, number, what = page
+        doing: str | None = None
+        if state != 0:
+            doing = (label(graph, node) if label is not None else None) if graph else what
+            doing = doing or (f"node {node} of graph {graph}" if graph else what)
+        code: int | None = None
+        if self.exit_status is not None:
+            ended = _exit_code(self.exit_status)
+            number = number or (-ended if ended < 0 else 0)
+            code = ended if ended >= 0 else None
+        message = f"actor {self.id.name} (pid {self.pid}) {self._how(number, code)}"
+        if doing is not None:
+            where = f"execution {execution}" if graph else f"call {execution}"
+            message += f" while running {doing} ({where})"
+        if number == signal.SIGKILL and not self.killed:
+            message += self._who_killed()
+        again = self.restarting if self.exited.is_set() else self.may_restart()
+        if self.restart_error:
+            again = False
+            message += f"; it could not be started again: {self.restart_error}"
+        elif again:
+            message += "; it is being started again, and then the same can be tried again"
+        tail = "" if self.process is None or self.killed else self.process.stderr_tail()
+        if tail:
+            message += f"\nthe last lines of its stderr:\n{tail}"
+        kind = ActorRestartedError if again else ActorDiedError
+        return kind(message, self.id.name, doing, code, number or None)
+
+    def _how(self, number: int, code: int | None) -> str:
+        if self.killed:
+            return "was killed by conveyor.kill()"
+        if number:
+            return f"died of signal {number} ({_signal_name(number)})"
+        if code is not None:
+            # Not every end with a code is user code's orderly one: os._exit is none.
+            if self._left:
+                return f"left by sys.exit: it exited with code {code}"
+            return f"exited with code {code}"
+        return "died (its exit code is not known yet)"
+
+    def _who_killed(self) -> str:
+        found = None
+        if self.process is not None and self.exited.is_set():
+            found = self.process.out_of_memory()
+        if found is None:
+            return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"
+        if found:
+            return ": it was killed by the kernel's out-of-memory killer"
+        return ": somebody else killed it; the kernel's out-of-memory killer has not been at work"
+
+
+def _exit_code(status: int) -> int:
+    return os.waitstatus_to_exitcode(status)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+class DeathWatches:
+    """The native service threads: each can watch so many life words."""
+
+    def __init__(self, board: _core.Board) -> None:
+        self._board = board
+        self._lock = threading.Lock()
+        self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
+
+    def add(self, slot: int) -> None:
+        with self._lock:
+            found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
+            if found is None:
+                found = (_core.DeathWatch(self._board), set())
+                self._watches.append(found)
+            found[1].add(slot)
+            found[0].add(slot)
+
+    def remove(self, slot: int) -> None:
+        with self._lock:
+            for watch, slots in self._watches:
+                if slot in slots:
+                    slots.discard(slot)
+                    watch.remove(slot)
+
+    def stop(self) -> None:
+        for watch, _ in self._watches:
+            watch.stop()

@@ -1,0 +1,137 @@
+"""Starting dead actors again: by themselves (``max_restarts``), or because a graph is restarted."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from conveyor.exceptions import ActorDiedError
+from conveyor.runtime.waiting.patience import Patience
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver.driver import Driver
+    from conveyor.runtime.driver.record import ActorRecord
+    from conveyor.runtime.protocol import ActorId
+
+#: Seconds before an actor is started again whose constructor has killed the process: doubled with
+#: each time in a row, up to the second number.
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
+
+
+class Restarts:
+    """The driver's: each restart runs on a thread of its own, since it waits for the fork server."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._closed = threading.Event()
+
+    def decide(self, record: ActorRecord) -> None:
+        """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
+        with self._lock:
+            if not self._closed.is_set() and record.may_restart():
+                record.restarting = True
+                record.actor.restarts += 1
+
+    def begin(self, record: ActorRecord) -> None:
+        """Start it again, as ``decide`` or ``revive`` has settled."""
+        thread = threading.Thread(
+            target=self._run, args=(record,), name="conveyor-restart", daemon=True
+        )
+        with self._lock:
+            self._threads.add(thread)
+        thread.start()
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.
+
+        Raises ``ActorDiedError`` if that is not possible.
+        """
+        tried: ActorRecord | None = None
+        while True:
+            record = self.current(actor)
+            if record.alive:
+                return record
+            if record is tried:
+                raise record.death()
+            _wait(record.exited, f"the end of {actor.name}", record)
+            with self._lock:
+                if self._driver.record(actor) is not record or record.under_way:
+                    continue  # somebody else was faster
+                self._check_possible(record)
+                self._driver.reserve(record)
+                record.replaced.clear()
+                record.restart_error = ""
+                record.restarting = True
+            tried = record
+            self.begin(record)
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits for the end of a restart that is under way."""
+        while True:
+            record = self._driver.record(actor)
+            if record.alive or not (record.exited.is_set() or record.may_restart()):
+                return record
+            _wait(record.exited, f"the end of {actor.name}", record)
+            if record.restarting:
+                _wait(record.replaced, f"the restart of {actor.name}", record)
+            if self._driver.record(actor) is record:
+                return record
+
+    def close(self) -> None:
+        """No more restarts; those under way fail. :meth:`join` waits until they have."""
+        with self._lock:
+            self._closed.set()
+
+    def join(self) -> None:
+        while True:
+            with self._lock:
+                thread = next(iter(self._threads), None)
+            if thread is None:
+                return
+            thread.join()
+
+    def _check_possible(self, record: ActorRecord) -> None:
+        actor = record.actor
+        why = ""
+        if self._closed.is_set():
+            why = "the session has been shut down"
+        elif actor.ended:
+            why = "conveyor.kill() has ended it for good"
+        elif actor.stopping:
+            why = "its last handle is gone"
+        elif actor.kept is None:
+            why = (
+                "the arguments of its constructor were too large to be kept; start it with "
+                "max_restarts, so that they are"
+            )
+        if why:
+            error = record.death()
+            raise ActorDiedError(
+                f"{error}\nit cannot be started again: {why}",
+                error.actor,
+                error.node,
+                error.exit_code,
+                error.signal,
+            )
+
+    def _run(self, record: ActorRecord) -> None:
+        failures = record.actor.failures
+        try:
+            if failures:
+                self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
+            self._driver.start_process(record.actor, replaces=record)
+        except Exception as error:  # told to everybody who needs the actor
+            record.restart_error = str(error)
+        finally:
+            self._driver.give_up(record)
+            record.replaced.set()
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+
+def _wait(event: threading.Event, what: str, record: ActorRecord) -> None:
+    patience = Patience(None)
+    while not event.wait(patience.step()):
+        patience.check(lambda: what, lambda: f"its process (pid {record.pid}) has died")

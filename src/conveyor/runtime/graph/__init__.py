@@ -1,0 +1,1 @@
+"""A compiled graph, as the process that executes it holds it."""

@@ -1,0 +1,439 @@
+"""A compiled graph in another process than the one that compiled it: a handle that submits there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from conveyor import _core
+from conveyor.channel import SentDefinitions, dumps_by_value, loads
+from conveyor.exceptions import (
+    CapacityError,
+    ConveyorError,
+    DeadlineExceededError,
+    GraphTornDownError,
+    RuntimeStateError,
+)
+from conveyor.runtime import context, threads
+from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.refs.values import RefFailed, RefNotThere
+from conveyor.runtime.refs.wire import SHARE_FROM, Wire, received
+from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting.patience import Patience, wait_until
+
+if TYPE_CHECKING:
+    import socket
+
+    from conveyor.runtime.graph.compiled import CompiledGraph
+    from conveyor.runtime.refs.exports import Exports
+    from conveyor.runtime.refs.ref import Ref
+
+
+def pickled(graph: CompiledGraph) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What ``__reduce__`` of a compiled graph returns."""
+    runtime = context.running()
+    if runtime is None or not runtime.share_graph(graph):
+        raise RuntimeStateError(f"{graph.name} cannot be pickled: its session has ended")
+    plan = graph.plan
+    options = tuple(name for name in ("timeout", "deadline") if name in plan.keywords)
+    whole = plan.whole_input and plan.shape is None
+    return load, (runtime.exports.session, graph._number, graph.name, whole, options)
+
+
+def load(session: str, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
+    """Load a pickled graph: the graph itself where it was compiled, else a handle."""
+    runtime = context.running()
+    if runtime is None or runtime.exports.session != session:
+        raise RuntimeStateError(
+            f"{name} belongs to another session: a pickled graph can only be loaded by the driver and "
+            "the actors of the session that it was compiled in"
+        )
+    return runtime.load_graph(number, name, whole, options)
+
+
+def torn_down(name: str) -> GraphTornDownError:
+    return GraphTornDownError(f"{name} has been torn down")
+
+
+class _Request:
+    """One submission that is on its way."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: tuple[bool, bytes] | None = None
+
+
+class _Limit:
+    """How long an argument is waited for."""
+
+    __slots__ = ("__weakref__", "deadline")
+
+    def __init__(self, deadline: int) -> None:
+        self.deadline = deadline
+
+    def passed(self) -> bool:
+        return _passed(self.deadline)
+
+
+class _Requests:
+    """What a handle has asked for. Apart from it, so that its connection does not keep it alive."""
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self.ring = ring
+        self.pending: dict[int, _Request] = {}
+
+    def on_message(self, message: Any, fds: list[int]) -> None:
+        number, ok, data = message
+        request = self.pending.get(number)
+        if request is not None:
+            request.answer = (ok, data)
+            self.ring()
+        elif ok:
+            loads(data)  # nobody wants the refs: they are dropped, and so is what is kept for them
+
+
+class GraphHandle:
+    """A graph that another process has compiled. Executions are submitted there, in one order with
+    those of everybody else; what they return are refs like any other.
+
+    It cannot be torn down here: others use the graph, and its actors are its owner's to free.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        whole: bool,
+        options: tuple[str, ...],
+        inbox: _core.Inbox,
+        ring: Callable[[], object],
+        alarm: Alarm,
+        connect: Callable[[], Any],
+        reduced: tuple[Any, ...],
+    ) -> None:
+        """``whole``: its input is one argument that travels as it is. ``options``: which options of
+        ``execute`` are inputs of the graph. ``connect()``: the socket of a connection to its owner."""
+        self.name = name
+        self._whole = whole
+        self._options = options
+        self._inbox = inbox
+        self._requests = _Requests(ring)
+        self._alarm = alarm
+        self._reduced = reduced
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._connect = connect
+        self._wire: Wire | None = None
+
+    def execute(
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See ``CompiledGraph.execute``. It waits for its owner's answer as well."""
+        timeout = self._option("timeout", timeout, kwargs)
+        deadline = self._option("deadline", deadline, kwargs)
+        patience = Patience(None if timeout is not None and timeout < 0 else timeout)
+        end = _end(deadline)
+        while True:
+            left = patience.step() if patience.timeout is not None else None
+            try:
+                number, request = self._send("execute", args, kwargs, _end(left), deadline, end)
+                break
+            except RefNotThere as missing:
+                lacked = missing.ref
+            self._check_time(end, deadline)
+            wait_until(
+                self._inbox,
+                self._until_there(lacked, end),
+                left,
+                functools.partial("{!r}, an argument of {}".format, lacked, self.name),
+                lambda: "it is not done",
+            )
+        try:
+            # The owner counts the time, and says what it was waiting for.
+            wait_until(
+                self._inbox,
+                lambda: self._is_answered(request),
+                None,
+                lambda: f"{self.name} to take an execution",
+                lambda: "its owner has not answered",
+            )
+        except BaseException:
+            self._withdraw(number)
+            raise
+        return self._result(number, request)
+
+    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        """See ``CompiledGraph.try_execute``."""
+        deadline = self._option("deadline", deadline, kwargs)
+        try:
+            number, request = self._send("try", args, kwargs, 0, deadline, _end(deadline))
+        except RefNotThere as missing:
+            raise CapacityError(
+                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
+            ) from None
+        try:
+            wait_until(
+                self._inbox,
+                lambda: self._is_answered(request),
+                None,
+                lambda: f"{self.name} to take an execution",
+                lambda: "its owner has not answered",
+            )
+        except BaseException:
+            self._withdraw(number)
+            raise
+        return self._result(number, request)
+
+    async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        """See ``CompiledGraph.execute_async``."""
+        from conveyor.runtime.waiting.aio import (
+            wait_until as wait_async,  # asyncio is slow to import
+        )
+
+        deadline = self._option("deadline", deadline, kwargs)
+        end = _end(deadline)
+        while True:
+            try:
+                number, request = self._send("execute", args, kwargs, 0, deadline, end)
+                break
+            except RefNotThere as missing:
+                lacked = missing.ref
+            self._check_time(end, deadline)
+            await wait_async(self._until_there(lacked, end))
+        try:
+            await wait_async(lambda: self._is_answered(request))
+        except BaseException:
+            self._withdraw(number)
+            raise
+        return self._result(number, request)
+
+    def teardown(self, kill_actors: bool = False) -> NoReturn:
+        """Raises ``RuntimeStateError``: a graph is torn down by the process that compiled it."""
+        raise RuntimeStateError(
+            f"{self.name} can only be torn down by the process that compiled it: others use it too, "
+            "and its actors belong to that process"
+        )
+
+    def __reduce__(self) -> Any:
+        return load, self._reduced
+
+    def __repr__(self) -> str:
+        return f"<GraphHandle {self.name}>"
+
+    # Requests
+
+    def _option(self, name: str, value: Any, kwargs: dict[str, Any]) -> Any:
+        if name not in self._options:
+            if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+            return value
+        if value is not None or name == "timeout":
+            kwargs[name] = value
+        return None
+
+    def _until_there(self, ref: Ref, end: int) -> Callable[[], bool]:
+        """Whether to look again: ``ref`` is done, or it is too late. The bell rings at ``end``."""
+        limit = _Limit(end)
+        if end:
+            self._alarm.add(limit)
+        return lambda: ref.done() or limit.passed()
+
+    def _check_time(self, end: int, deadline: float | None) -> None:
+        if _passed(end):
+            raise DeadlineExceededError(
+                f"{self.name}: the deadline of {deadline:g} s has passed before an argument was there"
+            )
+
+    def _send(
+        self,
+        how: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        until: int,
+        deadline: float | None,
+        end: int,
+    ) -> tuple[int, _Request]:
+        whole = self._whole and len(args) == 1 and not kwargs
+        failed = False
+        try:
+            message = args[0] if whole else (args, dict(kwargs))
+            snapshot = _core.Snapshot(message, SentDefinitions(values=True), SHARE_FROM)
+        except RefFailed as error:
+            # The owner makes the refs of an execution that this is the outcome of.
+            failed = True
+            snapshot = Outcome.failed(error.error).snapshot
+        request = _Request()
+        with self._lock:
+            if self._wire is None:
+                requests = self._requests
+                self._wire = Wire(self._connect(), "graph", requests.on_message, requests.ring)
+                weakref.finalize(self, self._wire.hang_up).atexit = False
+            number = next(self._numbers)
+            self._requests.pending[number] = request
+            self._wire.send_snapshot((how, number, whole, failed, until, deadline, end), snapshot)
+        return number, request
+
+    def _is_answered(self, request: _Request) -> bool:
+        return request.answer is not None or (self._wire is not None and self._wire.ended)
+
+    def _withdraw(self, number: int) -> None:
+        request = self._requests.pending.pop(number, None)
+        if request is None or self._wire is None:
+            return
+        if request.answer is not None and request.answer[0]:
+            loads(request.answer[1])
+        self._wire.send(("withdraw", number, None))
+
+    def _result(self, number: int, request: _Request) -> Any:
+        del self._requests.pending[number]
+        if request.answer is None:
+            raise RuntimeStateError(f"{self.name}: the process that compiled it is gone")
+        ok, data = request.answer
+        value = loads(data)
+        if not ok:
+            raise value
+        return value
+
+
+def _end(seconds: float | None) -> int:
+    """That time from now on the monotonic clock, in nanoseconds; 0: never."""
+    return 0 if seconds is None else _core.monotonic_ns() + int(seconds * 1e9)
+
+
+def _passed(end: int) -> bool:
+    return bool(end) and _core.monotonic_ns() >= end
+
+
+class GraphService:
+    """The owner's end of one handle's connection. Executions that wait for room wait on a thread of
+    its own, in order; meanwhile others are refused to those who only try."""
+
+    def __init__(
+        self,
+        graph: CompiledGraph,
+        sock: socket.socket,
+        exports: Exports,
+        actor: int,
+        alive: Callable[[], bool],
+    ) -> None:
+        """``actor``: the number of the one that asks, and whether it is alive."""
+        self._actor = actor
+        self._alive = alive
+        self._graph = graph
+        self._exports = exports
+        self._changed = threading.Condition()
+        self._queue: dict[int, tuple[Any, ...]] = {}  # in the order of arrival
+        self._busy = False
+        self._ended = False
+        # Of refs in answers: should the other side die, nobody will load them.
+        self._tickets: list[int] = []
+        self._worker = threads.start(self._work, "graph-executions")
+        self.wire = Wire(sock, "graph", self._on_message, self._on_end)
+
+    def _on_message(self, message: Any, fds: list[int]) -> None:
+        how, number, *rest = message
+        if how == "withdraw":
+            with self._changed:
+                self._queue.pop(number, None)
+            return
+        *options, parts = rest
+        snapshot = received(parts, fds)
+        if how == "try":
+            with self._changed:
+                waiting = self._busy or bool(self._queue)
+            self._answer(number, lambda: self._try(waiting, snapshot, *options))
+            return
+        with self._changed:
+            self._queue[number] = (snapshot, *options)
+            self._changed.notify()
+
+    def _on_end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._queue.clear()
+            self._changed.notify()
+        self._worker.join()
+        self._exports.addressed(self._actor, self._tickets, self._alive)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._ended)
+                if self._ended:
+                    return
+                number = next(iter(self._queue))
+                request = self._queue.pop(number)
+                self._busy = True
+            self._answer(number, lambda: self._execute(*request))  # noqa: B023
+            del request
+            with self._changed:
+                self._busy = False
+
+    def _answer(self, number: int, submit: Callable[[], Any]) -> None:
+        with self._exports.collecting() as tickets:
+            try:
+                answer = (True, dumps_by_value(submit()))
+            except Exception as error:
+                answer = (False, _pickle_error(error))
+        with self._changed:
+            self._tickets = self._exports.outstanding(self._tickets) + tickets
+        self.wire.send((number, *answer))
+
+    def _arguments(self, whole: bool, snapshot: _core.Snapshot) -> tuple[Any, dict[str, Any]]:
+        if whole:  # sent on as it is
+            return (snapshot,), {}
+        args, kwargs = snapshot.decode()
+        return args, kwargs
+
+    def _try(
+        self,
+        waiting: bool,
+        snapshot: _core.Snapshot,
+        whole: bool,
+        failed: bool,
+        _until: int,
+        deadline: float | None,
+        end: int,
+    ) -> Any:
+        if failed:
+            return self._graph._results.failed(snapshot.decode(), self._graph)
+        if waiting:
+            raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
+        args, kwargs = self._arguments(whole, snapshot)
+        return self._graph.try_execute(*args, **kwargs, **self._deadline(deadline, end))
+
+    def _execute(
+        self,
+        snapshot: _core.Snapshot,
+        whole: bool,
+        failed: bool,
+        until: int,
+        deadline: float | None,
+        end: int,
+    ) -> Any:
+        if failed:
+            return self._graph._results.failed(snapshot.decode(), self._graph)
+        args, kwargs = self._arguments(whole, snapshot)
+        options = self._deadline(deadline, end)
+        if until:
+            options["timeout"] = max((until - _core.monotonic_ns()) / 1e9, 0.0)
+        return self._graph.execute(*args, **kwargs, **options)
+
+    def _deadline(self, deadline: float | None, end: int) -> dict[str, Any]:
+        return {} if deadline is None else {"deadline": (end - _core.monotonic_ns()) / 1e9}
+
+
+def _pickle_error(error: Exception) -> bytes:
+    error = error.with_traceback(None)
+    try:
+        return dumps_by_value(error)
+    except ConveyorError:
+        return dumps_by_value(RuntimeStateError(f"{type(error).__name__}: {error}"))

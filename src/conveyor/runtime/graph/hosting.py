@@ -1,0 +1,129 @@
+"""What a graph over processes needs of the process that executes it: the driver, or an actor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conveyor import _core
+from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
+from conveyor.runtime.graph.recording import RecorderPlace
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import ActorId
+
+if TYPE_CHECKING:
+    from conveyor.config import Config
+    from conveyor.plan.model import Plan
+    from conveyor.runtime.graph.gots import Gots
+    from conveyor.runtime.graph.process_graph import ProcessGraph
+    from conveyor.runtime.refs.ref import Ref
+
+
+class Member(Protocol):
+    """An actor of a graph, as whoever executes the graph sees it."""
+
+    @property
+    def id(self) -> ActorId: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Which of the processes that have had this slot it is."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """Its place on the board."""
+        ...
+
+    @property
+    def death_number(self) -> int:
+        """Which of the session's deaths its own is; 0: it lives, or that is not known yet."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
+        """The error for whoever needed it. ``label`` names a (graph, node)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
+    ends of the rings in ``segment``, which lie at ``offsets``; ``bits`` are what rings the members'
+    programs."""
+
+    number: int
+    members: Sequence[Member]
+    segment: _core.Segment
+    offsets: tuple[int, ...]
+    reads: tuple[ReadEnd, ...]
+    writes: tuple[WriteEnd, ...]
+    limits: LimitsPlace
+    recorders: dict[int, RecorderPlace]
+    bits: tuple[int, ...]
+
+
+class GraphHost(Protocol):
+    """The executing process's runtime."""
+
+    process: Process
+    graphs: weakref.WeakSet[ProcessGraph]
+
+    def lay(self, plan: Plan, config: Config) -> Laid:
+        """Lay the graph's channels and load every actor's program. All or nothing."""
+        ...
+
+    def lay_again(self, number: int, first: int) -> Laid:
+        """Bring dead actors of graph ``number`` back and lay it anew; ``first``: the number of the next
+        execution. All or nothing."""
+        ...
+
+    def comes_back(self, number: int) -> bool:
+        """Whether the dead actors of graph ``number`` are started again without being asked."""
+        ...
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        """Take graph ``number`` down; the acknowledgements that are still to come."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Graph ``number`` became garbage. Called by a finalizer: only notes it."""
+        ...
+
+    def keep(self, value: Any) -> Ref:
+        """A reference to ``value`` as it is now."""
+        ...
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What node ``node`` of graph ``graph`` is called, if that is known here."""
+        ...
+
+    def gots(self) -> Gots:
+        """Where results were got; of graphs in debug mode."""
+        ...
+
+    def kill(self, actor: ActorId) -> None: ...
+
+
+def refuse_own(plan: Plan, executor: ActorId) -> None:
+    """Raise ``GraphError`` if the actor that is to execute ``plan`` is a part of it."""
+    if any(info.key.index == executor.index for info in plan.actors):
+        raise GraphError(
+            f"{executor.name} cannot execute a graph that it is itself a part of: it would wait for "
+            f"itself. Compile the graph in the driver, or in an actor that is not in it"
+        )
+
+
+def first_death(members: Sequence[Member]) -> Member | None:
+    """Of those that are dead the one that died first: who depends on several names that one."""
+    dead = [member for member in members if not member.alive]
+    # One without a number is being announced just now.
+    return min(dead, key=lambda member: member.death_number or 1 << 32, default=None)

@@ -1,0 +1,152 @@
+"""From a Plan to memory: where each edge's ring lies, who reads it as which reader, whom to wake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conveyor import _core
+from conveyor.channel.sealed import Sealed
+from conveyor.plan.model import DRIVER, Plan, Program, Task
+from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
+from conveyor.runtime.process import Process
+
+#: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
+RESULT_BIT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
+
+    slot: int
+    bit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnd:
+    edge: int
+    offset: int
+    index: int
+    writer: tuple[int, int]
+    shared: bool
+
+    def open(self, process: Process, segment: _core.Segment) -> _core.Reader:
+        return process.reader(segment, self.offset, self.index, self.writer, shared=self.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEnd:
+    edge: int
+    offset: int
+    targets: tuple[tuple[int, int], ...]
+
+    def open(
+        self,
+        process: Process,
+        segment: _core.Segment,
+        graph: int,
+        name: str,
+        source: str,
+        *,
+        arguments: bool = False,
+    ) -> _core.Writer:
+        """``graph`` and ``name`` are the graph's, ``source`` says what the edge carries."""
+        carries = f"{name}, edge #{self.edge} ({source})"
+        targets = list(self.targets)
+        return process.writer(
+            segment, self.offset, targets, carries, graph, self.edge, arguments=arguments
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPlace:
+    """Where the deadlines and cancellations of the executions under way are."""
+
+    offset: int
+    sets: int
+    tasks: int
+
+    def open(self, segment: _core.Segment) -> _core.Limits:
+        return _core.Limits(segment, self.offset, self.sets, self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one actor is told about a graph: its program, and its ends of the rings.
+
+    ``sources`` says what each edge carries, for errors. ``tasks`` are sealed where the driver, who
+    passes them on, may not know the classes of their constants. ``first`` is the number of the first
+    execution.
+    """
+
+    graph: int
+    name: str
+    actor_name: str
+    bit: int
+    program: Program
+    tasks: dict[int, Task] | Sealed
+    reads: tuple[ReadEnd, ...]
+    writes: tuple[WriteEnd, ...]
+    peers: tuple[int, ...]
+    sources: dict[int, str]
+    limits: LimitsPlace
+    recorder: RecorderPlace
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    segment: _core.Segment
+    offsets: tuple[int, ...]
+    limits: LimitsPlace
+    reads: dict[int, tuple[ReadEnd, ...]]
+    writes: dict[int, tuple[WriteEnd, ...]]
+    recorders: dict[int, RecorderPlace]
+
+    def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[int, ...]:
+        """The board slots this actor must be able to read from or to wake."""
+        slots = {end.writer[0] for end in self.reads.get(actor, ())}
+        slots |= {slot for end in self.writes.get(actor, ()) for slot, _ in end.targets}
+        slots.discard(places[actor].slot)
+        return tuple(sorted(slots))
+
+
+def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
+    """Make the graph's segment and say who holds which end. ``places`` includes the driver's."""
+    stride = -(-slot_bytes // 64) * 64
+    offsets: list[int] = []
+    top = 0
+    for edge in plan.edges:
+        offsets.append(top)
+        top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
+    limits = LimitsPlace(top, _slots(plan.depth), len(plan.tasks))
+    top += _core.Limits.bytes(limits.sets, limits.tasks)
+    recorders, top = place_recorders(plan, top)
+    segment = _core.Segment.create(top)
+    reads: dict[int, list[ReadEnd]] = {}
+    writes: dict[int, list[WriteEnd]] = {}
+    streams = {items for _, items in plan.streams}
+    for edge, offset in zip(plan.edges, offsets, strict=True):
+        # A generator waits for its items to be taken; nothing else in a graph waits for room.
+        flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
+        segment.make_ring(offset, _slots(edge.depth), stride, len(edge.readers), flags)
+        writer = places[edge.writer]
+        for index, reader in enumerate(edge.readers):
+            # A result that can be got again is shared even if nobody else reads it.
+            shared = len(edge.readers) > 1 or reader == DRIVER
+            end = ReadEnd(edge.id, offset, index, (writer.slot, writer.bit), shared)
+            reads.setdefault(reader, []).append(end)
+        targets = tuple((places[r].slot, places[r].bit) for r in edge.readers)
+        writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
+    return Layout(
+        segment,
+        tuple(offsets),
+        limits,
+        {actor: tuple(ends) for actor, ends in reads.items()},
+        {actor: tuple(ends) for actor, ends in writes.items()},
+        recorders,
+    )
+
+
+def _slots(depth: int) -> int:
+    return 1 << (depth - 1).bit_length()

@@ -1,0 +1,223 @@
+"""What ``execute`` returns: references in the shape that the graph's results were given."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
+from conveyor.dag.parts import given
+from conveyor.plan import fill
+from conveyor.plan.model import Passed, Plan
+from conveyor.runtime.graph.recording import result_edges
+from conveyor.runtime.refs.ref import Ref, Source
+from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.refs.values import when_there
+
+
+class GraphRef(Ref):
+    """The result of one execution: of the graph, or of one of its outputs."""
+
+    __slots__ = ()
+
+
+class EffectRef(GraphRef):
+    """A result that is only there when the effects of its execution have been, too."""
+
+    __slots__ = ("_effects", "_result")
+
+    def __init__(self, result: Ref, effects: tuple[Ref, ...]) -> None:
+        super().__init__(effects[0]._source, -1)
+        self._result = result
+        self._effects = effects
+
+    def get(self, timeout: float | None = None) -> Any:
+        if timeout is None or timeout < 0:
+            value = self._result.get()
+            for effect in self._effects:
+                effect.get()
+            return value
+        end = time.monotonic() + timeout
+        value = self._result.get(timeout)
+        for effect in self._effects:
+            effect.get(max(end - time.monotonic(), 0.0))
+        return value
+
+    def done(self) -> bool:
+        return self._result.done() and all(effect.done() for effect in self._effects)
+
+    def cancel(self) -> bool:
+        # They are of one execution: the first that is not done cancels all.
+        return any(ref.cancel() for ref in (self._result, *self._effects))
+
+    def cancelled(self) -> bool:
+        return any(ref.cancelled() for ref in (self._result, *self._effects))
+
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._result, *self._effects)
+
+    def __repr__(self) -> str:
+        return f"<EffectRef {self._result!r}, {len(self._effects)} effect(s)>"
+
+
+class Results:
+    """The results of a plan's executions.
+
+    edges: those that the driver reads, each once: of the outputs, then of the effects.
+    single: an execution has just one result, which is a task's, and no effect.
+    """
+
+    def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
+        distinct = list(dict.fromkeys(plan.outputs))
+        self.edges = result_edges(plan)
+        self.single = (
+            not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
+        )
+        #: For the outputs that are generators': the reference to their items, given the ones to their
+        #: end and to the effects.
+        self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {}
+        self._put = put
+        self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
+        self._distinct = len(distinct)
+        self._effects = bool(plan.effects)
+        self._multi_output = plan.multi_output
+        self._shape = plan.shape
+        # What is no task's result: constants, put once, and parts of the input.
+        leaves = () if plan.shape is None else plan.shape.leaves
+        self._constants = {
+            leaf: when_there(functools.partial(put, value.value))
+            for leaf, value in enumerate(leaves)
+            if not isinstance(value, (int, Passed))
+        }
+
+    def passed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Ref]:
+        """The results that are parts of what ``execute`` was given, by their place. To be asked
+        for before the execution is submitted: what cannot be sent must leave no trace."""
+        if self._shape is None:
+            return {}
+        return {
+            place: self._put(given(leaf.key, args, kwargs))
+            for place, leaf in enumerate(self._shape.leaves)
+            if isinstance(leaf, Passed)
+        }
+
+    def failed(self, error: BaseException, source: Source) -> Any:
+        """What ``execute`` returns if a ref that it was given has ``error``: nothing was sent."""
+
+        def fail(reader: int) -> GraphRef:
+            ref = GraphRef(source, -1, reader)
+            ref._fail(error)
+            return ref
+
+        leaves = () if self._shape is None else self._shape.leaves
+        passed = {i: fail(0) for i, leaf in enumerate(leaves) if isinstance(leaf, Passed)}
+        return self.arrange([fail(i) for i in range(len(self.edges))], passed)
+
+    def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref]) -> Any:
+        """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
+        effects = tuple(made[self._distinct :])
+        if self.streams:
+            made = [
+                self.streams[edge](ref, effects) if edge in self.streams else ref
+                for edge, ref in zip(self.edges, made, strict=True)
+            ]
+        if self._shape is None:
+            refs = [made[i] for i in self._outputs]
+        else:
+            refs = [
+                made[self._outputs[leaf]]
+                if isinstance(leaf, int)
+                else passed[place]
+                if isinstance(leaf, Passed)
+                else self._constants[place]
+                for place, leaf in enumerate(self._shape.leaves)
+            ]
+        if self._effects:
+            refs = [ref if isinstance(ref, StreamRef) else EffectRef(ref, effects) for ref in refs]
+        if self._shape is not None:
+            return fill(self._shape.template, refs)
+        return refs if self._multi_output else refs[0]
+
+    def position(self, reader: int) -> int | None:
+        """The first place in the list of outputs of what is read as ``reader``; ``None``: an
+        effect, or the one result there is."""
+        if not self._multi_output or reader >= self._distinct:
+            return None
+        return self._outputs.index(reader)
+
+
+def get_all(refs: Any, timeout: float | None) -> Any:
+    """The values of ``refs``, in the same shape: one ref, or lists, tuples, dicts and dataclasses of
+    them. A tuple on the outside gives a list.
+
+    Raises:
+        TypeError: something else than a ref is where one should be.
+        WaitTimeoutError: ``timeout`` (seconds, for all together) is over.
+    """
+    if isinstance(refs, Ref):
+        return refs.get(timeout)
+    if timeout is None and type(refs) is list:
+        for ref in refs:
+            if not isinstance(ref, Ref):
+                break
+        else:  # what almost everybody has
+            return [ref.get() for ref in refs]
+    if not isinstance(refs, (list, tuple, dict)) and not _is_instance(refs):
+        raise TypeError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
+    _check(refs, "")
+    limited = timeout is not None and timeout >= 0
+    end = time.monotonic() + timeout if timeout is not None and limited else 0.0
+
+    def value(item: Any) -> Any:
+        if isinstance(item, Ref):
+            return item.get(max(end - time.monotonic(), 0.0) if limited else None)
+        if isinstance(item, list):
+            return [value(i) for i in item]
+        if isinstance(item, tuple):
+            return rebuild_tuple(type(item), [value(i) for i in item])
+        if isinstance(item, dict):
+            return {key: value(i) for key, i in item.items()}
+        return with_fields(item, {name: value(i) for name, i in _fields(item)})
+
+    return [value(item) for item in refs] if isinstance(refs, tuple) else value(refs)
+
+
+def _check(item: Any, where: str) -> None:
+    if isinstance(item, Ref):
+        return
+    if isinstance(item, (list, tuple)) and (
+        type(item) in (list, tuple) or is_named_tuple(type(item))
+    ):
+        for i, inner in enumerate(item):
+            _check(inner, f"{where}[{i}]")
+    elif isinstance(item, dict):
+        for key, inner in item.items():
+            _check(inner, f"{where}[{key!r}]")
+    elif _is_instance(item) and any(True for _ in _fields(item)):
+        for name, inner in _fields(item):
+            _check(inner, f"{where}.{name}")
+    else:
+        raise TypeError(f"get takes refs; element {where} is a {type(item).__name__}")
+
+
+def _is_instance(item: Any) -> bool:
+    return dataclasses.is_dataclass(item) and not isinstance(item, type)
+
+
+def _fields(instance: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that hold refs; the others are constants of the graph."""
+    held = [
+        (field.name, getattr(instance, field.name, None)) for field in dataclasses.fields(instance)
+    ]
+    return [(name, item) for name, item in held if _holds(item)]
+
+
+def _holds(item: Any) -> bool:
+    if isinstance(item, (list, tuple)):
+        return any(_holds(inner) for inner in item)
+    if isinstance(item, dict):
+        return any(_holds(inner) for inner in item.values())
+    return isinstance(item, Ref) or (_is_instance(item) and bool(_fields(item)))

@@ -1,0 +1,1 @@
+"""Refs: results that are on their way, here and in other processes."""

@@ -1,0 +1,121 @@
+"""Pickled refs as an actor sees them; see ``runtime.refs.exports``."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import threads
+from conveyor.runtime.refs.imports import ExportId, Imports, Outcome
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.watcher import Watcher
+
+
+class ActorExports(Imports):
+    """An actor's."""
+
+    def __init__(
+        self,
+        session: str,
+        number: int,
+        inbox: _core.Inbox,
+        ring: Callable[[], object],
+        watcher: Callable[[], Watcher],
+        connect: Callable[[], Any],
+    ) -> None:
+        """``connect()`` gives the socket of a new connection to the driver."""
+        super().__init__(session, inbox, ring)
+        self._number = number
+        self._watcher = watcher
+        self._connect = connect
+        self._wire: Wire | None = None
+        self._connecting = threading.Lock()
+        # Own refs that others may wait for, until the driver has their outcome or forgets them.
+        self._needed: dict[ExportId, Ref] = {}
+        self._answers: dict[int, Any] = {}
+        self._requests = itertools.count(1)
+
+    def export(self, ref: Ref) -> tuple[ExportId, int]:
+        with self.lock:
+            export, new = self.identify(ref, self._number)
+            if new:
+                self._needed[export] = ref
+                weakref.finalize(ref, self.dropped, export).atexit = False
+        ticket = self._ask("export", export)
+        if new:
+            self._watcher().watch(ref, lambda: threads.start(self._tell, "export", export))
+        return export, ticket
+
+    def _tell(self, export: ExportId) -> None:
+        ref = self._needed.pop(export, None)
+        if ref is not None:  # else nobody wants it
+            outcome = Outcome.of(ref)
+            self._open().send_snapshot(("outcome", export, outcome.ok), outcome.snapshot)
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        wire = self._open()
+        with self.lock:
+            ref = self.known(export)
+            # In one go: messages about one export leave in the order of what happens to it.
+            if ref is not None:
+                wire.send(("load", export, ticket, True))
+                return ref
+            ref = self.copy(export)
+            wire.send(("load", export, ticket, False))
+            return ref
+
+    def dropped(self, export: ExportId) -> None:
+        if self._wire is not None:
+            self._wire.soon(lambda: self._tell_dropped(export))
+
+    def _tell_dropped(self, export: ExportId) -> None:
+        with self.lock:
+            if self._wire is not None and self.known(export) is None:
+                self._wire.send(("drop", export))
+
+    def _ask(self, operation: str, export: ExportId) -> Any:
+        wire = self._open()
+        number = next(self._requests)
+        wire.send((operation, export, number))
+        wait_until(
+            self._inbox,
+            lambda: number in self._answers or wire.ended,
+            None,
+            lambda: "the driver to take note of a pickled ref",
+            lambda: "it does not answer",
+        )
+        if number not in self._answers:
+            raise RuntimeStateError("a ref cannot be pickled: the driver is gone")
+        answer = self._answers.pop(number)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _open(self) -> Wire:
+        with self._connecting:
+            if self._wire is None:
+                self._wire = Wire(self._connect(), "refs", self._on_message, self._on_end)
+            return self._wire
+
+    def _on_message(self, message: Any, fds: list[int]) -> None:
+        operation, *rest = message
+        if operation == "ticket":
+            number, answer = rest
+            self._answers[number] = answer
+            self.ring()
+        elif operation == "forget":
+            self._needed.pop(rest[0], None)
+        else:
+            export, ok, parts = rest
+            self.arrived(export, Outcome(ok, received(parts, fds)))
+
+    def _on_end(self) -> None:
+        self.all_fail(RuntimeStateError("the driver is gone"))
+        self.ring()

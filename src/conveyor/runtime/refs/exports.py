@@ -1,0 +1,304 @@
+"""Pickled refs: tokens that can be loaded in any process of the session.
+
+The driver is the rendezvous. It has an entry for every ref that was pickled, wherever that was made,
+and the entry gets the outcome when it is there. An entry is kept as long as anybody may ask for it:
+
+- a process that holds the ref, or a copy that it has loaded (one count for each process);
+- a pickle that was made and not loaded yet (a *ticket*; at most `MAX_TICKETS`, the oldest are
+  forgotten), so that a ref may be garbage at its maker before it arrives.
+
+Actors tell it by messages on a connection of their own. It ends with the actor, and with it what the
+actor held.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime import threads
+from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.waiting.watcher import Watcher
+
+#: Pickles of refs that nobody has loaded yet and whose results are kept.
+MAX_TICKETS = 10_000
+
+
+class Entry:
+    """What the driver keeps of one exported ref."""
+
+    __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
+
+    def __init__(self, owner: Peer | None, ref: Ref | None) -> None:
+        self.owner = owner
+        self.ref = ref  # the original, if it is the driver's, until the outcome is here
+        self.outcome: Outcome | None = None
+        self.holders: set[Peer | None] = set()  # None: the driver
+        self.tickets: set[int] = set()
+        self.subscribers: list[Peer] = []
+        self.watched = False
+
+
+class Exports(Imports):
+    """The driver's."""
+
+    def __init__(
+        self,
+        session: str,
+        inbox: _core.Inbox,
+        ring: Callable[[], object],
+        watcher: Watcher,
+        soon: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``soon()``, which takes no lock, has :meth:`tidy` called elsewhere."""
+        super().__init__(session, inbox, ring)
+        self._watcher = watcher
+        self._soon = soon
+        self._garbage: deque[ExportId] = deque()
+        self._entries: dict[ExportId, Entry] = {}
+        self._tickets: OrderedDict[int, ExportId] = OrderedDict()
+        self._ticket_numbers = itertools.count(1)
+        self._collecting = threading.local()
+        self._addressed: dict[int, list[int]] = {}
+        self._closed = False
+
+    def export(self, ref: Ref) -> tuple[ExportId, int]:
+        self.tidy()
+        with self.lock:
+            export, _ = self.identify(ref, 0)
+            if export not in self._entries:
+                self._entries[export] = Entry(None, ref)
+            return export, self._new_ticket(export)
+
+    def load(self, export: ExportId, ticket: int) -> Ref:
+        self.tidy()
+        with self.lock:
+            ref = self.known(export)
+            if ref is None:
+                entry = self._entries.get(export)
+                if entry is None:
+                    raise gone()
+                ref = self.copy(export)
+                entry.holders.add(None)
+                assert isinstance(ref, ImportedRef)
+                ref._parcel = entry.outcome
+                if entry.outcome is None:
+                    self._watch(export, entry)
+            self._use(ticket)
+            return ref
+
+    def dropped(self, export: ExportId) -> None:
+        self._garbage.append(export)
+        self._soon()
+
+    def tidy(self) -> None:
+        """Do what finalizers have noted."""
+        while self._garbage:
+            with self.lock:
+                try:
+                    export = self._garbage.popleft()
+                except IndexError:
+                    return
+                if self.known(export) is None:  # it was not loaded again meanwhile
+                    self._let_go(export, None)
+
+    # Tickets
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[int]]:
+        """The tickets of what is pickled inside, on this thread."""
+        made: list[int] = []
+        self._collecting.made = made
+        try:
+            yield made
+        finally:
+            self._collecting.made = None
+
+    def _new_ticket(self, export: ExportId) -> int:
+        ticket = next(self._ticket_numbers)
+        self._tickets[ticket] = export
+        self._entries[export].tickets.add(ticket)
+        made = getattr(self._collecting, "made", None)
+        if made is not None:
+            made.append(ticket)
+        while len(self._tickets) > MAX_TICKETS:
+            self._use(next(iter(self._tickets)))
+        return ticket
+
+    def outstanding(self, tickets: list[int]) -> list[int]:
+        """Those of ``tickets`` whose pickles have not been loaded yet."""
+        return [ticket for ticket in tickets if ticket in self._tickets]
+
+    def addressed(self, actor: int, tickets: list[int], alive: Callable[[], bool]) -> None:
+        """Only this actor can load these pickles: they end with it. It may have done so already, and
+        just not have been heard."""
+        with self.lock:
+            if alive():
+                before = self._addressed.get(actor, [])
+                self._addressed[actor] = self.outstanding(before + tickets)
+                return
+        self._revoke(tickets)
+
+    def actor_ended(self, actor: int) -> None:
+        """Its death is known to everybody: see ``addressed``."""
+        with self.lock:
+            self._revoke(self._addressed.pop(actor, []))
+
+    def _revoke(self, tickets: list[int]) -> None:
+        with self.lock:
+            for ticket in tickets:
+                self._use(ticket)
+
+    def _use(self, ticket: int) -> None:
+        export = self._tickets.pop(ticket, None)
+        entry = self._entries.get(export) if export is not None else None
+        if entry is not None and export is not None:
+            entry.tickets.discard(ticket)
+            self._release(export, entry)
+
+    # Keeping
+
+    def _let_go(self, export: ExportId, holder: Peer | None) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
+            entry.holders.discard(holder)
+            if holder is not None and holder in entry.subscribers:
+                entry.subscribers.remove(holder)
+            self._release(export, entry)
+
+    def _release(self, export: ExportId, entry: Entry) -> None:
+        if entry.holders or entry.tickets:
+            return
+        del self._entries[export]
+        if entry.owner is not None:
+            entry.owner.wire.send(("forget", export))
+
+    def _watch(self, export: ExportId, entry: Entry) -> None:
+        ref = entry.ref
+        if ref is None or entry.watched:
+            return
+        entry.watched = True
+        self._watcher.watch(ref, lambda: self._due(export))
+
+    def _due(self, export: ExportId) -> None:
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is not None and entry.ref is not None and not self._closed:
+                # Not here: encoding it may take long, and the watcher has others to serve.
+                threads.start(self._settle, "export", export, entry.ref)
+
+    def _settle(self, export: ExportId, ref: Ref) -> None:
+        self.settled(export, Outcome.of(ref))
+
+    def settled(self, export: ExportId, outcome: Outcome) -> None:
+        """The outcome of an exported ref has come."""
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is None or entry.outcome is not None:
+                return
+            entry.outcome = outcome
+            entry.ref = None
+            subscribers, entry.subscribers = entry.subscribers, []
+            for peer in subscribers:
+                peer.push(export, outcome)
+        self.arrived(export, outcome)
+
+    # Actors
+
+    def peer_exports(self, peer: Peer, export: ExportId) -> int:
+        """An actor pickles a ref: one of its own, or a copy that it holds."""
+        with self.lock:
+            if export not in self._entries:
+                original = self._originals.get(export)
+                if original is None and export[0] != peer.number:
+                    raise gone()
+                self._entries[export] = Entry(None if original is not None else peer, original)
+            if export[0] == peer.number:
+                self._entries[export].holders.add(peer)
+            return self._new_ticket(export)
+
+    def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
+        with self.lock:
+            entry = self._entries.get(export)
+            if entry is None:
+                ref = self._originals.get(export)
+                if ref is None:
+                    peer.push(export, Outcome.failed(gone()))
+                    return
+                entry = self._entries[export] = Entry(None, ref)
+            if not original:
+                entry.holders.add(peer)
+                if entry.outcome is not None:
+                    peer.push(export, entry.outcome)
+                else:
+                    entry.subscribers.append(peer)
+                    self._watch(export, entry)
+            self._use(ticket)
+
+    def peer_drops(self, peer: Peer, export: ExportId) -> None:
+        with self.lock:
+            self._let_go(export, peer)
+
+    def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
+        with self.lock:
+            mine = [
+                (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
+            ]
+        for export, entry in mine:
+            if entry.owner is peer and entry.outcome is None:
+                self.settled(export, Outcome.failed(death()))
+            self.peer_drops(peer, export)
+
+    def close(self, error: BaseException) -> None:
+        """The session is over, with ``error`` for who still waits."""
+        with self.lock:
+            self._closed = True
+        self.all_fail(error)
+
+    @property
+    def kept(self) -> int:
+        """Entries that there are."""
+        return len(self._entries)
+
+
+class Peer:
+    """The driver's end of one actor's connection."""
+
+    def __init__(
+        self, exports: Exports, number: int, sock: Any, death: Callable[[], ConveyorError]
+    ) -> None:
+        self.number = number
+        self._exports = exports
+        self._death = death
+        self.wire = Wire(sock, "refs", self._on_message, self._on_end)
+
+    def push(self, export: ExportId, outcome: Outcome) -> None:
+        self.wire.send_snapshot(("outcome", export, outcome.ok), outcome.snapshot)
+
+    def _on_message(self, message: Any, fds: list[int]) -> None:
+        operation, export, *rest = message
+        exports = self._exports
+        if operation == "export":
+            try:
+                ticket: Any = exports.peer_exports(self, export)
+            except RuntimeStateError as error:
+                ticket = error
+            self.wire.send(("ticket", rest[0], ticket))
+        elif operation == "load":
+            exports.peer_loads(self, export, *rest)
+        elif operation == "drop":
+            exports.peer_drops(self, export)
+        else:
+            ok, parts = rest
+            exports.settled(export, Outcome(ok, received(parts, fds)))
+
+    def _on_end(self) -> None:
+        self._exports.peer_ended(self, self._death)

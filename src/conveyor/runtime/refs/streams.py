@@ -1,0 +1,273 @@
+"""The items of generators, as the process that executes the graph or calls the actor takes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, NoReturn
+
+from conveyor import _core
+from conveyor.exceptions import SerializationError, WaitTimeoutError
+from conveyor.runtime import context
+from conveyor.runtime.process import Process
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source
+from conveyor.runtime.waiting.patience import Patience
+
+
+class StreamRef(Ref):
+    """The items that a generator method yields, as they come: ``for item in ref``, ``async for``, or
+    ``ref.next(timeout)``. Each item can be had once; ``get`` gives a list of those that are left.
+
+    The generator runs ahead by as many items as its credit allows (``Config.stream_items``) and then
+    waits. Dropping the reference closes it. An error that it raises comes after its items.
+    """
+
+    __slots__ = ("_back",)
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, -1)
+        # Items that a `get` had taken when its time was over.
+        self._back: deque[Any] = deque()
+
+    def _look(self) -> Any:
+        """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
+        what the generator has raised."""
+        raise NotImplementedError
+
+    def _is_there(self) -> bool:
+        """Whether ``_look`` would find something."""
+        raise NotImplementedError
+
+    def _describe(self) -> str:
+        """What is waited for."""
+        raise NotImplementedError
+
+    def _doing(self) -> str:
+        """What the actor is doing."""
+        raise NotImplementedError
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next item; waits for it.
+
+        timeout: seconds (``None`` or negative: no limit). Raises ``StopIteration`` at the end,
+        ``WaitTimeoutError`` when the time is over (the item can still be had), and what the generator
+        has raised, as ``get`` of other references does.
+        """
+        if self._back:
+            return self._back.popleft()
+        item = self._look()
+        if item is not EMPTY:
+            return item
+        inbox = context.current().inbox
+        patience = Patience(None if timeout is None or timeout < 0 else timeout)
+        while True:
+            seen = inbox.count
+            item = self._look()
+            if item is not EMPTY:
+                return item
+            if not inbox.wait(seen, patience.step()):
+                patience.check(self._describe, self._doing)
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def __iter__(self) -> StreamRef:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self.done():
+            from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
+
+            await wait_until(self._is_there)
+        try:
+            return self.next()
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def __aiter__(self) -> StreamRef:
+        return self
+
+    def get(self, timeout: float | None = None) -> list[Any]:
+        """A list of all items that have not been taken yet; waits for the generator's end."""
+        end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        items: list[Any] = []
+        while True:
+            try:
+                items.append(self.next(None if end is None else max(end - time.monotonic(), 0.0)))
+            except StopIteration:
+                return items
+            except WaitTimeoutError:
+                self._back.extend(items)
+                raise
+
+    def __await__(self) -> Any:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Any]:
+        return [item async for item in self]
+
+    def done(self) -> bool:
+        """Whether the next item, or the end, is there."""
+        return bool(self._back) or self._is_there()
+
+    def __reduce__(self) -> Any:
+        raise SerializationError(
+            f"{self!r} cannot be pickled: its items come to this process. Send a list of them"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._describe()}>"
+
+
+class Items:
+    """One generator task's items, of all executions of its graph, in the order of the ring."""
+
+    def __init__(self, reader: _core.Reader, process: Process, first: int) -> None:
+        """``first``: the number of the first execution."""
+        self._reader = reader
+        self._process = process
+        self._lock = threading.Lock()
+        # What came for one execution while another's items were looked for.
+        self._kept: dict[int, deque[Any]] = {}
+        self._over: set[int] = set()
+        self._wanted = first
+        # Noted by finalizers, which may run in the middle of anything.
+        self._ended: deque[int] = deque()
+
+    def take(self, number: int) -> Any:
+        """The next item of execution ``number``, or ``EMPTY``."""
+        with self._lock:
+            item = self._take(number)
+        if self._ended:
+            self._tidy()
+        if type(item) is _Broken:
+            raise item.error
+        return item
+
+    def is_there(self, number: int) -> bool:
+        """Whether ``take`` would find an item."""
+        with self._lock:
+            if not self._kept.get(number):
+                item = self._take(number)
+                if item is not EMPTY:
+                    self._kept.setdefault(number, deque()).appendleft(item)
+            return bool(self._kept.get(number))
+
+    def end(self, number: int) -> None:
+        """Nobody wants more of execution ``number``. May be called by a finalizer."""
+        self._ended.append(number)
+        self._tidy()
+
+    def _take(self, number: int) -> Any:
+        kept = self._kept.get(number)
+        if kept:
+            return kept.popleft()
+        reader, others = self._reader, False
+        found: Any = EMPTY
+        while found is EMPTY and not reader.empty:
+            try:
+                item = reader.receive()
+            except SerializationError as error:
+                item = _Broken(error)
+            if reader.tag == number:
+                found = item
+            elif reader.tag >= self._wanted and reader.tag not in self._over:
+                self._kept.setdefault(reader.tag, deque()).append(item)
+                others = True
+        if others:  # another thread may sleep until one of these comes
+            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        return found
+
+    def _tidy(self) -> None:
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                while self._ended:
+                    self._forget(self._ended.popleft())
+            finally:
+                self._lock.release()
+
+    def _forget(self, number: int) -> None:
+        self._kept.pop(number, None)
+        self._over.add(number)
+        before = self._wanted
+        while self._wanted in self._over:
+            self._over.discard(self._wanted)
+            self._wanted += 1
+        if self._wanted != before:
+            self._reader.want(self._wanted)
+        while self._reader.front >= 0 and (
+            self._reader.front < self._wanted or self._reader.front in self._over
+        ):
+            self._reader.skip()
+
+
+class _Broken:
+    """An item that could not be decoded."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class ExecutionStream(StreamRef):
+    """The items of one execution of a graph. ``ended`` is the reference to its end."""
+
+    __slots__ = ("_effects", "_ended", "_over")
+
+    def __init__(self, ended: Ref, effects: tuple[Ref, ...]) -> None:
+        super().__init__(ended._source)
+        self._ended = ended
+        self._effects = effects
+        self._over = False
+
+    def _end(self) -> NoReturn:
+        """All items have been taken. Raises what is left to be raised."""
+        self._ended.get()
+        for effect in self._effects:
+            effect.get()
+        self._over = True
+        raise StopIteration
+
+    def cancel(self) -> bool:
+        return not self._over and self._ended.cancel()
+
+    def cancelled(self) -> bool:
+        return self._ended.cancelled()
+
+    def _describe(self) -> str:
+        return f"the next item of {self._source.describe(self._ended)}"
+
+    def _doing(self) -> str:
+        doing: str = self._source.doing()
+        return doing
+
+
+class GraphStream(ExecutionStream):
+    """From an actor that is a process."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Items, ended: Ref, effects: tuple[Ref, ...]) -> None:
+        super().__init__(ended, effects)
+        self._items = items
+
+    def _look(self) -> Any:
+        if self._over:
+            raise StopIteration
+        # Before the items are looked for: they were all published before the end was.
+        ended = self._ended.done()
+        item = self._items.take(self._ended._number)
+        if item is not EMPTY:
+            return item
+        if not ended:
+            return EMPTY
+        self._end()
+
+    def _is_there(self) -> bool:
+        return self._over or self._ended.done() or self._items.is_there(self._ended._number)
+
+    def __del__(self) -> None:
+        # Not there if __init__ has failed.
+        items = getattr(self, "_items", None)
+        if items is not None and self._ended._number >= 0:
+            items.end(self._ended._number)

@@ -1,0 +1,114 @@
+"""A connection between two processes of a session over which both send messages when they like."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from conveyor import _core
+from conveyor.runtime import threads
+from conveyor.runtime.refs.messages import receive_message, send_message
+
+#: Values from this size on travel as files.
+SHARE_FROM = 32 * 1024
+
+
+_Item: TypeAlias = "tuple[Any, list[int]] | Callable[[], object] | None"
+
+
+class Wire:
+    """One end. Two threads: sending never blocks its caller, who may be a finalizer; and a message is
+    handled where nobody waits for anything else."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        name: str,
+        on_message: Callable[[Any, list[int]], object],
+        on_end: Callable[[], object],
+    ) -> None:
+        """``on_message(message, descriptors)`` is called for each message in turn, ``on_end()`` once
+        after the last; the descriptors are closed afterwards."""
+        self._socket = sock
+        self._on_message = on_message
+        self._on_end = on_end
+        # Its `put` may be interrupted by a finalizer that calls it.
+        self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.ended = False
+        self._writer = threads.start(self._write, f"{name}-out")
+        self._reader = threads.start(self._read, f"{name}-in")
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send it in its turn. ``fds`` are closed when that is done. Nothing happens if the other side
+        is gone: ``on_end`` tells."""
+        self._outgoing.put((message, list(fds)))
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done on a thread of the connection, in the order of what is sent."""
+        self._outgoing.put(work)
+
+    def send_snapshot(self, head: tuple[Any, ...], snapshot: _core.Snapshot) -> None:
+        """Send ``(*head, parts)`` with the snapshot's descriptor, if it has one."""
+        fds = [os.dup(snapshot.fd)] if snapshot.fd >= 0 else []
+        self.send((*head, snapshot.parts), fds)
+
+    def hang_up(self) -> None:
+        """End the connection; both sides are told by ``on_end``. Does not wait."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, and wait until its threads have ended (but for the caller's)."""
+        self.hang_up()
+        for thread in (self._reader, self._writer):
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _write(self) -> None:
+        broken = False
+        while (item := self._outgoing.get()) is not None:
+            if not isinstance(item, tuple):
+                item()
+                continue
+            message, fds = item
+            try:
+                if not broken:
+                    send_message(self._socket, message, fds)
+            except OSError:
+                broken = True
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            del item, message
+
+    def _read(self) -> None:
+        try:
+            while True:
+                try:
+                    message, fds = receive_message(self._socket)
+                except OSError:
+                    return
+                try:
+                    self._on_message(message, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+                del message
+        finally:
+            self.ended = True
+            try:
+                self._on_end()
+            finally:
+                self._outgoing.put(None)
+                self._writer.join()
+                self._socket.close()
+
+
+def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core.Snapshot:
+    """The snapshot that ``send_snapshot`` has sent."""
+    return _core.Snapshot.received(*parts, fds[0] if fds else -1)

@@ -1,0 +1,87 @@
+"""Telling others when a ref is done: descriptors that become readable, and callbacks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from conveyor import _core
+from conveyor.runtime import threads
+from conveyor.runtime.refs.ref import Ref
+
+
+class Watcher:
+    """One thread that sleeps on this process's bell, there only while somebody has asked about a ref
+    that is not done."""
+
+    def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
+        self._inbox = inbox
+        self._ring = ring
+        # Nothing of others is called, and no ref is asked, while it is held: callbacks take locks of
+        # their own. Reentrant, because finalizers may run in the middle of anything.
+        self._lock = threading.RLock()
+        self._watched: dict[int, tuple[weakref.ref[Ref], Callable[[], object]]] = {}
+        self._descriptors: weakref.WeakKeyDictionary[Ref, int] = weakref.WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def fileno(self, ref: Ref) -> int:
+        """The descriptor of ``ref``, made if it has none; it is closed with the ref."""
+        with self._lock:
+            fd = self._descriptors.get(ref)
+            if fd is None:
+                fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._descriptors[ref] = fd
+                weakref.finalize(ref, self._close, fd, id(ref)).atexit = False
+                self.watch(ref, lambda: os.eventfd_write(fd, 1))
+            return fd
+
+    def watch(self, ref: Ref, callback: Callable[[], object]) -> None:
+        """Call back once when ``ref`` is done, on the watcher's thread or here; at the latest when the
+        session ends. Not if the ref becomes garbage before."""
+        if ref.done():
+            callback()
+            return
+        with self._lock:
+            if not self._closed:
+                self._watched[id(ref)] = (weakref.ref(ref), callback)
+                if self._thread is None:
+                    self._thread = threads.start(self._run, "watcher")
+                else:
+                    self._ring()  # it may sleep already, and the ref be done just now
+                return
+        callback()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._ring()
+            thread.join()
+
+    def _close(self, fd: int, key: int) -> None:
+        # In a finalizer: without the lock. Nobody writes any more, because who does holds the ref.
+        self._watched.pop(key, None)
+        os.close(fd)
+        self._ring()  # the thread may have nothing left to do
+
+    def _run(self) -> None:
+        while True:
+            seen = self._inbox.count
+            with self._lock:
+                watched = list(self._watched.items())
+            for key, (known, callback) in watched:
+                ref = known()
+                over = ref is None or self._closed or ref.done()
+                if over and self._watched.pop(key, None) is not None and ref is not None:
+                    callback()
+                del ref, callback
+            with self._lock:
+                if not self._watched:
+                    self._thread = None
+                    return
+            del watched
+            self._inbox.wait(seen)
