@@ -216,7 +216,7 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
             conveyor.get(controller.scaled.remote(stage, 2))
 
     def descriptors() -> list[int]:
-        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current()._records.values())]
+        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current().actors)]
         conveyor.get(controller.collect.remote())
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 

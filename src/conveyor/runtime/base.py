@@ -124,7 +124,8 @@ class CallingRuntime:
 
         self.pump = Pump(process.inbox, ring)
         self.watcher = Watcher(process.inbox, ring)
-        self._links: dict[int, Link] = {}
+        #: By the number of the actor.
+        self.links: dict[int, Link] = {}
         self._gots: Gots | None = None
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
@@ -147,7 +148,7 @@ class CallingRuntime:
         kwargs: Mapping[str, Any],
         num_returns: int,
     ) -> Any:
-        link = self._links.get(actor.index)
+        link = self.links.get(actor.index)
         if link is None or link.gone:
             link = self.link(actor)
         return link.call(method, args, kwargs, num_returns)
@@ -158,7 +159,7 @@ class CallingRuntime:
 
     def outstanding(self, actor: ActorId) -> int:
         """How many calls from here ``actor`` has not answered yet."""
-        link = self._links.get(actor.index)
+        link = self.links.get(actor.index)
         return 0 if link is None else link.outstanding
 
     def stream(

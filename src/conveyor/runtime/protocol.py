@@ -1,4 +1,4 @@
-"""The two protocols of the runtime: what ``api`` asks of it, and what it asks of an engine.
+"""What ``api`` asks of the runtime, and what both say to each other.
 
 ``api`` talks to whatever ``conveyor.runtime.context.current()`` returns; a driver on local
 processes, an actor's process and the inline engine each provide one.
@@ -40,8 +40,17 @@ class MethodInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What is asked of an actor's process. ``num_cpus=None`` means one."""
+
+    num_cpus: float | None
+    num_gpus: float
+    env_vars: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """Everything needed to start an actor. ``num_cpus=None`` means one, ``max_restarts=-1`` no limit."""
+    """Everything needed to start an actor. ``max_restarts=-1``: no limit."""
 
     cls: type
     args: tuple[Any, ...]
@@ -53,6 +62,10 @@ class ActorSpec:
     max_concurrency: int | None = None
     max_restarts: int = 0
     env_vars: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def process(self) -> ProcessOptions:
+        return ProcessOptions(self.num_cpus, self.num_gpus, self.env_vars)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuPool
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.runtime import context
-from conveyor.runtime.driver.driver import Driver, SpawnOptions
-from conveyor.runtime.driver.record import Spawned
+from conveyor.runtime.driver.driver import Driver
+from conveyor.runtime.driver.engine import Spawned
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.protocol import ProcessOptions
 
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
@@ -43,8 +44,10 @@ class LocalEngine:
         self._on_exit = on_exit
         self._launcher.start()
 
-    def spawn(self, name: str, payload: bytes, fds: Sequence[int], spec: SpawnOptions) -> Spawned:
-        gpus = self._gpus.acquire(spec.num_gpus)
+    def spawn(
+        self, name: str, payload: bytes, fds: Sequence[int], options: ProcessOptions
+    ) -> Spawned:
+        gpus = self._gpus.acquire(options.num_gpus)
         child = ChildSpec(
             name=name,
             payload=payload,
@@ -52,8 +55,8 @@ class LocalEngine:
             sys_path=tuple(sys.path),
             argv=tuple(sys.argv),
             environ=dict(os.environ),
-            env_vars=dict(spec.env_vars),
-            num_cpus=spec.num_cpus,
+            env_vars=dict(options.env_vars),
+            num_cpus=options.num_cpus,
             gpu_ids=gpus,
         )
 
@@ -63,13 +66,13 @@ class LocalEngine:
             nonlocal forked
             forked = True  # from now on the GPUs are given back by its exit
             self._printer.add(pid, name)
-            self._gpus_of[pid] = (gpus, spec.num_gpus)
+            self._gpus_of[pid] = (gpus, options.num_gpus)
 
         try:
             pid = self._launcher.spawn(child, fds, spawned)
         except BaseException:
             if not forked:
-                self._gpus.release(gpus, spec.num_gpus)
+                self._gpus.release(gpus, options.num_gpus)
             raise
         return Spawned(
             pid,

@@ -52,7 +52,8 @@ def make_program(
 
     def start(coroutine: Coroutine[Any, Any, Any]) -> None:
         deadline = limits.deadline(program.execution)
-        running[:] = (worker.start_coroutine(coroutine, program.resume, deadline),)
+        assert worker.coroutines is not None
+        running[:] = (worker.coroutines.start_step(coroutine, program.resume, deadline),)
 
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
@@ -116,7 +117,7 @@ def _method(worker: Worker, task: Task) -> tuple[Callable[..., Any], bool]:
     """What ``task`` calls, and whether it is a coroutine function."""
     if task.function is not None:
         return task.function, inspect.iscoroutinefunction(task.function)
-    return worker.method(task.method)
+    return worker.instance.method(task.method)
 
 
 def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:

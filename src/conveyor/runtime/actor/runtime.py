@@ -18,14 +18,14 @@ from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
+from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Constructor, keep
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.driver.laying import tasks_by_actor
-from conveyor.runtime.driver.requests import LaidMember, Options, RequestClient
 from conveyor.runtime.graph.handle import GraphHandle
-from conveyor.runtime.graph.hosting import Laid, Member, refuse_own
+from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
+from conveyor.runtime.graph.layout import tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -92,7 +92,7 @@ class ActorRuntime(CallingRuntime):
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:
-            link = self._links.get(actor.index)
+            link = self.links.get(actor.index)
             if link is not None and not link.gone:
                 return link
             # A first link, or one to the process that the actor has now.
@@ -114,7 +114,7 @@ class ActorRuntime(CallingRuntime):
             finally:
                 for fd in fds:
                     os.close(fd)
-            self._links[actor.index] = link
+            self.links[actor.index] = link
             return link
 
     def is_alive(self, actor: ActorId) -> bool:
@@ -125,14 +125,13 @@ class ActorRuntime(CallingRuntime):
         return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
-        options = Options(spec.num_cpus, spec.num_gpus, spec.env_vars)
         constructor = self._constructor(spec)
         actor, _ = self._requests.ask(
             "create",
             spec.cls.__name__,
             dict(spec.methods),
             spec.name,
-            options,
+            spec.process,
             spec.max_concurrency,
             spec.max_restarts,
             constructor,

@@ -13,26 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
-from conveyor.plan.model import DRIVER, Plan, Task
-from conveyor.runtime.graph.layout import Assignment, Layout, Place, lay_out
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.graph.layout import Assignment, Layout, Place, Tasks, lay_out
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
     from conveyor.runtime.driver.record import ActorRecord
     from conveyor.runtime.refs.ref import Ref
-
-Tasks = dict[int, Task] | Sealed
-"""The tasks of one actor, by their number; sealed where the driver may not know their constants."""
-
-
-def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
-    """The tasks of each actor of ``plan``."""
-    own: list[dict[int, Task]] = [{} for _ in plan.actors]
-    for task in plan.tasks:
-        own[task.actor][task.id] = task
-    return own
 
 
 class Laying:
@@ -61,11 +49,11 @@ class Laying:
         self._slot_bytes = slot_bytes
         self._lock = threading.Lock()
         self._over = False
-        self.records: list[ActorRecord] = [driver.current(info.key) for info in plan.actors]
+        self.records: list[ActorRecord] = [driver.actors.current(info.key) for info in plan.actors]
         for record in self.records:
             record.check_alive()
         for record in self.records:
-            driver.retain(record.id)  # a graph keeps its actors
+            driver.actors.retain(record.id)  # a graph keeps its actors
         try:
             self.layout, self._places = self._lay(self.records, 0)
         except BaseException:
@@ -116,7 +104,11 @@ class Laying:
                 layout.recorders[actor],
                 first,
             )
-            acks.append(self._driver.load(records[actor], assignment, layout.segment.fd))
+            acks.append(
+                self._driver.actors.introductions.load(
+                    records[actor], assignment, layout.segment.fd
+                )
+            )
         for ack in acks:
             ack.get()
 
@@ -138,11 +130,11 @@ class Laying:
 
     def _release(self) -> None:
         for record in self.records:
-            self._driver.released(record.id)
+            self._driver.actors.release(record.id)
 
     def again(self, first: int) -> None:
         """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
-        records = [self._driver.revive(info.key) for info in self._plan.actors]
+        records = [self._driver.actors.revive(info.key) for info in self._plan.actors]
         # Those that have survived leave the old program first; both go over the same ordered link.
         for record in records:
             if record in self.records:

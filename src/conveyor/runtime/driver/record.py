@@ -15,18 +15,16 @@ from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
-from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo
+from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo, ProcessOptions
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
-    from conveyor.runtime.driver.requests import Options
+    from conveyor.runtime.driver.engine import Spawned
     from conveyor.runtime.refs.ref import Ref
 
 #: How long an error waits for the exit code that the fork server is about to report.
 _EXIT_CODE_WAIT = 0.05
-#: Life words for one service thread: what futex_waitv takes, less its own alarm.
-MAX_WATCHED = 120
 
 
 @dataclass(eq=False)
@@ -41,7 +39,7 @@ class Actor:
     class_name: str
     methods: Mapping[str, MethodInfo]
     name: str | None
-    options: Options
+    options: ProcessOptions
     max_concurrency: int | None
     max_restarts: int = 0
     kept: Kept | None = None
@@ -56,19 +54,6 @@ class Actor:
     @property
     def restarts_left(self) -> bool:
         return self.max_restarts < 0 or self.restarts < self.max_restarts
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    """A process that an engine has started.
-
-    ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
-    SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
-    """
-
-    pid: int
-    stderr_tail: Callable[[], str]
-    out_of_memory: Callable[[], bool | None]
 
 
 class ActorRecord:
@@ -251,32 +236,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
-
-
-class DeathWatches:
-    """The native service threads: each can watch so many life words."""
-
-    def __init__(self, board: _core.Board) -> None:
-        self._board = board
-        self._lock = threading.Lock()
-        self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
-
-    def add(self, slot: int) -> None:
-        with self._lock:
-            found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
-            if found is None:
-                found = (_core.DeathWatch(self._board), set())
-                self._watches.append(found)
-            found[1].add(slot)
-            found[0].add(slot)
-
-    def remove(self, slot: int) -> None:
-        with self._lock:
-            for watch, slots in self._watches:
-                if slot in slots:
-                    slots.discard(slot)
-                    watch.remove(slot)
-
-    def stop(self) -> None:
-        for watch, _ in self._watches:
-            watch.stop()

@@ -1,4 +1,4 @@
-"""What actors ask the driver for while they run: other actors, and links to them.
+"""Answering what actors ask the driver for while they run: other actors, and links to them.
 
 One socketpair for each actor. Requests are answered on the engine's event thread, which must not
 block: everything that waits for another process is done by callbacks or a thread of its own.
@@ -10,69 +10,52 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor.channel.sealed import Sealed
-from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
+from conveyor.exceptions import ConveyorError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.calls.constructor import Constructor, Kept
 from conveyor.runtime.driver.record import Actor
+from conveyor.runtime.graph.hosting import LaidMember
 from conveyor.runtime.graph.layout import RESULT_BIT, Place
 from conveyor.runtime.process import close_all
-from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.protocol import ActorId, ProcessOptions
 from conveyor.runtime.refs.messages import receive_message, send_message
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
+    from conveyor.runtime.driver.engine import Engine
     from conveyor.runtime.driver.laying import Laying
     from conveyor.runtime.driver.record import ActorRecord
-
-
-@dataclass(frozen=True, slots=True)
-class LaidMember:
-    """An actor of a graph that another actor executes."""
-
-    id: ActorId
-    pid: int
-    slot: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What an actor may say of the process of an actor that it starts."""
-
-    num_cpus: float | None
-    num_gpus: float
-    env_vars: dict[str, str]
 
 
 class RequestServer:
     """The driver's side."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, engine: Engine) -> None:
         self._driver = driver
+        self._engine = engine
         self._lock = threading.Lock()
         self._sockets: dict[ActorRecord, socket.socket] = {}
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         with self._lock:
             self._sockets[record] = sock
-        self._driver._engine.watch(sock.fileno(), lambda: self._on_request(record, sock))
+        self._engine.watch(sock.fileno(), lambda: self._on_request(record, sock))
 
     def remove(self, record: ActorRecord) -> None:
         with self._lock:
             sock = self._sockets.pop(record, None)
         if sock is not None:
-            self._driver._engine.unwatch(sock.fileno())
+            self._engine.unwatch(sock.fileno())
             sock.close()
 
     def close(self) -> None:
         with self._lock:
             sockets, self._sockets = self._sockets, {}
         for sock in sockets.values():
-            self._driver._engine.unwatch(sock.fileno())
+            self._engine.unwatch(sock.fileno())
             sock.close()
 
     def _on_request(self, record: ActorRecord, sock: socket.socket) -> None:
@@ -104,9 +87,9 @@ class RequestServer:
             close_all(fds)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        callee = self._driver.current(actor)
+        callee = self._driver.actors.current(actor)
         callee.actor.shared = True
-        bit, fds, _ack = self._driver.introduce(caller, callee)
+        bit, fds, _ack = self._driver.actors.introductions.link(caller, callee)
         return (callee.slot, callee.incarnation, bit), fds
 
     def _create(
@@ -115,7 +98,7 @@ class RequestServer:
         class_name: str,
         methods: Any,
         name: str | None,
-        options: Options,
+        options: ProcessOptions,
         max_concurrency: int | None,
         max_restarts: int,
         constructor: Constructor | None,
@@ -124,8 +107,8 @@ class RequestServer:
         actor = Actor(class_name, methods, name, options, max_concurrency, max_restarts, kept)
         actor.shared = True
         if constructor is None:
-            return self._driver.start_process(actor).id, []
-        return self._driver.start_process(actor, constructor.start).id, []
+            return self._driver.actors.start(actor).id, []
+        return self._driver.actors.start(actor, constructor.start).id, []
 
     def _lay(
         self,
@@ -146,7 +129,7 @@ class RequestServer:
     def _laid(self, caller: ActorRecord, laying: Laying) -> tuple[Any, list[int]]:
         layout = laying.layout
         members = [LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in laying.records]
-        fds = self._driver.duplicates(laying.records)
+        fds = self._driver.actors.introductions.duplicates(laying.records)
         if not caller.alive or len(fds) < 2 * len(members):
             close_all(fds)
             self._driver.drop(laying.number)
@@ -171,12 +154,12 @@ class RequestServer:
         return None, []
 
     def _find(self, caller: ActorRecord, name: str) -> tuple[Any, list[int]]:
-        found = self._driver.find_actor(name)
-        self._driver.share(found[0])
+        found = self._driver.actors.find(name)
+        self._driver.actors.share(found[0])
         return found, []
 
     def _kill(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        self._driver.kill(actor)
+        self._driver.actors.kill(actor)
         return None, []
 
     def _open(self, caller: ActorRecord, what: str, *args: Any) -> tuple[Any, list[int]]:
@@ -199,39 +182,4 @@ class RequestServer:
         labels: Mapping[tuple[int, int], str],
     ) -> tuple[Any, list[int]]:
         label = None if not labels else lambda *node: labels.get(node)
-        return self._driver.death_of(actor, slot, incarnation, label), []
-
-
-class RequestClient:
-    """An actor's side: one request at a time, each answered before the next."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._lock = threading.Lock()
-
-    def ask(self, operation: str, *args: Any) -> tuple[Any, list[int]]:
-        with self._lock:
-            try:
-                send_message(self._socket, (operation, args))
-                (ok, answer), fds = receive_message(self._socket)
-            except OSError as error:
-                raise RuntimeStateError(f"the driver does not answer: {error}") from error
-        if not ok:
-            raise answer
-        return answer, fds
-
-    def death(
-        self,
-        actor: ActorId,
-        slot: int,
-        incarnation: int,
-        labels: Mapping[tuple[int, int], str] | None = None,
-    ) -> ActorDiedError:
-        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
-        what it may have run, by (graph, node)."""
-        try:
-            error, _ = self.ask("death", actor, slot, incarnation, labels or {})
-        except ConveyorError:
-            return ActorDiedError(f"actor {actor.name} died", actor.name)
-        assert isinstance(error, ActorDiedError)
-        return error
+        return self._driver.actors.death_of(actor, slot, incarnation, label), []

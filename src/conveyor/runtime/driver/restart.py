@@ -9,7 +9,7 @@ from conveyor.exceptions import ActorDiedError
 from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
-    from conveyor.runtime.driver.driver import Driver
+    from conveyor.runtime.driver.actors import Actors
     from conveyor.runtime.driver.record import ActorRecord
     from conveyor.runtime.protocol import ActorId
 
@@ -21,8 +21,8 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
 class Restarts:
     """The driver's: each restart runs on a thread of its own, since it waits for the fork server."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, actors: Actors) -> None:
+        self._actors = actors
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
@@ -57,10 +57,10 @@ class Restarts:
                 raise record.death()
             _wait(record.exited, f"the end of {actor.name}", record)
             with self._lock:
-                if self._driver.record(actor) is not record or record.under_way:
+                if self._actors.record(actor) is not record or record.under_way:
                     continue  # somebody else was faster
                 self._check_possible(record)
-                self._driver.reserve(record)
+                self._actors.reserve(record)
                 record.replaced.clear()
                 record.restart_error = ""
                 record.restarting = True
@@ -70,13 +70,13 @@ class Restarts:
     def current(self, actor: ActorId) -> ActorRecord:
         """The process that the actor has now; waits for the end of a restart that is under way."""
         while True:
-            record = self._driver.record(actor)
+            record = self._actors.record(actor)
             if record.alive or not (record.exited.is_set() or record.may_restart()):
                 return record
             _wait(record.exited, f"the end of {actor.name}", record)
             if record.restarting:
                 _wait(record.replaced, f"the restart of {actor.name}", record)
-            if self._driver.record(actor) is record:
+            if self._actors.record(actor) is record:
                 return record
 
     def close(self) -> None:
@@ -121,11 +121,11 @@ class Restarts:
         try:
             if failures:
                 self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
-            self._driver.start_process(record.actor, replaces=record)
+            self._actors.start(record.actor, replaces=record)
         except Exception as error:  # told to everybody who needs the actor
             record.restart_error = str(error)
         finally:
-            self._driver.give_up(record)
+            self._actors.give_up(record)
             record.replaced.set()
             with self._lock:
                 self._threads.discard(threading.current_thread())

@@ -55,6 +55,16 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LaidMember:
+    """What another actor is told of an actor of a graph that it executes."""
+
+    id: ActorId
+    pid: int
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Laid:
     """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
     ends of the rings in ``segment``, which lie at ``offsets``; ``bits`` are what rings the members'

@@ -13,6 +13,17 @@ from conveyor.runtime.process import Process
 #: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
 RESULT_BIT = 1
 
+Tasks = dict[int, Task] | Sealed
+"""The tasks of one actor, by their number; sealed where the driver may not know their constants."""
+
+
+def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
+    """The tasks of each actor of ``plan``."""
+    own: list[dict[int, Task]] = [{} for _ in plan.actors]
+    for task in plan.tasks:
+        own[task.actor][task.id] = task
+    return own
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -84,7 +95,7 @@ class Assignment:
     actor_name: str
     bit: int
     program: Program
-    tasks: dict[int, Task] | Sealed
+    tasks: Tasks
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     peers: tuple[int, ...]

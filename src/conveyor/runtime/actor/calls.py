@@ -1,0 +1,257 @@
+"""Ordinary calls of the actor's methods: taken from its mailboxes, run, answered."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from conveyor import _core
+from conveyor.channel import encode_error
+from conveyor.exceptions import ActorStartError
+from conveyor.runtime.calls.constructor import START
+from conveyor.runtime.calls.links import link_limits, reply_offset
+from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.graph.layout import RESULT_BIT
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from conveyor.runtime.actor.coroutines import Coroutines
+    from conveyor.runtime.actor.instance import Instance
+    from conveyor.runtime.process import Process
+
+EMPTY = _core.EMPTY
+
+#: Calls served from one mailbox before others have a turn.
+_TURN = 16
+
+
+class Mailbox:
+    """The actor's end of one caller's link."""
+
+    def __init__(
+        self, process: Process, segment: _core.Segment, caller_slot: int, bit: int
+    ) -> None:
+        self.bit = bit
+        self.reader = process.reader(segment, 0, 0, (caller_slot, RESULT_BIT), shared=False)
+        self.replies = process.writer(
+            segment, reply_offset(), [(caller_slot, RESULT_BIT)], "results of calls"
+        )
+        self.limits = link_limits(segment)
+        # Coroutines of calls, and how many cancellations they have been looked through for.
+        self.running: dict[int, asyncio.Task[Any]] = {}
+        self.cancellations = 0
+        # Calls that run side by side may answer side by side.
+        self.reply_lock = threading.Lock()
+
+    def reply_error(self, tag: int, meta: bytes) -> None:
+        with self.reply_lock:
+            self.replies.send_error(meta, tag)
+
+
+class Calls:
+    """All mailboxes of the actor. ``on_started`` is called when the constructor has run."""
+
+    def __init__(
+        self, process: Process, instance: Instance, on_started: Callable[[], None]
+    ) -> None:
+        self._process = process
+        self._instance = instance
+        self._on_started = on_started
+        self._mailboxes: list[Mailbox] = []
+        # Calls that have overtaken the constructor's, which came another way.
+        self._early: list[tuple[Mailbox, int, Any]] = []
+        self._running = 0  # in threads and coroutines
+        self._running_lock = threading.Lock()
+        #: Where calls run, if not one by one in the main thread.
+        self.coroutines: Coroutines | None = None
+        self.pool: ThreadPoolExecutor | None = None
+
+    def open(self, segment: _core.Segment, caller_slot: int, bit: int) -> Callable[[], None]:
+        """Take calls from here too; what is to be called when the bit is rung."""
+        mailbox = Mailbox(self._process, segment, caller_slot, bit)
+        self._mailboxes.append(mailbox)
+        # Frames may have come before the handler was there.
+        self._process.board.ring(self._process.slot, bit)
+        return lambda: self._serve(mailbox)
+
+    def hang_up(self, bit: int) -> None:
+        """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
+        mailbox = next(m for m in self._mailboxes if m.bit == bit)
+        while not mailbox.reader.empty:
+            self._serve(mailbox)
+        self._mailboxes.remove(mailbox)
+        if not self._instance.started:
+            # Most likely it was the one that should have sent the constructor's call.
+            name = self._instance.name
+            gone = ActorStartError(f"{name} has not been started, and a caller has died")
+            for waiting, tag, call in self._early:
+                self._reply_error(waiting, tag, gone, call[0])
+            self._early.clear()
+
+    def quiet(self) -> bool:
+        """Nothing is queued and nothing runs: an orderly stop may end the process."""
+        if self._running or not all(m.reader.empty for m in self._mailboxes):
+            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+            return False
+        return True
+
+    def _count(self, change: int) -> None:
+        with self._running_lock:
+            self._running += change
+
+    def _serve(self, mailbox: Mailbox) -> None:
+        reader, limits = mailbox.reader, mailbox.limits
+        if mailbox.running and limits.cancellations != mailbox.cancellations:
+            self._cancel_running(mailbox)
+        for _ in range(_TURN):
+            try:
+                call = reader.receive()
+            except Exception as error:
+                self._reply_error(mailbox, reader.tag, error, "call")
+                continue
+            if call is EMPTY:
+                return
+            tag = reader.tag
+            if limits.cancelled(tag):
+                mailbox.reply_error(tag, _core.CANCELLED)
+            elif call[0] == START and not self._instance.started:
+                self._start(mailbox, tag, *call[1], **(call[2] or {}))
+            elif not self._instance.started:
+                self._early.append((mailbox, tag, call))
+            else:
+                self._call(mailbox, tag, *call)
+        self._process.board.ring(self._process.slot, mailbox.bit)
+
+    def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
+        self._process.inbox.running_call("__init__", tag)
+        instance = self._instance
+        instance.start(cls, args, kwargs)
+        if instance.error is not None:
+            mailbox.reply_error(tag, instance.error)
+        else:
+            mailbox.replies.send(None, tag)
+        self._on_started()
+        early, self._early = self._early, []
+        for waiting, number, call in early:
+            self._call(waiting, number, *call)
+
+    def _call(
+        self,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        if self._instance.error is not None:
+            mailbox.reply_error(tag, self._instance.error)
+            return
+        try:
+            method, is_async = self._instance.find(name)
+        except Exception as error:
+            self._reply_error(mailbox, tag, error, name)
+            return
+        if self.coroutines is not None and is_async:
+            self._count(1)
+            mailbox.running[tag] = self.coroutines.start(
+                self._call_async(
+                    self.coroutines, mailbox, tag, name, method, args, kwargs, num_returns
+                ),
+                lambda task: self._ended(mailbox, tag, task),
+            )
+        elif self.pool is not None:
+            self._count(1)
+            self.pool.submit(
+                self._call_pooled, mailbox, tag, name, method, args, kwargs, num_returns
+            )
+        else:
+            self._process.inbox.running_call(name, tag)
+            self._call_now(mailbox, tag, name, method, args, kwargs, num_returns)
+
+    def _call_now(
+        self,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        try:
+            result = method(*args, **kwargs) if kwargs else method(*args)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            self._reply(mailbox, tag, name, result, num_returns)
+
+    def _call_pooled(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
+        try:
+            if mailbox.limits.cancelled(tag):
+                mailbox.reply_error(tag, _core.CANCELLED)
+                return
+            self._process.inbox.running_call(name, tag)
+            self._call_now(mailbox, tag, name, *rest)
+        finally:
+            self._count(-1)
+            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+
+    async def _call_async(
+        self,
+        coroutines: Coroutines,
+        mailbox: Mailbox,
+        tag: int,
+        name: str,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        num_returns: int,
+    ) -> None:
+        try:
+            async with coroutines.slots:
+                self._process.inbox.running_call(name, tag)
+                result = await method(*args, **(kwargs or {}))
+        except SystemExit:
+            coroutines.leaving = True
+            raise
+        except BaseException as error:
+            if coroutines.leaving:
+                raise
+            self._reply_error(mailbox, tag, error, name)
+        else:
+            self._reply(mailbox, tag, name, result, num_returns)
+        finally:
+            self._count(-1)
+
+    def _ended(self, mailbox: Mailbox, tag: int, task: asyncio.Task[Any]) -> None:
+        mailbox.running.pop(tag, None)
+        assert self.coroutines is not None
+        # Before its first step, or it would have answered itself; or because the actor ends.
+        if task.cancelled() and not self.coroutines.leaving:
+            self._count(-1)
+            mailbox.reply_error(tag, _core.CANCELLED)
+
+    def _cancel_running(self, mailbox: Mailbox) -> None:
+        # Before the look: a cancellation that comes meanwhile is looked for next time.
+        mailbox.cancellations = mailbox.limits.cancellations
+        for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
+            mailbox.running.pop(tag).cancel()
+
+    def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
+        try:
+            if num_returns > 1:
+                result = elements(result, num_returns, f"{self._instance.name}.{name}")
+            with mailbox.reply_lock:
+                mailbox.replies.send(result, tag)
+        except Exception as error:
+            self._reply_error(mailbox, tag, error, name)
+
+    def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
+        own = self._instance.name
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))

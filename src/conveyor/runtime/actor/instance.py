@@ -1,0 +1,50 @@
+"""The actor's object: the instance of the user's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conveyor.channel import decode_error, encode_error
+from conveyor.runtime.calls.constructor import Constructor
+from conveyor.runtime.calls.generators import OpenGenerators, find_method
+
+
+class Instance:
+    """There from the constructor's call on; ``error`` is how that has failed, encoded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.started = False
+        self.error: bytes | None = None
+        self._object: Any = None
+        self._generators = OpenGenerators()
+
+    def start(self, cls: type | Constructor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the constructor."""
+        self.started = True
+        try:
+            if isinstance(cls, Constructor):
+                cls, args, kwargs = cls.call(args)
+            self._object = cls(*args, **kwargs)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            # Every later call, and every step of a graph, answers with this.
+            self.error = encode_error(error, self.name, f"{self.name}.__init__")
+
+    def find(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """The method ``name``, and whether it is a coroutine function. Raises ``GraphError`` if there
+        is none."""
+        return find_method(self._object, self._generators, name)
+
+    def method(self, name: str) -> tuple[Callable[..., Any], bool]:
+        """Like :meth:`find`; of an actor whose constructor has failed, a function that raises that."""
+        meta = self.error
+        if meta is None:
+            return self.find(name)
+
+        def failed(*_args: Any, **_kwargs: Any) -> Any:
+            raise decode_error(meta)
+
+        return failed, False

@@ -1,0 +1,47 @@
+"""What an actor asks the driver for while it runs: other actors, and links to them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.messages import receive_message, send_message
+
+
+class RequestClient:
+    """One request at a time, each answered before the next."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def ask(self, operation: str, *args: Any) -> tuple[Any, list[int]]:
+        with self._lock:
+            try:
+                send_message(self._socket, (operation, args))
+                (ok, answer), fds = receive_message(self._socket)
+            except OSError as error:
+                raise RuntimeStateError(f"the driver does not answer: {error}") from error
+        if not ok:
+            raise answer
+        return answer, fds
+
+    def death(
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        labels: Mapping[tuple[int, int], str] | None = None,
+    ) -> ActorDiedError:
+        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
+        what it may have run, by (graph, node)."""
+        try:
+            error, _ = self.ask("death", actor, slot, incarnation, labels or {})
+        except ConveyorError:
+            return ActorDiedError(f"actor {actor.name} died", actor.name)
+        assert isinstance(error, ActorDiedError)
+        return error

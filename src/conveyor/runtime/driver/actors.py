@@ -1,0 +1,370 @@
+"""The actors of a session and their processes: started, looked up, let go of, buried."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from conveyor import _core
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ActorStartError,
+    RuntimeStateError,
+)
+from conveyor.runtime.actor.hello import Hello
+from conveyor.runtime.calls.links import Link, link_segment
+from conveyor.runtime.driver.deaths import DeathWatches
+from conveyor.runtime.driver.introductions import Introductions
+from conveyor.runtime.driver.record import Actor, ActorRecord
+from conveyor.runtime.driver.restart import Restarts
+from conveyor.runtime.protocol import ActorId, MethodInfo
+
+if TYPE_CHECKING:
+    from conveyor.runtime.driver.driver import Driver
+    from conveyor.runtime.driver.engine import Engine
+    from conveyor.runtime.refs.ref import Ref
+
+#: Processes that one session may have at the same time.
+BOARD_SLOTS = 2048
+DRIVER_SLOT = 0
+
+
+class Actors:
+    """The driver's table of them; iterating it gives the process that each has or had last."""
+
+    def __init__(self, driver: Driver, engine: Engine) -> None:
+        self._driver = driver
+        self._engine = engine
+        self._board = driver.process.board
+        self.lock = threading.RLock()
+        self._free_slots = deque(range(DRIVER_SLOT + 1, BOARD_SLOTS))
+        self._numbers = itertools.count(1)
+        self._records: dict[int, ActorRecord] = {}
+        self._by_pid: dict[int, ActorRecord] = {}
+        self._early_exits: dict[int, int] = {}
+        self._names: dict[str, ActorId] = {}
+        self._of_class: Counter[str] = Counter()
+        self._watches = DeathWatches(self._board)
+        self._restarts = Restarts(self)
+        self.introductions = Introductions(self)
+
+    def __iter__(self) -> Iterator[ActorRecord]:
+        return iter(list(self._records.values()))
+
+    # Starting
+
+    def start(
+        self,
+        actor: Actor,
+        construct: Callable[[Link], Ref] | None = None,
+        replaces: ActorRecord | None = None,
+    ) -> ActorRecord:
+        """Start an actor's process and lay the driver's links to it. ``construct`` sends the
+        constructor's call; without it another actor does. ``replaces``: the actor's process that is
+        dead."""
+        self._driver.check_open()
+        self._driver.tidy()
+        if replaces is not None:
+            assert actor.kept is not None
+            construct = actor.kept.start
+        record = self._enter(actor, replaces)
+        try:
+            self._start_process(record, construct)
+        except BaseException:
+            self._board.announce_death(record.slot)
+            self._forget_process(record)
+            record.exited.set()
+            if replaces is None:
+                with self.lock:
+                    self._records.pop(record.id.index, None)
+            raise
+        with self.lock:
+            self._records[record.id.index] = record
+            if record.calls is not None:
+                self._driver.links[record.id.index] = record.calls
+            self._by_pid[record.pid] = record
+            early = self._early_exits.pop(record.pid, None)
+            if actor.ended:  # while it was started
+                record.killed = True
+                self._engine.kill(record.pid)
+        if early is not None:
+            self.on_exit(record.pid, early)
+        return record
+
+    def _enter(self, actor: Actor, replaces: ActorRecord | None) -> ActorRecord:
+        """Take a name and a slot for the actor's process."""
+        with self.lock:
+            if replaces is None:
+                label = self._new_label(actor)
+                identity = ActorId(next(self._numbers), label)
+            else:
+                identity = replaces.id
+                label = identity.name
+            if actor.name is not None and self._names.get(actor.name, identity) != identity:
+                raise ValueError(f"there is an actor named {actor.name!r} already")
+            if replaces is not None and replaces.keeps_slot:
+                slot = replaces.slot
+                replaces.keeps_slot = False
+            elif self._free_slots:
+                slot = self._free_slots.popleft()
+            else:
+                raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
+            self._board.prepare(slot, label)
+            record = ActorRecord(self._board, identity, slot, actor)
+            if actor.name is not None:
+                self._names[actor.name] = identity
+            if replaces is None:
+                self._records[identity.index] = record
+            else:
+                record.previous = replaces
+                replaces.previous = None
+            return record
+
+    def _new_label(self, actor: Actor) -> str:
+        # Unnamed actors of one class are told apart, so that every message names exactly one.
+        self._of_class[actor.class_name] += 1
+        count = self._of_class[actor.class_name]
+        return actor.name or (actor.class_name if count == 1 else f"{actor.class_name}#{count}")
+
+    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
+        board, process, actor, slot = self._board, self._driver.process, record.actor, record.slot
+        record.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        record.arena_fd = _core.Arena.create_fd(process.arena_size.file)
+        process.adopt(slot, record.arena_fd, record.eventfd)
+        record.control_socket, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request_here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with control, request:
+            calls, ctl = link_segment(), link_segment()
+            hello = Hello(
+                slot=slot,
+                name=record.id.name,
+                number=record.id.index,
+                session=self._driver.exports.session,
+                arena=process.arena_size,
+                driver_slot=DRIVER_SLOT,
+                mailbox_bit=record.bits.take(),
+                control_bit=record.bits.take(),
+                max_concurrency=actor.max_concurrency,
+                has_async=any(m.is_async for m in actor.methods.values()),
+            )
+            record.calls = self._link(record, calls, hello.mailbox_bit, _core.KIND_CALL)
+            record.control_link = self._link(record, ctl, hello.control_bit, _core.KIND_CONTROL)
+            record.known_peers = {s: board.incarnation(s) for s in (DRIVER_SLOT, slot)}
+            if construct is not None:
+                # Before anybody else can call it, and before there is a process: what cannot be
+                # sent has started nothing.
+                record.start = construct(record.calls)
+            self._driver.requests.add(record, request_here)
+            passed = [board.fd, record.arena_fd, record.eventfd, *self._driver.descriptors]
+            passed += [control.fileno(), request.fileno(), calls.fd, ctl.fd]
+            self._watches.add(slot)
+            record.process = self._engine.spawn(
+                record.id.name, pickle.dumps(hello), passed, actor.options
+            )
+            calls.close_fd()
+            ctl.close_fd()
+
+    def _link(self, record: ActorRecord, segment: _core.Segment, bit: int, kind: int) -> Link:
+        label = self._driver.label
+        return Link(
+            self._driver.process,
+            segment,
+            record.slot,
+            record.id.name,
+            bit,
+            lambda: record.death(label),
+            self._driver.pump.add,
+            kind,
+            label=label,
+        )
+
+    # Looking up
+
+    def record(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has or had last."""
+        record = self._records.get(actor.index)
+        if record is None:
+            raise RuntimeStateError(f"actor {actor.name} belongs to another session")
+        return record
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits while the actor is being started again."""
+        return self._restarts.current(actor)
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
+        not possible."""
+        return self._restarts.revive(actor)
+
+    def link(self, actor: ActorId) -> Link:
+        """The driver's link to the process that the actor has now."""
+        record = self.current(actor)
+        link = record.calls
+        if link is None or not record.alive:
+            raise record.death()
+        return link
+
+    def find(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
+        identity = self._names.get(name)
+        record = None if identity is None else self.record(identity)
+        if record is None or not (record.alive or record.may_restart() or record.under_way):
+            known = ", ".join(sorted(self._names)) or "none"
+            raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
+        return record.id, record.class_name, record.methods
+
+    def death_of(
+        self,
+        actor: ActorId,
+        slot: int,
+        incarnation: int,
+        label: Callable[[int, int], str | None] | None = None,
+    ) -> ActorDiedError:
+        """The error for who needed the actor's process that was the slot's ``incarnation``-th.
+        ``label`` names a (graph, node); default: of the driver's graphs."""
+        record: ActorRecord | None = self.record(actor)
+        while record is not None and (record.slot, record.incarnation) != (slot, incarnation):
+            record = record.previous
+        if record is None:
+            text = f"actor {actor.name} died and has been started again since"
+            return ActorRestartedError(text, actor.name)
+        return record.death(label or self._driver.label)
+
+    # Who needs them
+
+    def retain(self, actor: ActorId) -> None:
+        record = self._records.get(actor.index)
+        if record is not None:
+            record.actor.handles += 1
+            record.actor.held = True
+
+    def share(self, actor: ActorId) -> None:
+        record = self._records.get(actor.index)
+        if record is not None:
+            record.actor.shared = True
+
+    def release(self, actor: ActorId) -> None:
+        """One handle, or one graph, less needs the actor; with the last one it ends."""
+        with self.lock:
+            record = self._records.get(actor.index)
+            if record is None:
+                return
+            known = record.actor
+            known.handles -= 1
+            self._forget_actor(record)
+            if known.handles > 0 or known.name is not None or known.shared or known.stopping:
+                return
+            known.stopping = True
+            if record.calls is None:
+                known.ended = True  # should it be on its way back
+                return
+            calls = record.calls
+        calls.when_all_sent(lambda: record.control("stop"))
+
+    def kill(self, actor: ActorId) -> None:
+        with self.lock:
+            record = self.record(actor)
+            record.actor.ended = True
+            if not record.alive:
+                return
+            record.killed = True
+        self._engine.kill(record.pid)
+        # From now on it is dead for everybody, whatever the kernel still has to do.
+        self._board.announce_death(record.slot)
+
+    # Ending
+
+    def on_exit(self, pid: int, status: int) -> None:
+        """A process has ended. Called by the engine."""
+        with self.lock:
+            record = self._by_pid.pop(pid, None)
+            if record is None:
+                self._early_exits[pid] = status
+                return
+        self._board.announce_death(record.slot)
+        record.bury(status)
+        self._restarts.decide(record)
+        record.keeps_slot = record.restarting
+        self._driver.on_death(record)
+        self._forget_process(record)
+        record.exited.set()
+        self.introductions.hang_up(record)
+        if record.restarting:
+            self._restarts.begin(record)
+        else:
+            with self.lock:
+                self._forget_actor(record)
+
+    def reserve(self, record: ActorRecord) -> None:
+        """Give the actor's next process the same slot, if it is free: who knew the old one then lets
+        go of what was the old one's."""
+        with self.lock, suppress(ValueError):
+            self._free_slots.remove(record.slot)
+            record.keeps_slot = True
+
+    def give_up(self, record: ActorRecord) -> None:
+        """Let go of what was kept for a process that should replace this one, if there is none."""
+        with self.lock:
+            if record.keeps_slot:
+                record.keeps_slot = False
+                self._free_slots.append(record.slot)
+            if self._records.get(record.id.index) is record:
+                self._forget_name(record)
+
+    def end_all(self) -> None:
+        """The session ends, and all actors with it: their deaths are nobody's concern."""
+        self._restarts.close()
+        for record in self:
+            record.killed = record.actor.ended = True
+
+    def close(self) -> None:
+        """All processes are gone: let go of what belonged to them."""
+        self._restarts.join()
+        self._watches.stop()
+        for record in self:
+            record.actor.kept = None  # refs among it hold on to channels
+            if record.arena_fd >= 0:
+                self._board.announce_death(record.slot)
+                self._forget_process(record)
+
+    def _forget_process(self, record: ActorRecord) -> None:
+        """Close what belonged to a process that is gone. The record itself can still be asked."""
+        with self.lock:
+            self._watches.remove(record.slot)
+            self._driver.requests.remove(record)
+            if record.control_socket is not None:
+                record.control_socket.close()
+            for fd in (record.arena_fd, record.eventfd):
+                if fd >= 0:
+                    os.close(fd)
+            record.arena_fd = record.eventfd = -1
+            self._driver.process.forget(record.slot)
+            if self._driver.links.get(record.id.index) is record.calls:
+                self._driver.links.pop(record.id.index, None)
+            # Refs keep what they need of these; the record only keeps what can be asked of the dead.
+            record.calls = record.control_link = record.start = None
+            if not record.restarting:
+                self._forget_name(record)
+            if not record.keeps_slot:
+                self._free_slots.append(record.slot)
+
+    def _forget_name(self, record: ActorRecord) -> None:
+        name = record.actor.name
+        if name is not None and self._names.get(name) == record.id:
+            del self._names[name]
+
+    def _forget_actor(self, record: ActorRecord) -> None:
+        """Nothing is kept of an actor that is dead and that nobody can ask for any more."""
+        actor = record.actor
+        asked_for = actor.handles > 0 or actor.shared or not actor.held
+        if asked_for or not record.exited.is_set() or record.restarting:
+            return
+        if self._records.get(record.id.index) is record:
+            del self._records[record.id.index]

@@ -1,0 +1,39 @@
+"""The native service threads that watch the life words of actors."""
+
+from __future__ import annotations
+
+import threading
+
+from conveyor import _core
+
+#: Life words for one service thread: what futex_waitv takes, less its own alarm.
+MAX_WATCHED = 120
+
+
+class DeathWatches:
+    """As many of them as it takes: each can watch so many life words."""
+
+    def __init__(self, board: _core.Board) -> None:
+        self._board = board
+        self._lock = threading.Lock()
+        self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
+
+    def add(self, slot: int) -> None:
+        with self._lock:
+            found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
+            if found is None:
+                found = (_core.DeathWatch(self._board), set())
+                self._watches.append(found)
+            found[1].add(slot)
+            found[0].add(slot)
+
+    def remove(self, slot: int) -> None:
+        with self._lock:
+            for watch, slots in self._watches:
+                if slot in slots:
+                    slots.discard(slot)
+                    watch.remove(slot)
+
+    def stop(self) -> None:
+        for watch, _ in self._watches:
+            watch.stop()

@@ -1,0 +1,48 @@
+"""What the driver asks of an engine, which hosts the processes of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from conveyor.runtime.protocol import ProcessOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process that an engine has started.
+
+    ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
+    SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
+    """
+
+    pid: int
+    stderr_tail: Callable[[], str]
+    out_of_memory: Callable[[], bool | None]
+
+
+class Engine(Protocol):
+    """Who hosts actors. Handed to the driver; knows processes, not channels."""
+
+    def start(self, on_exit: Callable[[int, int], None]) -> None:
+        """``on_exit(pid, status)`` is called on a thread of the engine when a process has ended."""
+        ...
+
+    def spawn(
+        self, name: str, payload: bytes, fds: Sequence[int], options: ProcessOptions
+    ) -> Spawned:
+        """Start a process that runs ``worker.main(payload, fds)``."""
+        ...
+
+    def kill(self, pid: int) -> None: ...
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back, on a thread of the engine, whenever ``fd`` can be read."""
+        ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+    def close(self) -> None:
+        """End all processes and wait until they are gone."""
+        ...
