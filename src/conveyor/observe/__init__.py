@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from conveyor.runtime import views
-from conveyor.runtime.graph.status import ActorStatus, EdgeWait, ExecutionStatus, GraphStatus
+from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
+from conveyor.runtime.status import ActorStatus, EdgeWait
 
 __all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"]
 

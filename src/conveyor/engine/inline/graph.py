@@ -31,10 +31,11 @@ from conveyor.runtime.graph.execution import late_error
 from conveyor.runtime.graph.recording import Progress, Track
 from conveyor.runtime.graph.results import GraphRef, Results
 from conveyor.runtime.graph.stacks import stack_of
-from conveyor.runtime.graph.status import ActorStatus, ExecutionStatus, GraphStatus
+from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.values import RefFailed, RefNotThere, when_there
+from conveyor.runtime.status import ActorStatus
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime

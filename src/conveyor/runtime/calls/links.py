@@ -9,10 +9,10 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, DeadlockError
-from conveyor.runtime.graph.status import describe_status
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
 from conveyor.runtime.refs.ref import EMPTY, ElementRef, Ref, cancelled_error, final
 from conveyor.runtime.refs.values import RefFailed, RefNotThere
+from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.deadlock import CycleCheck, waiting
 from conveyor.runtime.waiting.patience import Patience
 

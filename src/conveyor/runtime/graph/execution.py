@@ -12,7 +12,7 @@ from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.compiled import CompiledGraph
-    from conveyor.runtime.graph.process_graph import ProcessGraph
+    from conveyor.runtime.graph.submission import SubmittingGraph
 
 
 def late_error(
@@ -53,7 +53,7 @@ class Execution:
         "seconds",
     )
 
-    def __init__(self, graph: ProcessGraph, deadline: int = 0, seconds: float = 0.0) -> None:
+    def __init__(self, graph: SubmittingGraph, deadline: int = 0, seconds: float = 0.0) -> None:
         """deadline: on the monotonic clock, in nanoseconds; 0: none. seconds: what was asked for."""
         self.graph = graph
         self.gate = graph.gate

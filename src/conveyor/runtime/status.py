@@ -1,0 +1,135 @@
+"""What a process is doing: a snapshot that people can read, and programs too.
+
+All of it is read from the status page and from ``/proc``: nobody is asked, so it also works for an
+actor that is stuck, stopped or dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from conveyor import _core
+
+ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead"]
+Label = Callable[[int, int], str | None]
+
+_RUNNING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeWait:
+    """What an actor's part of a graph needs next: ``source`` as ``graph.explain()`` calls it, of one
+    execution, from ``writer`` (an actor's name or ``"driver"``)."""
+
+    edge: int
+    source: str
+    writer: str
+    execution: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """What one actor is doing.
+
+    state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``.
+    method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
+    node, execution: of that task; the execution alone where it is between two steps, or in a
+        coroutine that waits. call: the number of the call, where it is none of a graph's.
+    since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
+    error: how it died. stack: where its Python code is, if that was asked for.
+    """
+
+    name: str
+    pid: int
+    state: ActorState
+    method: str | None = None
+    node: int | None = None
+    execution: int | None = None
+    call: int | None = None
+    since: float | None = None
+    waits_for: EdgeWait | None = None
+    blocked_on: str | None = None
+    error: str | None = None
+    stack: str | None = None
+
+    def describe(self) -> str:
+        """In words, to follow "the actor is"."""
+        if self.state == "dead":
+            return "dead" + (f": {self.error.splitlines()[0]}" if self.error else "")
+        text = ""
+        if self.method is not None and self.since is not None:
+            number = (
+                f"execution {self.execution}" if self.execution is not None else f"call {self.call}"
+            )
+            clock = time.strftime("%H:%M:%S", time.localtime(self.since))
+            text = (
+                f"running {self.method} ({number}) since {time.time() - self.since:.1f} s ({clock})"
+            )
+            if self.blocked_on is not None:
+                text += f", which waits for {self.blocked_on}"
+        if self.state == "stopped":
+            # Not dead: SIGCONT, or the debugger's "continue", and nothing is lost.
+            return "stopped (by a signal, or by a debugger)" + (f" while {text}" if text else "")
+        if text:
+            return text
+        wait = self.waits_for
+        if wait is not None:
+            return (
+                f"idle, waiting for {wait.source} of execution {wait.execution} from {wait.writer}"
+            )
+        if self.state == "idle" and self.execution is not None:
+            return f"between two steps of execution {self.execution}"
+        return self.state
+
+    def __str__(self) -> str:
+        text = f"{self.name} (pid {self.pid}): {self.describe()}"
+        if self.stack:
+            text += "\n" + "\n".join(f"    {line}" for line in self.stack.splitlines())
+        return text
+
+
+def actor_status(
+    board: _core.Board, slot: int, incarnation: int | None = None, label: Label | None = None
+) -> ActorStatus:
+    """What the process in ``slot`` is doing (``incarnation``: which of its processes is meant).
+    ``label`` names a (graph, node)."""
+    condition, pid, name = board.condition(slot), board.pid(slot), board.name(slot)
+    if incarnation is not None and board.gone(slot, incarnation):
+        return ActorStatus(name, pid, "dead")
+    if condition not in (1, 2):
+        return ActorStatus(name, pid, "dead")
+    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
+    now: ActorState = "starting" if condition == 1 else "idle"
+    status = ActorStatus(name, pid, now)
+    if state == _RUNNING:
+        method = (label(graph, node) if label is not None else None) if graph else what
+        target, _, _ = board.waits(slot)
+        status = ActorStatus(
+            name,
+            pid,
+            "running",
+            method or f"node {node} of graph {graph}",
+            node if graph else None,
+            execution if graph else None,
+            None if graph else execution,
+            time.time() - (_core.monotonic_ns() - since_ns) / 1e9,
+            blocked_on=board.name(target) if target >= 0 else None,
+        )
+    return replace(status, state="stopped") if pid and _is_stopped(pid) else status
+
+
+def describe_status(board: _core.Board, slot: int, label: Label | None = None) -> str:
+    """What the process in ``slot`` is doing, in words."""
+    return actor_status(board, slot, None, label).describe()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The state follows the name, which may hold anything.
+            return stat.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
