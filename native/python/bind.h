@@ -1,0 +1,34 @@
+// What the bindings share. Each file binds one group of classes; module.cpp puts them together.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+
+#include "ring.h"
+
+namespace conveyor {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_board(nb::module_& m);
+void bind_memory(nb::module_& m);
+void bind_recorder(nb::module_& m);
+void bind_channel(nb::module_& m);
+void bind_graph(nb::module_& m);
+
+// What stands for "nothing": a value may be None. Never destroyed: it may be asked for while the interpreter ends.
+extern nb::object* empty;
+
+// The time of the monotonic clock at which a timeout in seconds is over; 0: never (None).
+uint64_t deadline_after(nb::handle timeout);
+
+// A kind of frame that Python has named; throws ValueError if there is none.
+Kind kind_of(uint16_t kind);
+
+}  // namespace conveyor

@@ -1,0 +1,81 @@
+// The ends of a channel.
+#include "bind.h"
+#include "endpoints.h"
+
+namespace conveyor {
+namespace {
+
+std::vector<Target> targets_of(const std::vector<std::pair<uint32_t, uint32_t>>& pairs) {
+  std::vector<Target> targets;
+  for (auto [slot, bit] : pairs) {
+    if (bit >= kBellBits) throw nb::value_error("bell bit out of range");
+    targets.push_back({slot, bit});
+  }
+  return targets;
+}
+
+}  // namespace
+
+void bind_channel(nb::module_& m) {
+  nb::class_<Writer>(m, "Writer")
+      .def("__init__", [](Writer* self, std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board,
+                          const std::vector<std::pair<uint32_t, uint32_t>>& targets, std::shared_ptr<Arena> arena, nb::object sent,
+                          uint32_t graph, uint32_t edge, std::string carries) {
+             new (self) Writer(std::move(segment), offset, std::move(board), targets_of(targets), std::move(arena), std::move(sent));
+             ReaderSet& readers = *self->ring.readers();
+             readers.graph = graph;
+             readers.edge = edge;
+             readers.carries = std::move(carries);
+           }, "segment"_a, "offset"_a, "board"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "")
+      .def_rw("moved_refs", &Writer::moved_refs)
+      .def_rw("sent", &Writer::sent)
+      .def_ro("bytes", &Writer::bytes)
+      .def_prop_ro("count", [](Writer& w) { return w.ring.head(); })
+      .def_prop_ro("has_room", [](Writer& w) { return w.ring.has_room(); })
+      .def_prop_ro("all_readers_closed", [](Writer& w) { return w.ring.all_readers_closed(); })
+      .def("wants_room", [](Writer& w) { w.ring.wants_room(); })
+      .def_prop_ro("wanted", [](Writer& w) { return w.ring.wanted(); })
+      .def("send", [](Writer& w, nb::handle value, uint64_t tag, uint16_t kind) {
+             const Kind k = kind_of(kind);
+             if (!w.ring.has_room()) return false;
+             Encoded e;
+             w.encode_value(e, value);
+             w.prepare(e);
+             if (!w.ring.has_room()) return false;  // encoding runs Python code, which may have sent something
+             w.commit(e, tag, k);
+             return true;
+           }, "value"_a.none(), "tag"_a, "kind"_a = uint16_t(Kind::kValue))
+      .def("send_error", [](Writer& w, nb::bytes meta, uint64_t tag) {
+             if (!w.ring.has_room()) return false;
+             Encoded e;
+             e.codec = kBytes;
+             e.data = meta.c_str();
+             e.size = meta.size();
+             w.prepare(e, true);
+             w.commit(e, tag, Kind::kError);
+             return true;
+           }, "meta"_a, "tag"_a);
+
+  nb::class_<Reader>(m, "Reader")
+      .def("__init__", [](Reader* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board,
+                          std::pair<uint32_t, uint32_t> writer, std::shared_ptr<ArenaView> view, bool readonly) {
+             new (self) Reader(std::move(segment), offset, reader, std::move(board), Target{writer.first, writer.second}, std::move(view), readonly);
+           }, "segment"_a, "offset"_a, "reader"_a, "board"_a, "writer"_a, "view"_a, "readonly"_a)
+      .def_prop_ro("empty", [](Reader& r) { return r.ring.empty(); })
+      .def_prop_ro("count", [](Reader& r) { return r.ring.next(); })
+      .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
+      .def_ro("tag", &Reader::tag)
+      .def_prop_ro("front", [](Reader& r) { return r.ring.empty() ? int64_t(-1) : int64_t(r.ring.front()->tag); })
+      .def("want", [](Reader& r, uint64_t tag) { r.ring.want(tag); }, "tag"_a)
+      .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })
+      .def_ro("bytes", &Reader::bytes)
+      .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })
+      .def("skip", [](Reader& r) {
+             if (r.ring.empty()) return false;
+             r.take_announced();
+             return true;
+           })
+      .def("close", [](Reader& r) { r.ring.close(); });
+}
+
+}  // namespace conveyor

@@ -1,0 +1,111 @@
+// Segments, arenas, and what lies in them.
+#include <cstring>
+
+#include "bind.h"
+#include "execution_limits.h"
+#include "values.h"
+
+namespace conveyor {
+namespace {
+
+int buffer_get(PyObject* self, Py_buffer* view, int flags) {
+  Buffer* b = nb::inst_ptr<Buffer>(self);
+  return PyBuffer_FillInfo(view, self, b->data, Py_ssize_t(b->length), b->readonly, flags);
+}
+
+PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
+
+// A private copy-on-write mapping of the pages behind a buffer of leased memory. What is written there
+// is dropped with it.
+Buffer private_pages(const Buffer& b) {
+  if (!b.lease) {  // not shared memory: a copy
+    auto copy = std::make_shared<OwnedMemory>(b.length);
+    std::memcpy(copy->data, b.data, b.length);
+    return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
+  }
+  // The address within the arena: the block's offset, its header, and where the buffer lies in it.
+  const size_t in_block = size_t(b.data - b.lease->data()) + kBlockHeader;
+  const uint64_t at = b.lease->offset() + in_block;
+  const uint64_t first = at / kPage * kPage;
+  const size_t length = size_t(at - first) + b.length;
+  void* p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, b.lease->view()->fd(), off_t(first));
+  if (p == MAP_FAILED) throw_errno("mmap");
+  ::madvise(p, length, MADV_DONTDUMP);
+  auto pages = std::make_shared<PrivatePages>(b.lease, static_cast<char*>(p), length);
+  return Buffer{static_cast<char*>(p) + (at - first), b.length, false, pages, nullptr, nullptr};
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  nb::class_<Segment>(m, "Segment")
+      .def_static("create", &Segment::create, "size"_a)
+      .def_static("attach", &Segment::attach, "fd"_a)
+      .def_static("ring_bytes", [](uint32_t slots, uint32_t stride, uint32_t readers) { return align_up(RingHeader::bytes(slots, stride, readers), kCacheLine); }, "slots"_a, "stride"_a, "readers"_a)
+      .def_prop_ro("fd", &Segment::fd)
+      .def("close_fd", &Segment::close_fd)
+      .def_prop_ro("size", &Segment::size)
+      .def("make_ring", [](Segment& s, size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) { s.make_ring(offset, slots, stride, readers, flags); }, "offset"_a, "slots"_a, "stride"_a, "readers"_a, "flags"_a = 0)
+      .def("progress", [](Segment& s, size_t offset) {
+             const Ring ring = s.ring(offset);
+             nb::list taken;
+             for (uint32_t i = 0; i < ring.readers; ++i) taken.append(ring.cursor(i).next.load(std::memory_order_acquire));
+             return nb::make_tuple(ring.header->head.load(std::memory_order_acquire), taken);
+           }, "offset"_a);
+
+  nb::class_<Limits>(m, "Limits")
+      .def("__init__", [](Limits* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t sets, uint32_t tasks) {
+             new (self) Limits(std::move(segment), offset, sets, tasks);
+           }, "segment"_a, "offset"_a, "sets"_a, "tasks"_a)
+      .def_static("bytes", &Limits::bytes, "sets"_a, "tasks"_a)
+      .def("cancel", &Limits::cancel, "number"_a)
+      .def("cancelled", &Limits::cancelled, "number"_a)
+      .def_prop_ro("cancellations", &Limits::cancellations)
+      .def("deadline", &Limits::deadline, "number"_a)
+      .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a)
+      .def("report", &Limits::report, "number"_a);
+  m.attr("CANCELLED") = nb::bytes(kCancelledMeta);
+  m.attr("OVERDUE") = nb::bytes(kOverdueMeta);
+
+  nb::class_<Arena>(m, "Arena")
+      .def("__init__", [](Arena* self, int fd, size_t size, size_t cap) { new (self) Arena(fd, size, cap); }, "fd"_a, "size"_a, "cap"_a)
+      .def_static("create_fd", [](size_t size) {
+             Fd fd = Arena::create_file(size / kWindow * kWindow);
+             return ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
+           }, "size"_a)
+      .def("allocate", [](std::shared_ptr<Arena> arena, size_t size) {
+             auto made = std::make_shared<MadeInPlace>(arena, size);
+             return Buffer{made->block->data(), size, false, made, nullptr, made};
+           }, "size"_a)
+      .def("trim", [](Arena& a, double idle) { a.reclaim(SIZE_MAX); a.trim(uint64_t(idle * 1e9)); }, "idle"_a = 0.0)
+      .def("reclaim", [](Arena& a) { a.reclaim(SIZE_MAX); })
+      .def("close_fd", &Arena::close_fd)
+      .def_prop_ro("bytes_touched", &Arena::bytes_touched)
+      .def_prop_ro("bytes_out", &Arena::bytes_out)
+      .def_prop_ro("blocks_out", &Arena::blocks_out)
+      .def_prop_ro("cap", &Arena::cap);
+
+  nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size) { new (self) ArenaView(fd, size); }, "fd"_a, "size"_a);
+
+  nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
+      .def_ro("nbytes", &Buffer::length)
+      .def_ro("readonly", &Buffer::readonly)
+      .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })
+      .def("private", &private_pages);
+
+  nb::class_<Snapshot>(m, "Snapshot")
+      .def("__init__", [](Snapshot* self, nb::handle value, nb::handle sent, size_t share_from) { new (self) Snapshot(snapshot(value, sent, share_from)); },
+           "value"_a.none(), "sent"_a.none(), "share_from"_a = 0)
+      .def_static("received", &received_snapshot, "codec"_a, "flags"_a, "size"_a, "data"_a.none(), "fd"_a)
+      .def_prop_ro("parts", [](Snapshot& s) {
+             nb::object data = nb::none();
+             if (s.fd.get() < 0) data = nb::bytes(s.frame.body, s.frame.size);
+             return nb::make_tuple(s.frame.codec, s.frame.flags, s.frame.size, data);
+           })
+      .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
+      .def("decode", [](Snapshot& s) { return decode(s.frame); });
+
+  nb::class_<ErrorFrame>(m, "ErrorFrame").def("__init__", [](ErrorFrame* self, nb::bytes meta) { new (self) ErrorFrame{std::move(meta)}; }, "meta"_a).def_ro("meta", &ErrorFrame::meta);
+}
+
+}  // namespace conveyor

@@ -1,0 +1,79 @@
+// The Python face of the native core. Names and meanings: src/conveyor/_core.pyi.
+#include "bind.h"
+#include "endpoints.h"
+
+namespace conveyor {
+namespace {
+
+struct Empty {};
+
+}  // namespace
+
+nb::object* empty = nullptr;
+
+uint64_t deadline_after(nb::handle timeout) {
+  if (timeout.is_none()) return 0;
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  if (!(seconds < 1e9)) return 0;
+  return now_ns() + (seconds > 0 ? uint64_t(seconds * 1e9) : 0);
+}
+
+Kind kind_of(uint16_t kind) {
+  if (kind < 1 || kind > uint16_t(Kind::kClose)) throw nb::value_error("no such kind of frame");
+  return Kind(kind);
+}
+
+}  // namespace conveyor
+
+using namespace conveyor;
+
+NB_MODULE(_core, m) {
+  install_fork_handlers();
+  // Refs and values may live until the interpreter ends, and so may what they hold.
+  nb::set_leak_warnings(false);
+  m.doc() = "The native core of conveyor.";
+
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const ArenaFull& e) {
+      raise_arena_full(e);
+    } catch (const std::system_error& e) {
+      nb::object args = nb::make_tuple(e.code().value(), nb::str(e.what()));
+      PyErr_SetObject(PyExc_OSError, args.ptr());
+    }
+  });
+
+  nb::class_<Empty>(m, "Empty").def("__repr__", [](const Empty&) { return "EMPTY"; }).def("__bool__", [](const Empty&) { return false; });
+  empty = new nb::object(nb::cast(Empty{}));
+  m.attr("EMPTY") = *empty;
+
+  m.attr("KIND_VALUE") = int(Kind::kValue);
+  m.attr("KIND_ERROR") = int(Kind::kError);
+  m.attr("KIND_CALL") = int(Kind::kCall);
+  m.attr("KIND_CONTROL") = int(Kind::kControl);
+  m.attr("KIND_CLOSE") = int(Kind::kClose);
+  m.attr("BELL_BITS") = int(kBellBits);
+  m.attr("ATTENTION_BIT") = int(kAttentionBit);
+  m.attr("RING_WRITER_MAY_WAIT") = int(kWriterMayWait);
+  m.attr("MAX_READERS") = int(kMaxReaders);
+  #if defined(CONVEYOR_DEBUG) && CONVEYOR_DEBUG
+  m.attr("DEBUG") = true;
+#else
+  m.attr("DEBUG") = false;
+#endif
+
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a);
+  m.def("clear_codec", &clear_codec);
+  m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
+  m.def("live_leases", &live_leases);
+  m.def("release_unpinned", &release_unpinned);
+  m.def("monotonic_ns", &now_ns);
+
+  bind_board(m);
+  bind_memory(m);
+  bind_recorder(m);
+  bind_channel(m);
+  bind_graph(m);
+}

@@ -1,0 +1,93 @@
+// Counters and trace events.
+#include "bind.h"
+#include "recorder.h"
+
+namespace conveyor {
+namespace {
+
+// (total, largest, [(least value, first value beyond, count), ...]) of the buckets that are not empty.
+nb::tuple contents(const Histogram& h) {
+  nb::list buckets;
+  for (size_t i = 0; i < Histogram::kBuckets; ++i)
+    if (const uint64_t count = value_of(h.buckets[i]))
+      buckets.append(nb::make_tuple(Histogram::lowest(i), Histogram::lowest(i + 1), count));
+  return nb::make_tuple(value_of(h.total), value_of(h.largest), buckets);
+}
+
+void check_index(uint32_t index, uint32_t count) {
+  if (index >= count) throw nb::index_error("no such counter");
+}
+
+}  // namespace
+
+void bind_recorder(nb::module_& m) {
+  m.attr("EVENT_BYTES") = int(sizeof(Event));
+  m.attr("RECORDING_CONTROL_BYTES") = int(sizeof(RecordingControl));
+
+  nb::class_<Recorder>(m, "Recorder")
+      .def("__init__", [](Recorder* self, std::shared_ptr<Segment> segment, size_t control, size_t offset, size_t events, uint32_t capacity,
+                          uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots, bool threads) {
+             new (self) Recorder(std::move(segment), RecorderPlace{control, offset, events, capacity, tasks, receives, sends, outputs, slots}, threads);
+           }, "segment"_a, "control"_a, "offset"_a, "events"_a, "capacity"_a, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a, "threads"_a)
+      .def_static("bytes", [](uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots) {
+             return RecorderPlace{0, 0, 0, 1, tasks, receives, sends, outputs, slots}.bytes();
+           }, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a)
+      .def("task", [](Recorder& r, uint32_t i) {
+             check_index(i, r.place().tasks);
+             return nb::make_tuple(value_of(r.task(i).errors), value_of(r.task(i).skipped), contents(r.task(i).running));
+           }, "index"_a)
+      .def("receive", [](Recorder& r, uint32_t i) {
+             check_index(i, r.place().receives);
+             return contents(r.received(i).waiting);
+           }, "index"_a)
+      .def("send", [](Recorder& r, uint32_t i) {
+             check_index(i, r.place().sends);
+             return nb::make_tuple(value_of(r.sent(i).frames), value_of(r.sent(i).errors), value_of(r.sent(i).bytes));
+           }, "index"_a)
+      .def_prop_ro("running", [](Recorder& r) -> nb::object {
+             const RecorderHeader& h = r.header();
+             const uint64_t task = h.running.load(std::memory_order_acquire);
+             if (task == 0) return nb::none();
+             return nb::make_tuple(task - 1, value_of(h.running_execution), value_of(h.running_since));
+           })
+      .def_prop_ro("memory", [](Recorder& r) { return value_of(r.header().memory); })
+      .def_prop_rw("tracing", &Recorder::tracing, &Recorder::set_tracing)
+      .def("collect", &Recorder::collect, "limit"_a)
+      .def("drain", &Recorder::drain)
+      .def("take_events", [](Recorder& r) {
+             const std::vector<Event> events = r.take_events();
+             return nb::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(Event));
+           })
+      .def_prop_ro("dropped", &Recorder::dropped)
+      .def("free_events", &Recorder::free_events)
+      .def("note_task", [](Recorder& r, uint32_t i, uint64_t execution, uint64_t begin, uint64_t end, bool failed) {
+             check_index(i, r.place().tasks);
+             r.note_task(i, execution, begin, end, failed);
+           }, "index"_a, "execution"_a, "begin"_a, "end"_a, "failed"_a)
+      .def("note_skipped", [](Recorder& r, uint32_t i) {
+             check_index(i, r.place().tasks);
+             r.task_skipped(i);
+           }, "index"_a)
+      .def("note_receive", [](Recorder& r, uint32_t i, uint64_t execution, uint64_t begin, uint64_t end, uint64_t bytes, bool failed) {
+             check_index(i, r.place().receives);
+             r.received(i).waiting.note(0);
+             if (r.tracing()) r.trace({begin, end, execution, bytes, i, 0, EventKind::kReceive, uint16_t(failed ? kFailed : 0), 0});
+           }, "index"_a, "execution"_a, "begin"_a, "end"_a, "bytes"_a, "failed"_a)
+      .def("note_send", [](Recorder& r, uint32_t i, uint64_t execution, uint64_t begin, uint64_t end, uint64_t bytes, bool failed) {
+             check_index(i, r.place().sends);
+             r.note_send(i, execution, begin, end, bytes, failed);
+           }, "index"_a, "execution"_a, "begin"_a, "end"_a, "bytes"_a, "failed"_a)
+      .def("note_execution", [](Recorder& r, uint64_t execution, uint64_t begin, uint64_t end) {
+             check_index(0, r.place().tasks);
+             r.task(0).running.note(end - begin);
+             if (r.tracing()) r.trace({begin, end, execution, 0, 0, 0, EventKind::kExecute, 0, 0});
+           }, "execution"_a, "begin"_a, "end"_a)
+      .def("note_room", [](Recorder& r, uint64_t execution, uint64_t begin, bool traced) {
+             check_index(1, r.place().tasks);
+             const uint64_t end = now_ns();
+             r.task(1).running.note(end - begin);
+             if (traced && r.tracing()) r.trace({begin, end, execution, 0, 0, 0, EventKind::kRoom, 0, 0});
+           }, "execution"_a, "begin"_a, "traced"_a);
+}
+
+}  // namespace conveyor
