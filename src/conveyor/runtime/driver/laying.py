@@ -111,6 +111,9 @@ class Laying:
             )
         for ack in acks:
             ack.get()
+        # One that has acknowledged may have died since.
+        for record in records:
+            record.check_alive()
 
     def _leave(
         self, records: list[ActorRecord], places: dict[int, Place]
