@@ -605,7 +605,7 @@ class TestEnd:
         round_trip()
         before = sorted(os.listdir("/proc/self/fd"))
         threads = threading.active_count()
-        for _ in range(50):
+        for _ in range(12):
             round_trip()
         assert sorted(os.listdir("/proc/self/fd")) == before
         assert threading.active_count() == threads

@@ -273,7 +273,7 @@ def simulate(
 
 
 @given(root=graphs(), depth=st.integers(1, 3), seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_following_the_plan_gives_what_evaluation_gives(root, depth, seed):
     plan = lower(root, Config(depth=depth))
     executions = [
@@ -287,7 +287,7 @@ def test_following_the_plan_gives_what_evaluation_gives(root, depth, seed):
 
 
 @given(root=graphs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_plan_is_consistent(root):
     plan = lower(root, Config())
     assert [edge.id for edge in plan.edges] == list(range(len(plan.edges)))
