@@ -79,7 +79,7 @@ Block* Arena::allocate(size_t payload, bool beyond_cap) {
     block = fresh.get();
     all_.push_back(std::move(fresh));
   }
-  const uint64_t touch = align_up(need, kPage);
+  const uint64_t touch = block->used = align_up(need, kPage);
   if (touch > block->touched) {
     const size_t more = touch - block->touched;
     if (touched_ + more > cap_ && !beyond_cap) {
@@ -108,6 +108,7 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   // Relaxed: the ring's release publishes them.
   for (uint32_t i = 0; i < header->readers; ++i)
     header->lease[i].store(BlockHeader::held(generation), std::memory_order_relaxed);
+  if (readers->budget) readers->budget->out += block->used;
   block->readers = std::move(readers);
   block->tag = tag;
   out_.push_back(block);
@@ -133,8 +134,22 @@ void Arena::reclaim(size_t at_most) {
     if (!free) continue;
     out_[i] = out_.back();
     out_.pop_back();
+    if (block->readers->budget) block->readers->budget->out -= block->used;
     release(block);
   }
+}
+
+void Arena::check_budget(const ReaderSet& readers, size_t payload) {
+  if (!readers.budget) return;
+  const Budget& budget = *readers.budget;
+  const size_t bytes = align_up(kBlockHeader + payload, kPage);
+  if (budget.out + bytes <= budget.cap) return;
+  reclaim(SIZE_MAX);
+  if (budget.out + bytes <= budget.cap) return;
+  const size_t values = size_t(std::count_if(out_.begin(), out_.end(), [&](const Block* b) { return b->readers->budget == readers.budget; }));
+  throw ArenaFull("the graph's memory cap of " + std::to_string(budget.cap) + " bytes (memory_bytes) has no room for " +
+                  std::to_string(payload) + " more: " + std::to_string(values) + " values of together " + std::to_string(budget.out) +
+                  " bytes are still held by their readers", holdings(&budget));
 }
 
 Block* Arena::find(const void* p) const {
@@ -177,10 +192,11 @@ void Arena::make_room(size_t bytes) {
                   " bytes are still held by their readers" + made, holdings());
 }
 
-std::vector<Holding> Arena::holdings() const {
+std::vector<Holding> Arena::holdings(const Budget* of) const {
   std::vector<Holding> found;
   for (const Block* block : out_) {
     const ReaderSet& readers = *block->readers;
+    if (of != nullptr && readers.budget.get() != of) continue;
     for (uint32_t r = 0; r < readers.slots.size(); ++r) {
       if (!block->held_by(r)) continue;
       const uint32_t slot = readers.slots[r];

@@ -13,6 +13,13 @@
 
 namespace conveyor {
 
+// What the channels of one graph may have out of one process's arena, all together.
+struct Budget {
+  explicit Budget(size_t cap) : cap(cap) {}
+  const size_t cap;
+  size_t out = 0;  // bytes of blocks that are published and not yet seen free
+};
+
 // The processes that may hold leases on a channel's blocks, to know which of them are dead; and what
 // the channel is, for the error at the cap.
 struct ReaderSet {
@@ -22,6 +29,7 @@ struct ReaderSet {
   uint32_t graph = 0;   // 0: of no graph
   uint32_t edge = 0;
   std::string carries;  // in words
+  std::shared_ptr<Budget> budget{};  // none: only the arena's cap holds
 
   void add(uint32_t slot) {
     slots.push_back(slot);
@@ -35,6 +43,7 @@ struct Block {
   uint64_t size;     // of the class, header included
   char* base;        // mapped here
   uint64_t touched;  // bytes from the start that may have pages behind them
+  uint64_t used;     // of these, the ones that its present value takes, header included
   uint64_t freed_ns;
   uint32_t generation;
   uint64_t tag;      // of the frame it was published with: an execution, or a call
@@ -77,6 +86,8 @@ class Arena {
   // A block with room for `payload` bytes, for the caller alone until it is published or released.
   // `beyond_cap`: for what must get through when memory is short.
   Block* allocate(size_t payload, bool beyond_cap = false);
+  // Throw ArenaFull if `payload` bytes more for these readers are more than their budget.
+  void check_budget(const ReaderSet& readers, size_t payload);
   // Hand `block` to its readers: it comes back when each of them is done or dead.
   void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag = 0);
   // Give back a block that was not published.
@@ -88,7 +99,8 @@ class Arena {
   size_t blocks_out() const { return out_.size(); }
   size_t bytes_out() const;
   // Who has not ended which leases, as the lease words say; of each process and channel together.
-  std::vector<Holding> holdings() const;
+  // `of`: only blocks of this budget.
+  std::vector<Holding> holdings(const Budget* of = nullptr) const;
   size_t cap() const { return cap_; }
   // At the end of a session: nothing more can be allocated.
   void close_fd() { fd_.reset(); }

@@ -7,7 +7,10 @@ constexpr size_t kReleaseGilFrom = 32 * 1024;
 }
 
 void Writer::prepare(Encoded& e, bool beyond_cap) {
-  if (e.made && e.size <= ring.capacity()) return;
+  if (e.made && e.size <= ring.capacity()) {
+    if (!beyond_cap) arena->check_budget(*ring.readers(), e.made->length);
+    return;
+  }
   if (e.made) {
     // The table does not fit the slot (a very long meta): fall back to copying the value.
     e.made.reset();
@@ -15,6 +18,7 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
     e.size = e.layout.total;
   }
   if (e.size <= ring.capacity()) return;
+  if (!beyond_cap) arena->check_budget(*ring.readers(), e.size);
   e.block = arena->allocate(e.size, beyond_cap);
   e.arena = arena;
   if (e.size >= kReleaseGilFrom) {

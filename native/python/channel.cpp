@@ -20,13 +20,14 @@ void bind_channel(nb::module_& m) {
   nb::class_<Writer>(m, "Writer")
       .def("__init__", [](Writer* self, std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board,
                           const std::vector<std::pair<uint32_t, uint32_t>>& targets, std::shared_ptr<Arena> arena, nb::object sent,
-                          uint32_t graph, uint32_t edge, std::string carries) {
+                          uint32_t graph, uint32_t edge, std::string carries, std::shared_ptr<Budget> budget) {
              new (self) Writer(std::move(segment), offset, std::move(board), targets_of(targets), std::move(arena), std::move(sent));
              ReaderSet& readers = *self->ring.readers();
              readers.graph = graph;
              readers.edge = edge;
              readers.carries = std::move(carries);
-           }, "segment"_a, "offset"_a, "board"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "")
+             readers.budget = std::move(budget);
+           }, "segment"_a, "offset"_a, "board"_a, "targets"_a, "arena"_a, "sent"_a.none(), "graph"_a = 0, "edge"_a = 0, "carries"_a = "", "budget"_a.none() = nb::none())
       .def_rw("moved_refs", &Writer::moved_refs)
       .def_rw("sent", &Writer::sent)
       .def_ro("bytes", &Writer::bytes)

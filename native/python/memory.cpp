@@ -85,6 +85,8 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("blocks_out", &Arena::blocks_out)
       .def_prop_ro("cap", &Arena::cap);
 
+  nb::class_<Budget>(m, "MemoryBudget").def(nb::init<size_t>(), "cap"_a).def_ro("cap", &Budget::cap).def_ro("out", &Budget::out);
+
   nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size) { new (self) ArenaView(fd, size); }, "fd"_a, "size"_a);
 
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))

@@ -254,6 +254,45 @@ TEST(the_error_at_the_cap_says_who_holds_what) {
   s.arena.release(mine);
 }
 
+TEST(a_budget_bounds_what_its_channels_have_out) {
+  Setup s(kMiB);
+  const size_t size = 64 * 1'024 - kBlockHeader;
+  auto first = s.readers(), second = s.readers(), other = s.readers();
+  first->budget = second->budget = std::make_shared<Budget>(128 * 1'024);
+  first->graph = 3;
+  std::vector<std::unique_ptr<Lease>> leases;
+  const auto send = [&](const std::shared_ptr<ReaderSet>& channel, size_t bytes) {
+    s.arena.check_budget(*channel, bytes);
+    Block* block = s.arena.allocate(bytes);
+    s.arena.publish(block, channel);
+    leases.push_back(s.lease(block));
+  };
+  send(first, size);
+  send(second, size);
+  CHECK_EQ(first->budget->out, 128u * 1'024);
+  try {
+    s.arena.check_budget(*first, 1);
+    CHECK(false);
+  } catch (const ArenaFull& error) {
+    CHECK(std::strstr(error.what(), "131072 bytes (memory_bytes)") != nullptr);
+    CHECK_EQ(error.holdings.size(), 2u);
+    CHECK_EQ(error.holdings[0].channel->graph, 3u);
+  }
+  for (int i = 0; i < 4; ++i) send(other, size);  // nobody else's concern
+  leases.erase(leases.begin());
+  send(second, size - 1);  // what has come back counts no more
+  CHECK_THROWS(ArenaFull, s.arena.check_budget(*second, 1));
+  // A smaller value in a block that was used for a larger one takes what it needs.
+  leases.clear();
+  s.arena.reclaim(SIZE_MAX);
+  CHECK_EQ(first->budget->out, 0u);
+  send(first, size);
+  leases.clear();
+  s.arena.reclaim(SIZE_MAX);
+  send(first, 56 * 1'024);
+  CHECK_EQ(first->budget->out, align_up(56 * 1'024 + kBlockHeader, kPage));
+}
+
 TEST(a_large_value_gets_the_memory_of_many_small_ones) {
   Setup s(4 * kMiB);
   for (int i = 0; i < 1'000; ++i) s.lease(s.publish(kPage - kBlockHeader)).reset();

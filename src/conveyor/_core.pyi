@@ -347,6 +347,18 @@ class Arena:
     def cap(self) -> int:
         """The most that ``bytes_touched`` may become."""
 
+class MemoryBudget:
+    """What some channels' values may take of an arena, all together."""
+
+    def __init__(self, cap: int) -> None: ...
+    @property
+    def cap(self) -> int:
+        """In bytes."""
+
+    @property
+    def out(self) -> int:
+        """Bytes of values that were sent and were not seen to be let go of yet."""
+
 class ArenaView:
     """Another process's arena as this one reads it, mapped where it is used."""
 
@@ -524,9 +536,11 @@ class Writer:
         graph: int = 0,
         edge: int = 0,
         carries: str = "",
+        budget: MemoryBudget | None = None,
     ) -> None:
         """``targets``: (slot, bit) of each reader in turn; ``sent`` is handed to the codec.
         ``graph``, ``edge`` and ``carries`` name the channel where its values fill the arena.
+        ``budget``: what its values may take of it, together with those of others who have the same.
         ``OSError`` where no such ring is.
         """
 

@@ -20,6 +20,13 @@ class Config:
     function_workers: processes that the graph may start for functions that were bound to no actor;
         ``None``: as many as there are cores.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
+    memory_bytes: what values of this graph may take of each process's arena at the same time, those on
+        their way and those that somebody still holds; ``None``: only the arena's own cap holds. Beyond
+        it sending raises ``ArenaFullError``, in this graph only.
+    spin_us: microseconds that the graph's processes spin at most before a wait sleeps, as long as it
+        is there; 0 uses no core while waiting and costs the time that a wake-up takes. Where a process
+        has several limits (of other graphs, ``CONVEYOR_SPIN_US``) the least holds. ``None``: no limit
+        of its own.
     name: the graph's name in messages.
     deadline: seconds within which every execution must have run that is not given a deadline of its
         own; ``None``: no limit.
@@ -36,6 +43,8 @@ class Config:
     stream_items: int = 64
     function_workers: int | None = None
     slot_bytes: int = 2048
+    memory_bytes: int | None = None
+    spin_us: float | None = None
     name: str = ""
     deadline: float | None = None
     submit_timeout: float | None = None
@@ -57,7 +66,12 @@ class Config:
             raise GraphError(
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"
             )
-
+        memory = self.memory_bytes
+        if memory is not None and (type(memory) is not int or memory < 1):
+            raise GraphError(f"memory_bytes must be a positive integer or None, not {memory!r}")
+        spin = self.spin_us
+        if spin is not None and (type(spin) not in (int, float) or not 0 <= spin < 1e6):
+            raise GraphError(f"spin_us must be a number from 0 to a million or None, not {spin!r}")
         for name in ("deadline", "submit_timeout", "get_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):

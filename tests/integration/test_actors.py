@@ -11,6 +11,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.exceptions import (
@@ -24,17 +25,6 @@ from conveyor.exceptions import (
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20  # a bound for what should take milliseconds
-
-
-def hold(path):
-    """Wait in an actor until the test opens the latch."""
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 class PlainEcho:

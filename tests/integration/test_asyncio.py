@@ -9,6 +9,7 @@ import weakref
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT, chain, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -17,16 +18,6 @@ from conveyor.exceptions import ActorDiedError, SerializationError, TaskError
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
-
-
-def hold(path):
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 @conveyor.remote
@@ -66,14 +57,6 @@ def echo(a, b):
     # pytest holds what a fixture gives until after the session's end; a graph holds memory.
     yield weakref.proxy(graph)
     graph.teardown()
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
 
 
 def run(coroutine):

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -20,8 +21,6 @@ from conveyor.exceptions import (
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
 
 
 @conveyor.remote

@@ -12,6 +12,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -25,8 +26,6 @@ from conveyor.exceptions import (
 )
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
 
 
 @conveyor.remote
@@ -109,10 +108,6 @@ class Held:
         with InputNode() as inp:
             self.dag = self.b.echo.bind(self.a.hold.bind(inp, self.started.path, self.go.path))
         self.graph = self.dag.compile(depth=depth, name="held")
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 pytestmark = pytest.mark.usefixtures("session")

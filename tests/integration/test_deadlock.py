@@ -8,6 +8,7 @@ import time
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.exceptions import ConveyorError, DeadlockError
@@ -15,8 +16,6 @@ from conveyor.exceptions import ConveyorError, DeadlockError
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
 
 
 @conveyor.remote

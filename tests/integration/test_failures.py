@@ -12,6 +12,7 @@ from contextlib import suppress
 import cloudpickle
 import psutil
 import pytest
+from integration_helpers import WAIT, chain, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -20,16 +21,6 @@ from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTi
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
-
-
-def hold(path):
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 class OwnError(Exception):
@@ -131,14 +122,6 @@ def a(session):
 @pytest.fixture(scope="module")
 def b(session):
     return Actor.remote()
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
 
 
 # Exceptions

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
@@ -17,16 +18,6 @@ from conveyor.exceptions import ActorDiedError, TaskError, WaitTimeoutError
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
-
-
-def hold(path):
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 @conveyor.remote
@@ -84,18 +75,6 @@ class Failing:
 @pytest.fixture(autouse=True)
 def cores_go_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 ENDS = [

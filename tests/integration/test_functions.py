@@ -7,12 +7,12 @@ import os
 from typing import Any
 
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, GraphError
 
-WAIT = 20
 OFFSET = 100
 
 
@@ -77,20 +77,6 @@ class Actor:
 
     def pid(self) -> int:
         return os.getpid()
-
-
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest):
-    conveyor.init(engine=request.param)
-    yield request.param
-    conveyor.shutdown()
-
-
-@pytest.fixture
-def local():
-    conveyor.init(engine="local")
-    yield
-    conveyor.shutdown()
 
 
 def test_called(engine):

@@ -12,6 +12,7 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT, compiled, get, kept
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -24,11 +25,8 @@ from conveyor.exceptions import (
     SerializationError,
     WaitTimeoutError,
 )
-from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
 
 
 class Stage:
@@ -154,25 +152,11 @@ def pooled(session):
     return conveyor.remote(Submitter).options(max_concurrency=4).remote()
 
 
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
-def compiled(node_of, **options):
-    with InputNode() as inp:
-        return node_of(inp).compile(**options)
-
-
 @pytest.fixture
 def graph(a, b):
     with compiled(lambda inp: b.note.bind(a.note.bind(inp)), depth=4, name="shared") as graph:
         yield graph
         get([a.noted.remote(), b.noted.remote()])
-
-
-def kept():
-    gc.collect()
-    return context.running().exports.kept
 
 
 @pytest.fixture(autouse=True)

@@ -97,21 +97,7 @@ class AsyncController:
             return [await ref for ref in refs]
 
 
-@pytest.fixture(params=["local", "inline"])
-def session(request: pytest.FixtureRequest):
-    conveyor.init(engine=request.param)
-    yield request.param
-    conveyor.shutdown()
-
-
-@pytest.fixture
-def local():
-    conveyor.init(engine="local")
-    yield
-    conveyor.shutdown()
-
-
-def test_an_actor_executes_a_graph_over_others(session):
+def test_an_actor_executes_a_graph_over_others(engine):
     stages = [Stage.remote(i) for i in (1, 10, 100)]
     controller = Controller.remote()
     plan = conveyor.get(controller.compile.remote(stages))
@@ -129,16 +115,16 @@ def test_an_actor_executes_a_graph_over_others(session):
     assert conveyor.get(stages[0].add.remote(1)) == 2
 
 
-def test_constants_of_classes_that_only_these_two_know(session):
+def test_constants_of_classes_that_only_these_two_know(engine):
     stage, controller = Stage.remote(), Controller.remote()
     assert conveyor.get(controller.scaled.remote(stage, 5)) == {"all": 15, "in": 5}
 
 
-def test_a_graph_over_actors_that_the_actor_made(session):
+def test_a_graph_over_actors_that_the_actor_made(engine):
     assert conveyor.get(Controller.remote().create_and_run.remote(1)) == 111
 
 
-def test_an_async_actor_executes_a_graph(session):
+def test_an_async_actor_executes_a_graph(engine):
     stages = [Stage.remote(i) for i in (1, 10)]
     run = AsyncController.remote().run.remote(stages, list(range(20)))
     assert conveyor.get(run) == [i + 11 for i in range(20)]
@@ -154,7 +140,7 @@ def test_two_actors_execute_graphs_over_the_same_stages(local):
     assert conveyor.get(runs) == [[i + 11 for i in range(100)]] * 10
 
 
-def test_errors_reach_the_executing_actor_and_its_caller(session):
+def test_errors_reach_the_executing_actor_and_its_caller(engine):
     controller = Controller.remote()
     conveyor.get(controller.compile.remote([Stage.remote()], method="fail"))
     with pytest.raises(ValueError, match="no 7"):

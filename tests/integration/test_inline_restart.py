@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from integration_helpers import chain
 
 import conveyor
-from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 
 
@@ -16,14 +16,6 @@ class Actor:
 
     def leave(self, code):
         sys.exit(code)
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
 
 
 @pytest.fixture

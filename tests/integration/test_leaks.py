@@ -12,14 +12,13 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -18,7 +19,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
 
-WAIT = 20
 MB = 1 << 20
 CAP = 16 * MB
 N = 1 << 17  # float64 of one MiB
@@ -48,6 +48,11 @@ class Actor:
 
     def make(self, i):
         return np.full(N, float(i))
+
+    def in_place(self, i):
+        made = conveyor.empty(N)
+        made[:] = i
+        return made
 
     def make_tensor(self, i):
         import torch
@@ -187,6 +192,42 @@ def test_the_drivers_own_arena_names_the_actors(other):
         conveyor.get(other.forget.remote(), timeout=WAIT)
         assert conveyor.get(graph.execute(np.zeros(N)), timeout=WAIT) == 1
     conveyor.get(other.forget.remote(), timeout=WAIT)
+
+
+@pytest.mark.parametrize("place", ["results", "arguments"])
+def test_a_graph_has_a_cap_of_its_own(maker, other, place):
+    cap = 4 * MB
+    if place == "results":
+        method, arguments = maker.make, range
+    else:
+        method, arguments = other.keep, lambda n: [np.full(N, float(i)) for i in range(n)]
+    with one(method, memory_bytes=cap, name="small") as graph, one(other.echo) as beside:
+        held = []
+
+        def step(i):
+            held.append(conveyor.get(graph.execute(arguments(100)[i]), timeout=WAIT))
+
+        error = until_full(step)
+        assert len(held) == 3  # each takes a page more than a MiB
+        assert f"the graph's memory cap of {cap} bytes (memory_bytes)" in str(error)
+        [by] = error.held
+        assert (by.graph, by.executions) == (graph._number, (0, 1, 2))
+        # The memory of others is not less by it, not even on the way to the same actor.
+        several = [conveyor.get(beside.execute(np.zeros(N)), timeout=WAIT) for _ in range(4)]
+        assert len(several) == 4
+        held.clear()
+        conveyor.get(other.forget.remote(), timeout=WAIT)
+        step(0)
+        conveyor.get(other.forget.remote(), timeout=WAIT)
+
+
+def test_values_made_in_place_count_for_the_cap_of_their_graph(maker):
+    with one(maker.in_place, memory_bytes=4 * MB) as graph:
+        held, error = fill(graph)
+        assert len(held) == 3
+        assert "memory_bytes" in str(error)
+        held.clear()
+        assert conveyor.get(graph.execute(5), timeout=WAIT)[0] == 5
 
 
 def test_results_nobody_has_got_are_named_too(maker):

@@ -13,6 +13,7 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT, get, kept
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -26,8 +27,6 @@ from conveyor.exceptions import (
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
 
 
 class Actor:
@@ -133,15 +132,6 @@ def a(session):
 @pytest.fixture(scope="module")
 def b(session):
     return conveyor.remote(Actor).remote()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
-def kept():
-    gc.collect()
-    return context.running().exports.kept
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT, compiled, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -25,7 +26,6 @@ from conveyor.exceptions import (
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 20
 Pair = namedtuple("Pair", "left right")
 
 
@@ -96,15 +96,6 @@ def stage():
 @pytest.fixture
 def gate():
     return conveyor.remote(Gate).remote()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
-def compiled(node_of, **options):
-    with InputNode() as inp:
-        return node_of(inp).compile(**options)
 
 
 def test_a_ref_is_the_whole_argument(stage):

@@ -10,14 +10,13 @@ import time
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, DeadlineExceededError, ExecutionCancelledError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
 
 
 @conveyor.remote

@@ -13,6 +13,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
+from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -21,16 +22,6 @@ from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDo
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
-
-WAIT = 20
-
-
-def hold(path):
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 @conveyor.remote
@@ -84,18 +75,6 @@ class Unlucky:
 
     def echo(self, x):
         return x
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def retry(call):

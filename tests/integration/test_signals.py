@@ -5,10 +5,9 @@ import signal
 import time
 
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
-
-WAIT = 20
 
 PROGRAM = """
     import os, signal, sys, threading, time
@@ -116,6 +115,30 @@ def test_ctrl_c_right_at_the_start_of_a_wait(scripts):
         print("slow", slow)
     """
     assert scripts.run(program(body)) == "slow 0\n"
+
+
+def test_no_thread_of_the_library_is_handed_a_signal(scripts):
+    # The main thread lets signals in only while it sleeps: another that took one would not wake it.
+    out = scripts.run(
+        program("""
+        held = graph.execute(latch)
+        pending = a.echo.remote(held)  # the pump waits for its argument
+        descriptor = held.fileno()  # and the watcher for the result
+        names = set()
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread():
+                status = open(f"/proc/self/task/{thread.native_id}/status").read()
+                blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+                assert blocked >> (signal.SIGINT - 1) & 1, thread.name
+                names.add(thread.name)
+        print(*sorted(names))
+        open(latch, "w").close()
+        assert conveyor.get(pending, timeout=20) == "held"
+        """)
+    )
+    assert {"conveyor-events", "conveyor-output", "conveyor-pump", "conveyor-watcher"} <= {
+        *out.split()
+    }
 
 
 def test_a_signal_handler_that_does_not_raise_does_not_disturb(scripts):

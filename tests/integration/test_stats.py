@@ -65,12 +65,9 @@ class Actor:
         return np.zeros(n, np.uint8)
 
 
-@pytest.fixture(params=["local", "inline"])
-def actors(request, leaves_nothing):
-    with leaves_nothing():
-        conveyor.init(engine=request.param)
-        yield [Actor.options(name=name).remote() for name in "abc"]
-        conveyor.shutdown()
+@pytest.fixture
+def actors(engine):
+    return [Actor.options(name=name).remote() for name in "abc"]
 
 
 def by_task(stats):

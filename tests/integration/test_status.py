@@ -10,22 +10,13 @@ import time
 
 import cloudpickle
 import pytest
+from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 20
-
-
-def hold(path):
-    end = time.monotonic() + 60
-    while not os.path.exists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.002)
 
 
 @conveyor.remote
@@ -71,18 +62,6 @@ class Async:
 @pytest.fixture
 def actors(session):
     return Actor.remote(), Actor.remote(), Actor.remote()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
-def chain(*methods):
-    with InputNode() as inp:
-        node = inp
-        for method in methods:
-            node = method.bind(node)
-    return node
 
 
 def states(graph):
@@ -167,6 +146,19 @@ def test_a_coroutine_in_the_middle(session, latches):
         assert status.state in ("running", "idle")
         get(actor.release.remote())
         assert get(ref) == "held"
+
+
+def test_a_call_of_a_coroutine_is_what_the_actor_runs(session, latches):
+    actor = Async.remote()
+    inside = latches()
+    ref = actor.hold.remote(inside.path)
+    hold(inside.path)
+    with pytest.raises(WaitTimeoutError, match=r"running hold \(call 1\)"):
+        conveyor.get(ref, timeout=0.05)
+    get(actor.release.remote())
+    assert get(ref) == "held"
+    with chain(actor.hold).compile() as graph:
+        assert states(graph) == ["idle"]
 
 
 def test_a_dead_actor(actors):

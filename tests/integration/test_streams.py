@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -24,8 +25,6 @@ from conveyor.exceptions import (
     SerializationError,
     WaitTimeoutError,
 )
-
-WAIT = 20
 
 
 class Source:
@@ -96,20 +95,6 @@ class AsyncSource:
 
     async def how_many(self) -> int:
         return self.closed
-
-
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest):
-    conveyor.init(engine=request.param)
-    yield request.param
-    conveyor.shutdown()
-
-
-@pytest.fixture
-def local():
-    conveyor.init(engine="local")
-    yield
-    conveyor.shutdown()
 
 
 @pytest.fixture

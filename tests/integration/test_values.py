@@ -7,6 +7,7 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -16,7 +17,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.usefixtures("session")
 
-WAIT = 20
 MB = 1 << 20
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
 import conveyor
 from conveyor import Config
-from conveyor.dag import InputNode
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import GraphError, WaitTimeoutError
 
 
@@ -21,6 +22,10 @@ from conveyor.exceptions import GraphError, WaitTimeoutError
         {"stream_items": 0},
         {"function_workers": 0},
         {"slot_bytes": 100},
+        {"memory_bytes": 0},
+        {"memory_bytes": 1e9},
+        {"spin_us": -1},
+        {"spin_us": True},
         {"deadline": 0},
         {"submit_timeout": "1"},
         {"get_timeout": -1},
@@ -37,6 +42,9 @@ class Echo:
 
     def pid(self):
         return os.getpid()
+
+    def spin_ns(self):
+        return conveyor.runtime.context.current().inbox.spin_ns
 
 
 @pytest.fixture
@@ -91,6 +99,37 @@ def test_the_largest_spin_is_the_environments(monkeypatch, spin):
             assert [conveyor.get(graph.execute(i)) for i in range(50)] == list(range(50))
     finally:
         conveyor.shutdown()
+
+
+def test_the_least_of_all_limits_is_the_largest_spin(session):
+    actor = conveyor.remote(Echo).remote()
+    other = conveyor.remote(Echo).remote()
+
+    def limits():
+        inbox = conveyor.runtime.context.current().inbox
+        return [inbox.spin_ns, *conveyor.get([actor.spin_ns.remote(), other.spin_ns.remote()])]
+
+    most, *_ = limits()
+    assert limits() == [most, most, most] != [0, 0, 0]
+    with actor.echo.bind(InputNode()).compile(spin_us=20) as graph:
+        assert limits() == [20_000, 20_000, most]
+        quiet = MultiOutputNode([actor.echo.bind(InputNode())]).compile(spin_us=0)
+        assert limits() == [0, 0, most]
+        assert conveyor.get(graph.execute(1)) == 1
+        assert conveyor.get(quiet.execute(1)) == [1]
+        loud = actor.echo.bind(InputNode()).compile(spin_us=500_000)
+        quiet.teardown()
+        assert limits() == [20_000, 20_000, most]
+    assert limits() == [most, most, most]
+    loud.teardown()
+    dropped = other.echo.bind(InputNode()).compile(spin_us=0)
+    assert limits() == [0, most, 0]
+    del dropped
+    conveyor.get(actor.pid.remote())
+    end = time.monotonic() + 10
+    while limits() != [most, most, most]:
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def test_the_engine_is_the_environments(monkeypatch):

@@ -27,8 +27,9 @@ def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:
         lines.append(f"  and {len(held) - _LINES} more channels, {in_mib(rest)}")
     if held:
         lines.append(
-            "Let go of what is not needed, copy what is kept for long, or raise the cap "
-            "(CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the program results were got"
+            "Let go of what is not needed, copy what is kept for long, or raise the cap (of a graph: "
+            "memory_bytes, of a process: CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the "
+            "program results were got"
         )
     return ArenaFullError("\n".join([message, *lines]), tuple(held))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.channel import SentDefinitions
 from conveyor.exceptions import ConveyorError
+from conveyor.runtime import threads
 from conveyor.runtime.calls.generators import CallStream, Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.results import get_all
@@ -87,8 +88,7 @@ class Pump:
         with self._lock:
             self._links.add(link)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="conveyor-pump", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, "pump")
 
     def close(self) -> None:
         """Send nothing more. What the thread refers to is free when this returns."""

@@ -58,6 +58,8 @@ class Process:
         spin = os.environ.get("CONVEYOR_SPIN_US")
         if spin is not None:
             self.inbox.spin_ns = max(int(float(spin) * 1000), 0)
+        self._spin_ns = self.inbox.spin_ns
+        self._spin_limits: dict[int, int] = {}
         board.set_eventfd(slot, eventfd)  # threads of this process ring it too
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap)
@@ -67,6 +69,15 @@ class Process:
         """Make the process in ``slot`` a peer. The descriptors stay the caller's."""
         self._views[slot] = _core.ArenaView(arena_fd, self.arena_size.file)
         self.board.set_eventfd(slot, eventfd)
+
+    def limit_spin(self, graph: int, microseconds: float | None) -> None:
+        """What this process may spin while it has a part in ``graph``; ``None``: that is over, or it
+        does not say."""
+        before = self._spin_limits.pop(graph, None)
+        if microseconds is not None:
+            self._spin_limits[graph] = int(microseconds * 1000)
+        if self._spin_limits.get(graph) != before:
+            self.inbox.spin_ns = min([self._spin_ns, *self._spin_limits.values()])
 
     def close(self) -> None:
         """The session is over: values that are held stay, nothing new can come or go."""
@@ -91,10 +102,12 @@ class Process:
         edge: int = 0,
         *,
         arguments: bool = False,
+        budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
         """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``carries`` says
         in words, and ``graph`` and ``edge`` say by number, what goes over it. ``arguments``: refs in
-        what it sends travel as their values."""
+        what it sends travel as their values. ``budget``: what its values, and others', may take of
+        the arena."""
         return _core.Writer(
             segment,
             offset,
@@ -105,6 +118,7 @@ class Process:
             graph,
             edge,
             carries,
+            budget,
         )
 
     def reader(

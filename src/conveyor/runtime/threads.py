@@ -24,11 +24,11 @@ _FAULTS = frozenset(
 def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
     """Start a daemon thread that is handed no signal: those are the main thread's, which lets them in
     only while it sleeps and would not wake up if another thread took one."""
-
-    def run() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-        target(*args)
-
-    thread = threading.Thread(target=run, name=f"conveyor-{name}", daemon=True)
-    thread.start()
+    thread = threading.Thread(target=target, args=args, name=f"conveyor-{name}", daemon=True)
+    # It inherits the mask, so there is no moment at which it could be handed one.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from conveyor import _core
-from conveyor.runtime.graph.layout import RESULT_BIT
+from conveyor.runtime.graph.layout import RESULT_BIT, make_budget
 from conveyor.runtime.process import Process
 
 
@@ -25,9 +25,11 @@ class ArrivalError(Exception):
 class Crossing:
     """Carries values. Each thread has rings of its own, so that nobody waits for anybody."""
 
-    def __init__(self, process: Process, slot_bytes: int) -> None:
-        """``slot_bytes``: what a slot holds in place; larger values lie in the arena."""
+    def __init__(self, process: Process, slot_bytes: int, memory_bytes: int | None = None) -> None:
+        """``slot_bytes``: what a slot holds in place; larger values lie in the arena, and may take
+        ``memory_bytes`` there."""
         self._process = process
+        self._budget = make_budget(memory_bytes)
         self._stride = -(-slot_bytes // 64) * 64
         self._rings = threading.local()
 
@@ -69,7 +71,9 @@ class Crossing:
         segment.make_ring(0, 4, self._stride, 1)
         me = (self._process.slot, RESULT_BIT)
         carries = "values between actors"
-        writer = self._process.writer(segment, 0, [me], carries, arguments=arguments)
+        writer = self._process.writer(
+            segment, 0, [me], carries, arguments=arguments, budget=self._budget
+        )
         reader = self._process.reader(segment, 0, 0, me, shared=shared)
         segment.close_fd()
         return writer, reader

@@ -55,7 +55,7 @@ class InlineGraph(CompiledGraph):
         self._notes = Notes(plan)
         self.recording = self._notes.recording
         self._executions = itertools.count()
-        crossing = Crossing(runtime.process, config.slot_bytes)
+        crossing = Crossing(runtime.process, config.slot_bytes, config.memory_bytes)
         self._loaded = Loaded(plan, self._actors, crossing, self._notes, self._executions)
         self._at: int | None = None  # the execution that runs
         self._completed = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import threading
 import traceback
@@ -17,20 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["EventLoop", "guarded"]
+from conveyor.runtime import threads
 
-# A fault of a thread must reach that thread, or the process dies without a report.
-_FAULTS = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGABRT,
-        signal.SIGTRAP,
-        signal.SIGSYS,
-    }
-)
+__all__ = ["EventLoop", "guarded"]
 
 
 class EventLoop:
@@ -44,7 +32,7 @@ class EventLoop:
     ends (from ``atexit``): a daemon thread caught while printing can abort the process.
     """
 
-    def __init__(self, name: str = "conveyor-events") -> None:
+    def __init__(self, name: str = "events") -> None:
         self._name = name
         self._owner = os.getpid()
         # Reentrant: a finalizer may run (and call us) while this thread holds it.
@@ -130,13 +118,9 @@ class EventLoop:
         self._epoll = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._run, self._name)
 
     def _run(self) -> None:
-        # The main thread waits with signals let in only while it sleeps. Were they open here, the
-        # kernel could hand Ctrl-C to this thread meanwhile, and the sleeper would not wake.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         epoll = self._epoll
         assert epoll is not None
         try:

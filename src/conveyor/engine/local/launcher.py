@@ -91,7 +91,7 @@ class Launcher:
         self.server_pid = 0
         self._owner = os.getpid()
         self._events = events
-        self._output = EventLoop("conveyor-output")
+        self._output = EventLoop("output")
         self._on_exit = on_exit
         self._on_output = on_output
         self._preload = list(preload)

@@ -100,6 +100,7 @@ class Control:
                 self._fail(tag, error, "load")
                 continue
             self._programs[graph] = program, producers
+            self._process.limit_spin(graph, assignment.spin_us)
             self._worker.handlers[assignment.bit] = producers.handler(program)
             self._process.board.ring(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
@@ -109,6 +110,7 @@ class Control:
         if never is not None:
             gone = "the graph was torn down before the actor had been started"
             self._fail(never, GraphTornDownError(gone), "load")
+        self._process.limit_spin(graph, None)
         program, producers = self._programs.pop(graph, (None, None))
         if program is not None and producers is not None:
             program.close()

@@ -14,7 +14,7 @@ from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Ta
 from conveyor.plan.template import registers
 from conveyor.runtime.actor.producers import Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
-from conveyor.runtime.graph.layout import Assignment
+from conveyor.runtime.graph.layout import Assignment, make_budget
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.worker import Worker
@@ -58,9 +58,15 @@ def make_program(
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
     readers = {end.edge: end.open(process, segment) for end in assignment.reads}
+    budget = make_budget(assignment.memory_bytes)
     writers = {
         end.edge: end.open(
-            process, segment, assignment.graph, assignment.name, assignment.sources[end.edge]
+            process,
+            segment,
+            assignment.graph,
+            assignment.name,
+            assignment.sources[end.edge],
+            budget=budget,
         )
         for end in assignment.writes
     }

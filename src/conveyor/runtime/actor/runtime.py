@@ -177,7 +177,7 @@ class ActorRuntime(CallingRuntime):
         # The driver sees no constant of the graph: it may not know their classes.
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
         sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
-        answer, fds = self._requests.ask("lay", skeleton, config.name, sealed, config.slot_bytes)
+        answer, fds = self._requests.ask("lay", config, skeleton, sealed)
         self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
         return self._laid(answer, fds)
 
@@ -204,8 +204,7 @@ class ActorRuntime(CallingRuntime):
         return Laid(number, peers, segment, *rest)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
-        self._labels.pop(number, None)
-        self._requests.ask("unlay", number, True)
+        self._let_go(number, True)
         return []
 
     def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
@@ -225,8 +224,12 @@ class ActorRuntime(CallingRuntime):
                 number = self._garbage.popleft()
             except IndexError:
                 return
-            self._labels.pop(number, None)
-            self._requests.ask("unlay", number, False)
+            self._let_go(number, False)
+
+    def _let_go(self, number: int, wait: bool) -> None:
+        self._labels.pop(number, None)
+        self.process.limit_spin(number, None)
+        self._requests.ask("unlay", number, wait)
 
     def share_graph(self, graph: Any) -> bool:
         raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")

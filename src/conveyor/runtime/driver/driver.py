@@ -135,10 +135,9 @@ class Driver(CallingRuntime):
     def lay(self, plan: Plan, config: Config) -> Laid:
         laying = self.lay_for(
             Place(DRIVER_SLOT, RESULT_BIT),
+            config,
             plan,
-            config.name,
             tasks_by_actor(plan),
-            config.slot_bytes,
         )
         return self._laid(laying)
 
@@ -172,19 +171,19 @@ class Driver(CallingRuntime):
         )
 
     def lay_for(
-        self, executor: Place, plan: Plan, name: str, tasks: Sequence[Tasks], slot_bytes: int
+        self, executor: Place, config: Config, plan: Plan, tasks: Sequence[Tasks]
     ) -> Laying:
         """Lay a graph that the process at ``executor`` will execute."""
         self.check_open()
         self.tidy()
         number = next(self._graph_numbers)
-        name = name or f"graph {number}"
-        laying = Laying(self, number, name, plan, tasks, slot_bytes, executor)
+        laying = Laying(self, number, config, plan, tasks, executor)
         self._layings[number] = laying
         return laying
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._shared_graphs.pop(number, None)
+        self.process.limit_spin(number, None)
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from conveyor.config import Config
 from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.graph.layout import Assignment, Layout, Place, Tasks, lay_out
@@ -34,19 +35,18 @@ class Laying:
         self,
         driver: Driver,
         number: int,
-        name: str,
+        config: Config,
         plan: Plan,
         tasks: Sequence[Tasks],
-        slot_bytes: int,
         executor: Place,
     ) -> None:
         self.number = number
-        self.name = name
+        self.name = config.name or f"graph {number}"
         self.executor = executor
         self._driver = driver
         self._plan = plan
         self._tasks = tasks
-        self._slot_bytes = slot_bytes
+        self._config = config
         self._lock = threading.Lock()
         self._over = False
         self.records: list[ActorRecord] = [driver.actors.current(info.key) for info in plan.actors]
@@ -71,7 +71,7 @@ class Laying:
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.bits.take())
-            layout = lay_out(self._plan, places, self._slot_bytes)
+            layout = lay_out(self._plan, places, self._config.slot_bytes)
             self._load(records, places, layout, first)
         except BaseException as error:
             self._leave(records, places)
@@ -103,6 +103,8 @@ class Laying:
                 layout.limits,
                 layout.recorders[actor],
                 first,
+                self._config.memory_bytes,
+                self._config.spin_us,
             )
             acks.append(
                 self._driver.actors.introductions.load(

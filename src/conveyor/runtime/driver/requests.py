@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor.channel.sealed import Sealed
+from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import threads
 from conveyor.runtime.calls.constructor import Constructor, Kept
 from conveyor.runtime.driver.record import Actor
 from conveyor.runtime.graph.hosting import LaidMember
@@ -65,12 +67,7 @@ class RequestServer:
             self.remove(record)
             return
         # Answering may wait for the fork server or for another actor's main loop.
-        threading.Thread(
-            target=self._answer,
-            args=(record, sock, operation, args),
-            name="conveyor-request",
-            daemon=True,
-        ).start()
+        threads.start(self._answer, "request", record, sock, operation, args)
 
     def _answer(self, record: ActorRecord, sock: socket.socket, operation: str, args: Any) -> None:
         fds: list[int] = []
@@ -113,13 +110,12 @@ class RequestServer:
     def _lay(
         self,
         caller: ActorRecord,
+        config: Config,
         plan: Plan,
-        name: str,
         tasks: Sequence[Sealed],
-        slot_bytes: int,
     ) -> tuple[Any, list[int]]:
         executor = Place(caller.slot, RESULT_BIT)
-        return self._laid(caller, self._driver.lay_for(executor, plan, name, tasks, slot_bytes))
+        return self._laid(caller, self._driver.lay_for(executor, config, plan, tasks))
 
     def _lay_again(self, caller: ActorRecord, number: int, first: int) -> tuple[Any, list[int]]:
         laying = self._driver.laying(number)

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import threads
 from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ class Restarts:
 
     def begin(self, record: ActorRecord) -> None:
         """Start it again, as ``decide`` or ``revive`` has settled."""
-        thread = threading.Thread(
-            target=self._run, args=(record,), name="conveyor-restart", daemon=True
-        )
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
+        with self._lock:  # which it needs to leave the set again
+            self._threads.add(threads.start(self._run, "restart", record))
 
     def revive(self, actor: ActorId) -> ActorRecord:
         """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.

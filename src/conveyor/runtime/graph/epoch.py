@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 
 from conveyor import _core
+from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.hosting import Laid
+from conveyor.runtime.graph.layout import make_budget
 from conveyor.runtime.graph.recording import Recording, result_edges
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref
@@ -19,7 +21,14 @@ class Epoch:
     """Everything that is new when a graph is restarted. ``first``: the number of its first execution."""
 
     def __init__(
-        self, plan: Plan, name: str, laid: Laid, process: Process, first: int, moved_refs: int
+        self,
+        plan: Plan,
+        config: Config,
+        name: str,
+        laid: Laid,
+        process: Process,
+        first: int,
+        moved_refs: int,
     ) -> None:
         """Raises why an actor has died that has done so since it was laid."""
         self.members = laid.members
@@ -29,6 +38,7 @@ class Epoch:
         self.first = first
         self.deaths_seen = -1  # the board's count when all members were seen alive
         self.sets = laid.limits.sets
+        budget = make_budget(config.memory_bytes)
         try:
             writers = {
                 end.edge: end.open(
@@ -38,6 +48,7 @@ class Epoch:
                     name,
                     plan.edges[end.edge].source,
                     arguments=True,
+                    budget=budget,
                 )
                 for end in laid.writes
             }

@@ -156,19 +156,7 @@ class GraphHandle:
                 functools.partial("{!r}, an argument of {}".format, lacked, self.name),
                 lambda: "it is not done",
             )
-        try:
-            # The owner counts the time, and says what it was waiting for.
-            wait_until(
-                self._inbox,
-                lambda: self._is_answered(request),
-                None,
-                lambda: f"{self.name} to take an execution",
-                lambda: "its owner has not answered",
-            )
-        except BaseException:
-            self._withdraw(number)
-            raise
-        return self._result(number, request)
+        return self._answer(number, request)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         """See ``CompiledGraph.try_execute``."""
@@ -179,18 +167,7 @@ class GraphHandle:
             raise CapacityError(
                 f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
             ) from None
-        try:
-            wait_until(
-                self._inbox,
-                lambda: self._is_answered(request),
-                None,
-                lambda: f"{self.name} to take an execution",
-                lambda: "its owner has not answered",
-            )
-        except BaseException:
-            self._withdraw(number)
-            raise
-        return self._result(number, request)
+        return self._answer(number, request)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         """See ``CompiledGraph.execute_async``."""
@@ -291,6 +268,21 @@ class GraphHandle:
         if request.answer is not None and request.answer[0]:
             loads(request.answer[1])
         self._wire.send(("withdraw", number, None))
+
+    def _answer(self, number: int, request: _Request) -> Any:
+        try:
+            # The owner counts the time, and says what it was waiting for.
+            wait_until(
+                self._inbox,
+                lambda: self._is_answered(request),
+                None,
+                lambda: f"{self.name} to take an execution",
+                lambda: "its owner has not answered",
+            )
+        except BaseException:
+            self._withdraw(number)
+            raise
+        return self._result(number, request)
 
     def _result(self, number: int, request: _Request) -> Any:
         del self._requests.pending[number]

@@ -60,13 +60,26 @@ class WriteEnd:
         source: str,
         *,
         arguments: bool = False,
+        budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
-        """``graph`` and ``name`` are the graph's, ``source`` says what the edge carries."""
+        """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
         carries = f"{name}, edge #{self.edge} ({source})"
         targets = list(self.targets)
         return process.writer(
-            segment, self.offset, targets, carries, graph, self.edge, arguments=arguments
+            segment,
+            self.offset,
+            targets,
+            carries,
+            graph,
+            self.edge,
+            arguments=arguments,
+            budget=budget,
         )
+
+
+def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
+    """Of one process for one graph; see ``Config.memory_bytes``."""
+    return None if memory_bytes is None else _core.MemoryBudget(memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ class Assignment:
 
     ``sources`` says what each edge carries, for errors. ``tasks`` are sealed where the driver, who
     passes them on, may not know the classes of their constants. ``first`` is the number of the first
-    execution.
+    execution. ``memory_bytes`` and ``spin_us``: see ``Config``.
     """
 
     graph: int
@@ -103,6 +116,8 @@ class Assignment:
     limits: LimitsPlace
     recorder: RecorderPlace
     first: int
+    memory_bytes: int | None
+    spin_us: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,11 @@ class ProcessGraph(SubmittingGraph):
         self.alarm = process.alarm
         self._results = Results(plan, host.keep)
         try:
-            self._use(Epoch(plan, self.name, laid, process, 0, MOVED_REFS))
+            self._use(Epoch(plan, config, self.name, laid, process, 0, MOVED_REFS))
         except BaseException:
             host.unlay(laid.number)
             raise
+        process.limit_spin(laid.number, config.spin_us)
         self._ref_type = _debug_ref() if config.debug else GraphRef
         self._plain = plan.whole_input and plan.shape is None and config.deadline is None
         self._unlimited = (
@@ -95,7 +96,7 @@ class ProcessGraph(SubmittingGraph):
             with self._lock:  # after whoever was submitting just now
                 first = self.gate.submitted
             laid = self._host.lay_again(self._number, first)
-            epoch = Epoch(self.plan, self.name, laid, self._process, first, MOVED_REFS)
+            epoch = Epoch(self.plan, self.config, self.name, laid, self._process, first, MOVED_REFS)
             with self._lock, self._failing:
                 if self._closed is not None:  # meanwhile: what was laid goes with the rest
                     raise self._closed.with_traceback(None)

@@ -1,0 +1,46 @@
+"""What many tests of behaviour do: chain methods, get with a bound, hold an actor in a call."""
+
+import gc
+import os
+import time
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.runtime import context
+
+#: s; a bound for what should take milliseconds.
+WAIT = 20
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def chain(*methods):
+    """Each method gets what the one before it returns."""
+    with InputNode() as inp:
+        node = inp
+        for method in methods:
+            node = method.bind(node)
+    return node
+
+
+def compiled(node_of, **options):
+    """The graph of the node that ``node_of`` makes of the input."""
+    with InputNode() as inp:
+        return node_of(inp).compile(**options)
+
+
+def hold(path):
+    """In an actor: do not return before there is a file ``path``."""
+    end = time.monotonic() + 60
+    while not os.path.exists(path):
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.002)
+
+
+def kept():
+    """How many results of this process others may still ask for."""
+    gc.collect()
+    return context.running().exports.kept
