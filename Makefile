@@ -80,7 +80,16 @@ demo: $(STAMPS)/demo $(STAMPS)/model
 	$(build)
 	@python examples/llm/demo.py $${PROMPT:+"$$PROMPT"}
 
-test: lint test-native pytest
+# The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
+NATIVE_LOG := build/native-tests.log
+
+test: lint $(STAMPS)/tools
+	$(build)
+	@set -m; nice -n 19 env JOBS=1 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
+	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
+	python -m pytest $(ARGS); \
+	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
+	cat $(NATIVE_LOG)
 
 lint: $(STAMPS)/dev
 	ruff check .
