@@ -66,6 +66,10 @@ bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
       main_parked_.store(false, std::memory_order_seq_cst);
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
+    {
+      std::lock_guard lock(relays_mutex_);
+      close_unused();
+    }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (count() != seen) return true;
     if (timed_out) return false;
@@ -93,7 +97,12 @@ void Inbox::clear_event(int own) {
 
 void Inbox::close_fds() {
   std::lock_guard lock(relays_mutex_);
-  if (main_parked_.load(std::memory_order_seq_cst) || !relays_.empty()) return;
+  closing_ = true;
+  close_unused();
+}
+
+void Inbox::close_unused() {
+  if (!closing_ || main_parked_.load(std::memory_order_seq_cst) || !relays_.empty()) return;
   eventfd_.reset();
   main_relay_.reset();
 }
@@ -106,6 +115,7 @@ void Inbox::add_relay(int fd) {
 void Inbox::remove_relay(int fd) {
   std::lock_guard lock(relays_mutex_);
   std::erase(relays_, fd);
+  close_unused();
 }
 
 int Inbox::poll() {

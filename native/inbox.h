@@ -55,6 +55,9 @@ class Inbox {
   std::atomic<bool> main_parked_{false};
   std::mutex relays_mutex_;
   std::vector<int> relays_;
+  bool closing_ = false;
+  // With `relays_mutex_`: close what close_fds() has asked to, once nobody sleeps on it.
+  void close_unused();
   uint64_t pending_[kBellWords] = {};
   size_t pending_words_ = 0;
 };

@@ -22,6 +22,9 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
 }
 
 RefCore::~RefCore() {
+  // First: what follows may run Python code, which might look for its siblings.
+  previous->next = next;
+  next->previous = previous;
   // The result is not wanted: its memory comes back when it arrives, or now.
   if (gate == nullptr || number < 0 || outcome.is_valid()) return;
   nb::error_scope keep;  // this may be the unwinding of a Python exception
@@ -39,6 +42,14 @@ void RefCore::settle(nb::object value) {
   // What it replaces may run any code when it goes: last.
   std::swap(outcome, value);
   if (gate != nullptr && number >= 0) gate->gate->settled(uint64_t(number), reader);
+}
+
+void RefCore::join(RefCore& other) {
+  CONVEYOR_ASSERT(other.next == &other);
+  other.previous = this;
+  other.next = next;
+  next->previous = &other;
+  next = &other;
 }
 
 bool RefCore::claim() {

@@ -34,6 +34,9 @@ class RefCore {
   void unclaim();
   // `value` is the outcome, and need not be found again.
   void settle(nb::object value);
+  // `other` is a result of the same execution. They know each other as long as they live, and keep
+  // nobody alive: the GIL guards the ring that they form.
+  void join(RefCore& other);
 
   nb::object source;
   nb::object gate_object;
@@ -43,6 +46,9 @@ class RefCore {
   nb::object outcome;  // invalid: not settled
   bool claimed = false;
   bool contended = false;
+  PyObject* self = nullptr;  // where there are siblings
+  RefCore* previous = this;
+  RefCore* next = this;
 };
 
 }  // namespace conveyor

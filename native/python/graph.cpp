@@ -33,6 +33,35 @@ PyType_Slot ref_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ref_traverse
                            {Py_tp_clear, reinterpret_cast<void*>(ref_clear)},
                            {0, nullptr}};
 
+// The refs of all `count` results of an execution, given that of the first.
+nb::list ref_with_siblings(nb::handle self, size_t count) {
+  RefCore* last = nb::inst_ptr<RefCore>(self);
+  last->self = self.ptr();
+  nb::list refs;
+  refs.append(self);
+  for (size_t reader = 1; reader < count; ++reader) {
+    nb::object ref = nb::inst_alloc(self.type());
+    RefCore* core = nb::inst_ptr<RefCore>(ref);
+    new (core) RefCore(last->source, last->gate_object, last->number, reader);
+    nb::inst_mark_ready(ref);
+    core->self = ref.ptr();
+    last->join(*core);
+    last = core;
+    refs.append(std::move(ref));
+  }
+  return refs;
+}
+
+// Those of the refs that `ref_with_siblings` has made with this one which are still there.
+nb::list ref_siblings(nb::handle self) {
+  nb::list refs;
+  refs.append(self);
+  const RefCore* own = nb::inst_ptr<RefCore>(self);
+  for (const RefCore* ref = own->next; ref != own; ref = ref->next)
+    if (Py_REFCNT(ref->self) > 0) refs.append(nb::handle(ref->self));  // else it is going just now
+  return refs;
+}
+
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
 struct Claim {
@@ -125,6 +154,8 @@ void bind_graph(nb::module_& m) {
   nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots))
       .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a)
       .def("get", &ref_get, "timeout"_a.none() = nb::none())
+      .def("_with_siblings", &ref_with_siblings, "count"_a)
+      .def("_siblings", &ref_siblings)
       .def("_claim", &RefCore::claim)
       .def("_unclaim", &RefCore::unclaim)
       .def_ro("_source", &RefCore::source)

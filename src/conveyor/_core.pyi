@@ -760,6 +760,12 @@ class RefCore:
     def get(self, timeout: float | None = None) -> Any:
         """The result; asks the subclass (``_get``) where it does not come soon."""
 
+    def _with_siblings(self, count: int) -> list[Any]:
+        """The refs of all ``count`` results of the execution, this one, of reader 0, among them."""
+
+    def _siblings(self) -> list[Any]:
+        """Those of them that are still there."""
+
     def _claim(self) -> bool:
         """Take the right to settle the ref; false if another thread has it."""
 

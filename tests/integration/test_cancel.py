@@ -545,6 +545,29 @@ def test_a_put_value_cannot_be_cancelled():
     assert not ref.cancelled()
 
 
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_outputs_that_were_dropped_are_not_missed_by_a_cancel(latches, dropped):
+    actors = [Stage.remote() for _ in range(3)]
+    started, go = latches(), latches()
+    with InputNode() as inp:
+        held = actors[0].hold.bind(inp, started.path, go.path)
+        dag = MultiOutputNode([actor.echo.bind(held) for actor in actors])
+    with dag.compile(depth=2) as graph:
+        for n in range(20):
+            refs = graph.execute(n)
+            other = graph.execute(n)
+            del refs[dropped]
+            assert refs[n % 2].cancel()
+            for ref in refs:
+                assert ref.cancelled()
+                with pytest.raises(ExecutionCancelledError):
+                    ref.get()
+            assert not any(ref.cancelled() for ref in other)
+            go.open()
+            assert get(other) == [n, n, n]
+            os.unlink(go.path)
+
+
 def test_calls_in_a_pool_that_have_not_begun_are_skipped(latches, wait_until):
     a = Stage.options(max_concurrency=2).remote()
     started, go = latches(), latches()

@@ -1,5 +1,6 @@
 """Sessions one after the other, and what is left of them: nothing."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ from integration_helpers import WAIT
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -86,6 +88,31 @@ def test_a_session_leaves_nothing_though_its_objects_are_held(leaves_nothing):
     # Handles and graphs of the ended session hold no process.
     assert not psutil.Process().children(recursive=True)
     del kept
+
+
+def test_an_event_loop_that_outlives_the_session_leaves_no_descriptor(leaves_nothing):
+    async def wait_a_little(ref):
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(_awaited(ref)), 0.01)
+
+    with leaves_nothing():
+        actor = Actor.remote()
+        ref = actor.hold.remote(1)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(wait_a_little(ref))
+        bell = context.current().inbox
+        conveyor.shutdown()  # the loop is still watching the bell
+        (waiting,) = asyncio.all_tasks(loop)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(waiting)
+        loop.close()
+        del ref, loop, waiting
+    assert bell.eventfd < 0
+
+
+async def _awaited(ref):
+    return await ref
 
 
 def test_many_sessions(leaves_nothing):

@@ -1,4 +1,4 @@
-"""One execution, where its refs must know of each other: it has several, or a deadline."""
+"""One execution that has a deadline."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Execution:
         "seconds",
     )
 
-    def __init__(self, graph: SubmittingGraph, deadline: int = 0, seconds: float = 0.0) -> None:
-        """deadline: on the monotonic clock, in nanoseconds; 0: none. seconds: what was asked for."""
+    def __init__(self, graph: SubmittingGraph, deadline: int, seconds: float) -> None:
+        """deadline: on the monotonic clock, in nanoseconds. seconds: what was asked for."""
         self.graph = graph
         self.gate = graph.gate
         self.deadline = deadline
@@ -73,8 +73,6 @@ class Execution:
     # Source of its refs
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        if not self.deadline:
-            return self.graph.wait_for(ref, timeout)
         left = max(self.deadline - _core.monotonic_ns(), 0) / 1e9
         first = left if timeout is None else min(left, timeout)
         try:
@@ -88,8 +86,6 @@ class Execution:
     def is_ready(self, ref: Ref) -> bool:
         if self.graph.is_ready(ref):
             return True
-        if not self.deadline:
-            return False
         if not self._alarmed:
             # Somebody is about to sleep on the bell, which nobody else would ring at the deadline.
             self._alarmed = True

@@ -72,6 +72,7 @@ class ProcessGraph(SubmittingGraph):
             and not {"timeout", "deadline"}.intersection(plan.keywords)
         )
         self._single_output = self._results.single
+        self._outputs = len(self._results.edges)
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
         host.graphs.add(self)
@@ -153,7 +154,7 @@ class ProcessGraph(SubmittingGraph):
         return next((error for end, error in self._past if ref._number < end), None)
 
     def cancel(self, ref: Ref) -> bool:
-        self.end(ref._number, [ref], cancelled_error(self.execution(ref)))
+        self.end(ref._number, ref._siblings(), cancelled_error(self.execution(ref)))
         return True
 
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:

@@ -84,6 +84,14 @@ class Results:
         self._distinct = len(distinct)
         self._effects = bool(plan.effects)
         self._multi_output = plan.multi_output
+        # What is read is what is given back, in that order.
+        self._as_read = (
+            plan.multi_output
+            and plan.shape is None
+            and not plan.effects
+            and not plan.streams
+            and tuple(plan.outputs) == tuple(self.edges)
+        )
         self._shape = plan.shape
         # What is no task's result: constants, put once, and parts of the input.
         leaves = () if plan.shape is None else plan.shape.leaves
@@ -118,6 +126,8 @@ class Results:
 
     def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
+        if self._as_read:
+            return made
         effects = tuple(made[self._distinct :])
         if self.streams:
             made = [

@@ -55,7 +55,7 @@ def look_closer(
 class SubmittingGraph(CompiledGraph):
     """The way in. Its lock makes submissions one after the other."""
 
-    #: As the source of a ref: of the only one of an execution that has no deadline.
+    #: As the source of refs: of executions that have no deadline.
     deadline = 0
 
     alarm: Alarm
@@ -72,6 +72,7 @@ class SubmittingGraph(CompiledGraph):
     _plain: bool
     _unlimited: bool
     _single_output: bool
+    _outputs: int
 
     @abstractmethod
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
@@ -103,10 +104,9 @@ class SubmittingGraph(CompiledGraph):
         **kwargs: Any,
     ) -> Any:
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
-            source = self if self._single_output else Execution(self)
             try:
                 with self._lock:
-                    ref = self._start(args[0], source, self._ref_type)
+                    ref = self._start(args[0], self, self._ref_type)
                 if ref is not None:
                     return ref if self._single_output else self._refs(ref, {})
             except (RefNotThere, RefFailed):
@@ -115,9 +115,8 @@ class SubmittingGraph(CompiledGraph):
             try:
                 inputs = match_inputs(self.plan, self.name, args, kwargs)
                 passed = self._results.passed(args, kwargs)
-                source = self if self._single_output else Execution(self)
                 with self._lock:
-                    ref = self._submit_inputs(inputs, source)
+                    ref = self._submit_inputs(inputs, self)
                 if ref is not None:
                     return self._refs(ref, passed)
             except (RefNotThere, RefFailed):
@@ -158,11 +157,10 @@ class SubmittingGraph(CompiledGraph):
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
-            source = self if self._single_output else Execution(self)
             try:
                 if self._lock.acquire(False):
                     try:
-                        ref = self._start(args[0], source, self._ref_type)
+                        ref = self._start(args[0], self, self._ref_type)
                     finally:
                         self._lock.release()
                     if ref is not None:
@@ -198,7 +196,7 @@ class SubmittingGraph(CompiledGraph):
     def _source(self, deadline: Any, kwargs: dict[str, Any]) -> SubmittingGraph | Execution:
         seconds = self._seconds(deadline, kwargs)
         if seconds is None:
-            return self if self._single_output else Execution(self)
+            return self
         return Execution(self, _core.monotonic_ns() + int(seconds * 1e9), seconds)
 
     def _execute(
@@ -250,7 +248,7 @@ class SubmittingGraph(CompiledGraph):
 
     def _wake_up_for(self, source: SubmittingGraph | Execution) -> None:
         """This thread is about to sleep on the bell, which must ring at the deadline."""
-        if isinstance(source, Execution) and source.deadline:
+        if isinstance(source, Execution):
             self.alarm.add(source)
 
     def _submit_once(
@@ -302,14 +300,14 @@ class SubmittingGraph(CompiledGraph):
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns, given the ref of the first thing that the driver reads."""
+        source = first._source
         if self._single_output:
-            if first._source is not self:
-                first._source.has((first,))
+            if source is not self:
+                source.has((first,))
             return first
-        number, source = first._number, first._source
-        made = [first]
-        made += (self._ref_type(source, number, i) for i in range(1, len(self._results.edges)))
-        source.has(made)
+        made = first._with_siblings(self._outputs)
+        if source is not self:
+            source.has(made)
         return self._results.arrange(made, passed)
 
 
