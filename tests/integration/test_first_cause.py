@@ -204,7 +204,7 @@ def test_the_first_of_several_is_named_by_all(latches, wait_until):
 def _runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or after
         return False
 
 

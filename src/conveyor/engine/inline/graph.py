@@ -273,7 +273,7 @@ class InlineGraph(CompiledGraph):
             return False
         self._closed = error
         self._runtime.graphs.discard(self)
-        self._runtime._shared_graphs.pop(self._number, None)
+        self._runtime._shared_graphs.forget(self._number)
         self._loaded.crossing.close()
         return True
 

@@ -27,7 +27,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
-from conveyor.runtime.graph.handle import torn_down
+from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -62,7 +62,7 @@ class InlineRuntime(CallingRuntime):
             self.watcher,
         )
         self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
-        self._shared_graphs: dict[int, InlineGraph] = {}
+        self._shared_graphs = SharedGraphs(self.graphs)
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
         self._names: dict[str, Actor] = {}
@@ -318,20 +318,12 @@ class InlineRuntime(CallingRuntime):
         return InlineGraph(self, plan, config)
 
     def share_graph(self, graph: InlineGraph) -> bool:
-        if graph not in self.graphs:
-            if graph.is_teardown and not self._closed:
-                raise torn_down(graph.name)
-            return False
-        self._shared_graphs[graph._number] = graph
-        return True
+        return self._shared_graphs.share(graph, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
     ) -> InlineGraph:
-        graph = self._shared_graphs.get(number)
-        if graph is None or graph.is_teardown:
-            raise torn_down(name)
-        return graph
+        return self._shared_graphs.load(number, name)
 
     def next_graph_number(self) -> int:
         return next(self._graph_numbers)

@@ -23,10 +23,11 @@ from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actors
 from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.requests import RequestServer
-from conveyor.runtime.graph.handle import GraphService, torn_down
+from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
@@ -60,14 +61,13 @@ class Driver(CallingRuntime):
             self.watcher,
             lambda: self._throw_away(self.exports.tidy),
         )
-        # Graphs that others may have handles of: they live until they are torn down.
-        self._shared_graphs: dict[int, ProcessGraph] = {}
         # Connections that actors have opened.
         self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
         self.actors = Actors(self, engine)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
+        self._shared_graphs = SharedGraphs(self.graphs)
         self._closed = False
         self.at_shutdown: Callable[[], None] = lambda: None
         self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -182,7 +182,7 @@ class Driver(CallingRuntime):
         return laying
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
-        self._shared_graphs.pop(number, None)
+        self._shared_graphs.forget(number)
         self.process.limit_spin(number, None)
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
@@ -216,21 +216,12 @@ class Driver(CallingRuntime):
             )
 
     def share_graph(self, graph: ProcessGraph) -> bool:
-        if graph not in self.graphs:
-            if graph.is_teardown and not self._closed:
-                raise torn_down(graph.name)
-            return False
-        self._shared_graphs[graph._number] = graph
-        return True
+        return self._shared_graphs.share(graph, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
     ) -> ProcessGraph:
-        graph = self._shared_graphs.get(number)
-        if graph is None or graph.is_teardown:
-            self._shared_graphs.pop(number, None)
-            raise torn_down(name)
-        return graph
+        return self._shared_graphs.load(number, name)
 
     def _throw_away(self, work: Callable[[], object]) -> None:
         # In a finalizer: nothing that takes a lock.

@@ -6,31 +6,29 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions, dumps_by_value, loads
+from conveyor.channel import SentDefinitions, loads
 from conveyor.exceptions import (
     CapacityError,
-    ConveyorError,
     DeadlineExceededError,
     GraphTornDownError,
     RuntimeStateError,
 )
-from conveyor.runtime import context, threads
+from conveyor.runtime import context
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.values import RefFailed, RefNotThere
-from conveyor.runtime.refs.wire import SHARE_FROM, Wire, received
+from conveyor.runtime.refs.wire import SHARE_FROM, Wire
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.patience import Patience, wait_until
 
 if TYPE_CHECKING:
-    import socket
-
     from conveyor.runtime.graph.compiled import CompiledGraph
-    from conveyor.runtime.refs.exports import Exports
     from conveyor.runtime.refs.ref import Ref
+
+G = TypeVar("G", bound="CompiledGraph")
 
 
 def pickled(graph: CompiledGraph) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -55,8 +53,40 @@ def load(session: str, number: int, name: str, whole: bool, options: tuple[str, 
     return runtime.load_graph(number, name, whole, options)
 
 
-def torn_down(name: str) -> GraphTornDownError:
+def _torn_down(name: str) -> GraphTornDownError:
     return GraphTornDownError(f"{name} has been torn down")
+
+
+class SharedGraphs(Generic[G]):
+    """Of the graphs of a session those that others may have handles of: they live until they are torn
+    down."""
+
+    def __init__(self, graphs: Collection[G]) -> None:
+        self._graphs = graphs
+        self._shared: dict[int, G] = {}
+
+    def share(self, graph: G, closed: bool) -> bool:
+        """A handle of ``graph`` is about to leave. False if it is of another session; ``closed``: this
+        one has ended."""
+        if graph not in self._graphs:
+            if graph.is_teardown and not closed:
+                raise _torn_down(graph.name)
+            return False
+        self._shared[graph._number] = graph
+        return True
+
+    def load(self, number: int, name: str) -> G:
+        graph = self._shared.get(number)
+        if graph is None or graph.is_teardown:
+            self._shared.pop(number, None)
+            raise _torn_down(name)
+        return graph
+
+    def forget(self, number: int) -> None:
+        self._shared.pop(number, None)
+
+    def clear(self) -> None:
+        self._shared.clear()
 
 
 class _Request:
@@ -302,130 +332,3 @@ def _end(seconds: float | None) -> int:
 
 def _passed(end: int) -> bool:
     return bool(end) and _core.monotonic_ns() >= end
-
-
-class GraphService:
-    """The owner's end of one handle's connection. Executions that wait for room wait on a thread of
-    its own, in order; meanwhile others are refused to those who only try."""
-
-    def __init__(
-        self,
-        graph: CompiledGraph,
-        sock: socket.socket,
-        exports: Exports,
-        actor: int,
-        alive: Callable[[], bool],
-    ) -> None:
-        """``actor``: the number of the one that asks, and whether it is alive."""
-        self._actor = actor
-        self._alive = alive
-        self._graph = graph
-        self._exports = exports
-        self._changed = threading.Condition()
-        self._queue: dict[int, tuple[Any, ...]] = {}  # in the order of arrival
-        self._busy = False
-        self._ended = False
-        # Of refs in answers: should the other side die, nobody will load them.
-        self._tickets: list[int] = []
-        self._worker = threads.start(self._work, "graph-executions")
-        self.wire = Wire(sock, "graph", self._on_message, self._on_end)
-
-    def _on_message(self, message: Any, fds: list[int]) -> None:
-        how, number, *rest = message
-        if how == "withdraw":
-            with self._changed:
-                self._queue.pop(number, None)
-            return
-        *options, parts = rest
-        snapshot = received(parts, fds)
-        if how == "try":
-            with self._changed:
-                waiting = self._busy or bool(self._queue)
-            self._answer(number, lambda: self._try(waiting, snapshot, *options))
-            return
-        with self._changed:
-            self._queue[number] = (snapshot, *options)
-            self._changed.notify()
-
-    def _on_end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._queue.clear()
-            self._changed.notify()
-        self._worker.join()
-        self._exports.addressed(self._actor, self._tickets, self._alive)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._ended)
-                if self._ended:
-                    return
-                number = next(iter(self._queue))
-                request = self._queue.pop(number)
-                self._busy = True
-            self._answer(number, lambda: self._execute(*request))  # noqa: B023
-            del request
-            with self._changed:
-                self._busy = False
-
-    def _answer(self, number: int, submit: Callable[[], Any]) -> None:
-        with self._exports.collecting() as tickets:
-            try:
-                answer = (True, dumps_by_value(submit()))
-            except Exception as error:
-                answer = (False, _pickle_error(error))
-        with self._changed:
-            self._tickets = self._exports.outstanding(self._tickets) + tickets
-        self.wire.send((number, *answer))
-
-    def _arguments(self, whole: bool, snapshot: _core.Snapshot) -> tuple[Any, dict[str, Any]]:
-        if whole:  # sent on as it is
-            return (snapshot,), {}
-        args, kwargs = snapshot.decode()
-        return args, kwargs
-
-    def _try(
-        self,
-        waiting: bool,
-        snapshot: _core.Snapshot,
-        whole: bool,
-        failed: bool,
-        _until: int,
-        deadline: float | None,
-        end: int,
-    ) -> Any:
-        if failed:
-            return self._graph._results.failed(snapshot.decode(), self._graph)
-        if waiting:
-            raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
-        args, kwargs = self._arguments(whole, snapshot)
-        return self._graph.try_execute(*args, **kwargs, **self._deadline(deadline, end))
-
-    def _execute(
-        self,
-        snapshot: _core.Snapshot,
-        whole: bool,
-        failed: bool,
-        until: int,
-        deadline: float | None,
-        end: int,
-    ) -> Any:
-        if failed:
-            return self._graph._results.failed(snapshot.decode(), self._graph)
-        args, kwargs = self._arguments(whole, snapshot)
-        options = self._deadline(deadline, end)
-        if until:
-            options["timeout"] = max((until - _core.monotonic_ns()) / 1e9, 0.0)
-        return self._graph.execute(*args, **kwargs, **options)
-
-    def _deadline(self, deadline: float | None, end: int) -> dict[str, Any]:
-        return {} if deadline is None else {"deadline": (end - _core.monotonic_ns()) / 1e9}
-
-
-def _pickle_error(error: Exception) -> bytes:
-    error = error.with_traceback(None)
-    try:
-        return dumps_by_value(error)
-    except ConveyorError:
-        return dumps_by_value(RuntimeStateError(f"{type(error).__name__}: {error}"))
