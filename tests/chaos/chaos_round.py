@@ -110,6 +110,7 @@ class Round(Judge):
         finally:
             watchdog.doing("the last fault from outside")
             hand.wait()
+        self._let_run_out()
         self._check_deaths()
         self._check_effects(expected)
         self._end_graphs()
@@ -349,6 +350,18 @@ class Round(Judge):
             self.rng.shuffle(numbers)
         for number in numbers:
             self._get(running, number)
+
+    def _let_run_out(self) -> None:
+        """Wait for executions that nobody waits for: faults may lie in wait in them, too."""
+        for running in self.running:
+            if running.torn or running.died:
+                continue
+            self._doing(f"what was dropped of {running.spec.name}")
+            end = time.monotonic() + SOON
+            while (status := running.graph.status()).state == "ready" and status.executions:
+                if time.monotonic() > end:
+                    raise Wrong(f"what was dropped does not end:\n{status}")
+                time.sleep(0.0005)
 
     def _check_deaths(self) -> None:
         """Who was struck is known to be dead everywhere, and gone."""

@@ -30,7 +30,7 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
 #: s for what goes on behind a round: dropped graphs, ends of processes.
 SOON = 8.0
 #: What the driver may have grown by at the end of a run, beyond its size after a tenth of it.
-PRIVATE_GROWTH = 24 * MB
+PRIVATE_GROWTH = 48 * MB
 SHARED_GROWTH = 256 * MB
 
 
