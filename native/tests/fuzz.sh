@@ -77,7 +77,7 @@ for target in "${targets[@]}"; do
         flags+=(-isystem "$include" -isystem "$nanobind/include" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
         build "${common[@]}" -O2 -w -I"$include" -I"$nanobind/include" -I"$nanobind/ext/robin_map/include" \
             "$dir/obj/nanobind.o" "$nanobind/src/nb_combined.cpp"
-        sources=(arena board lease values endpoints)
+        sources=(arena board lease values endpoints recorder)
         libraries=("$dir/obj/nanobind.o" -L"$libdir" -Wl,-rpath,"$libdir" -l"python$version")
         ;;
     esac
