@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -101,7 +100,7 @@ def test_the_largest_spin_is_the_environments(monkeypatch, spin):
         conveyor.shutdown()
 
 
-def test_the_least_of_all_limits_is_the_largest_spin(session):
+def test_the_least_of_all_limits_is_the_largest_spin(session, wait_until):
     actor = conveyor.remote(Echo).remote()
     other = conveyor.remote(Echo).remote()
 
@@ -126,10 +125,7 @@ def test_the_least_of_all_limits_is_the_largest_spin(session):
     assert limits() == [0, most, 0]
     del dropped
     conveyor.get(actor.pid.remote())
-    end = time.monotonic() + 10
-    while limits() != [most, most, most]:
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    wait_until(lambda: limits() == [most, most, most])
 
 
 def test_the_engine_is_the_environments(monkeypatch):

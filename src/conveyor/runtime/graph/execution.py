@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -45,7 +44,6 @@ class Execution:
     __slots__ = (
         "__weakref__",
         "_alarmed",
-        "_refs",
         "_report",
         "deadline",
         "gate",
@@ -59,16 +57,8 @@ class Execution:
         self.gate = graph.gate
         self.deadline = deadline
         self.seconds = seconds
-        self._refs: tuple[weakref.ref[Ref], ...] = ()
         self._report: tuple[int, list[int]] | None = None
         self._alarmed = False
-
-    def has(self, refs: Iterable[Ref]) -> None:
-        """These are its refs. Known weakly: dropping one costs nothing, whoever holds the others."""
-        self._refs = tuple(map(weakref.ref, refs))
-
-    def refs(self) -> list[Ref]:
-        return [ref for ref in (known() for known in self._refs) if ref is not None]
 
     # Source of its refs
 
@@ -80,7 +70,7 @@ class Execution:
         except WaitTimeoutError:
             if not self.overdue():
                 raise
-        self.expire(ref._number)
+        self._expire(ref)
         return EMPTY  # expired, or just in time: in either case the ref is looked at again
 
     def is_ready(self, ref: Ref) -> bool:
@@ -93,7 +83,7 @@ class Execution:
         return self.overdue()
 
     def cancel(self, ref: Ref) -> bool:
-        self.graph.end(ref._number, self.refs(), cancelled_error(self.graph.execution(ref)))
+        self.graph.end(ref._number, ref._siblings(), cancelled_error(self.graph.execution(ref)))
         return True
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
@@ -116,10 +106,12 @@ class Execution:
     def overdue(self) -> bool:
         return _core.monotonic_ns() >= self.deadline
 
-    def expire(self, number: int) -> None:
+    def _expire(self, ref: Ref) -> None:
         """The deadline has passed: what is not there yet will not be."""
-        gate = self.gate
-        late = [r for r in self.refs() if r._outcome is EMPTY and not gate.ready(number, r._reader)]
+        number, gate = ref._number, self.gate
+        late = [
+            r for r in ref._siblings() if r._outcome is EMPTY and not gate.ready(number, r._reader)
+        ]
         if late:
             self.graph.end(number, late, self.late(number))
 

@@ -300,15 +300,9 @@ class SubmittingGraph(CompiledGraph):
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns, given the ref of the first thing that the driver reads."""
-        source = first._source
         if self._single_output:
-            if source is not self:
-                source.has((first,))
             return first
-        made = first._with_siblings(self._outputs)
-        if source is not self:
-            source.has(made)
-        return self._results.arrange(made, passed)
+        return self._results.arrange(first._with_siblings(self._outputs), passed)
 
 
 def _too_late(source: SubmittingGraph | Execution) -> bool:
