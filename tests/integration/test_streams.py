@@ -7,12 +7,11 @@ import itertools
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -58,9 +57,9 @@ class Source:
         yield x
         yield x + 1
 
-    def slow_end(self, n: int) -> Any:
-        yield from range(n)
-        time.sleep(0.5)
+    def slow_end(self, go: str) -> Any:
+        yield from range(5)
+        hold(go)
         yield "end"
 
     def plain(self, x: int) -> int:
@@ -294,12 +293,14 @@ def test_a_timeout_can_be_tried_again(local):
         assert list(stream) == [1, 2]
 
 
-def test_a_get_of_all_items_that_times_out_loses_none(local):
+def test_a_get_of_all_items_that_times_out_loses_none(local, latches):
     source = conveyor.remote(Source).remote()
     with source.slow_end.bind(InputNode()).compile() as graph:
-        stream = graph.execute(5)
+        go = latches()
+        stream = graph.execute(go.path)
         with pytest.raises(WaitTimeoutError):
             conveyor.get(stream, timeout=0.1)
+        go.open()
         assert stream.get(timeout=WAIT) == [0, 1, 2, 3, 4, "end"]
 
 
