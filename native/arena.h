@@ -1,14 +1,21 @@
 // The memory a process writes its large payloads into: one sparse memfd, blocks of a few sizes for
-// each doubling, reused while their pages are warm.
+// each doubling, reused while their pages are warm, given back when they have been idle.
+//
+// A lock of its own guards it: the threads of the program hold it for short, whether they have the GIL or
+// not, and so does the thread that gives memory back (arena_service.cpp), which never takes the GIL. Held
+// by nobody who touches cold memory, punches holes, or drops something that Python owns.
 #pragma once
 
 #include <array>
-#include <deque>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
+#include "addresses.h"
 #include "board.h"
+#include "cursor.h"
 #include "lease.h"
 
 namespace conveyor {
@@ -17,45 +24,61 @@ namespace conveyor {
 struct Budget {
   explicit Budget(size_t cap) : cap(cap) {}
   const size_t cap;
-  size_t out = 0;  // bytes of blocks that are published and not yet seen free
+  // Bytes of blocks that are being written or published and were not yet seen free; with the arena's lock.
+  std::atomic<size_t> out{0};
 };
 
-// The processes that may hold leases on a channel's blocks, to know which of them are dead; and what
-// the channel is, for the error at the cap.
+// The processes that may hold leases on a channel's blocks, to know which of them are dead or have left;
+// and what the channel is, for the error at the cap.
 struct ReaderSet {
   std::shared_ptr<Board> board;
+  std::shared_ptr<const void> segment{};  // keeps the cursors mapped as long as a block may ask them
   std::vector<uint32_t> slots;
   std::vector<uint32_t> incarnations;
+  std::vector<const ReaderCursor*> cursors;
   uint32_t graph = 0;   // 0: of no graph
   uint32_t edge = 0;
   std::string carries;  // in words
-  std::shared_ptr<Budget> budget{};  // none: only the arena's cap holds
+  std::shared_ptr<Budget> budget{};  // none: only the session's cap holds
 
-  void add(uint32_t slot) {
+  void add(uint32_t slot, const ReaderCursor* cursor) {
     slots.push_back(slot);
+    cursors.push_back(cursor);
     incarnations.push_back(board->slot(slot)->incarnation.load(std::memory_order_relaxed));
   }
   bool gone(uint32_t reader) const { return board->gone(slots[reader], incarnations[reader]); }
 };
 
+// Its offset and size are its own until it is dissolved: then its addresses may serve other blocks.
 struct Block {
   uint64_t offset;
   uint64_t size;     // of the class, header included
   char* base;        // mapped here
-  uint64_t touched;  // bytes from the start that may have pages behind them
-  uint64_t used;     // of these, the ones that its present value takes, header included
-  uint64_t freed_ns;
-  uint32_t generation;
-  uint64_t tag;      // of the frame it was published with: an execution, or a call
-  std::shared_ptr<ReaderSet> readers;
+  std::shared_ptr<Mapping> mapping{};  // of its window, or its own
+  size_t place;      // among all blocks
+  uint64_t touched = 0;  // bytes from the start that may have pages behind them
+  uint64_t used = 0;     // of these, the ones that its present value takes, header included
+  uint64_t freed_ns = 0;
+  uint32_t generation = 0;
+  uint64_t tag = 0;      // of the frame it was published with: an execution, or a call
+  uint64_t number = 0;   // of that frame in its ring
+  std::shared_ptr<ReaderSet> readers{};
+  std::shared_ptr<Budget> budget{};  // that it counts in
 
   BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
   char* data() const { return base + kBlockHeader; }
   size_t capacity() const { return size - kBlockHeader; }
-  // Whether reader `r` of a published block still has its lease.
+  // Whether reader `r` of a published block still has its lease. It has none once it has ended it, is
+  // dead, or has left the ring without taking the frame.
   bool held_by(uint32_t r) const {
-    // Acquire: the reader's last reads come before our next writes.
-    return header()->lease[r].load(std::memory_order_acquire) != BlockHeader::done(generation & 0x7fffffff) && !readers->gone(r);
+    // Acquire: the reader's last reads come before our next writes. Sequentially consistent for Arena::run.
+    return header()->lease[r].load(std::memory_order_seq_cst) != BlockHeader::done(generation & 0x7fffffff) && !readers->gone(r) &&
+           !readers->cursors[r]->never_takes(number);
+  }
+  bool held() const {
+    for (uint32_t r = 0; r < readers->slots.size(); ++r)
+      if (held_by(r)) return true;
+    return false;
   }
 };
 
@@ -74,57 +97,115 @@ struct ArenaFull : std::runtime_error {
   std::vector<Holding> holdings;
 };
 
-// Not thread-safe: its callers hold the GIL (or are a single-threaded test).
 class Arena {
  public:
-  // `cap` bounds the bytes that have memory behind them; the file is larger, because blocks keep
-  // their places and sizes for ever.
-  Arena(int fd, size_t size, size_t cap);
+  // `cap` bounds the bytes that have memory behind them in all arenas of the session together, counted on
+  // `board`, where this process has `slot`; without a board (in a test), in this one, and nothing is given
+  // back before it is asked for. The file is larger than the cap, because gaps between blocks cost nothing.
+  // `idle_ns`: after how long the thread gives back what is free.
+  static constexpr uint64_t kIdleNs = 3'000'000'000;
+  Arena(int fd, size_t size, size_t cap, std::shared_ptr<Board> board = {}, uint32_t slot = 0, uint64_t idle_ns = kIdleNs);
   ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
   static Fd create_file(size_t size) { return make_memfd("conveyor-arena", size); }
 
-  // A block with room for `payload` bytes, for the caller alone until it is published or released.
-  // `beyond_cap`: for what must get through when memory is short.
-  Block* allocate(size_t payload, bool beyond_cap = false);
-  // Throw ArenaFull if `payload` bytes more for these readers are more than their budget.
-  void check_budget(const ReaderSet& readers, size_t payload);
-  // Hand `block` to its readers: it comes back when each of them is done or dead.
-  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag = 0);
-  // Give back a block that was not published.
-  void release(Block* block);
-  // The block whose payload area holds `p`, or nullptr.
-  Block* find(const void* p) const;
+  // A block with room for `payload` bytes, for the caller alone until it is published or released; its
+  // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
+  // memory is short. `may_wait`: for other processes, who are asked at the cap. Not with the GIL, which
+  // the driver needs to learn that one of them has ended; without it, nothing of Python's is dropped.
+  Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
+  // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
+  void charge(Block* block, const std::shared_ptr<Budget>& budget);
+  void uncharge(Block* block);
+  // Hand `block` to its readers with frame `number`: it comes back when each of them is done, dead, or
+  // has left before it took that frame. Cannot fail: a frame that is under way can be told of no error.
+  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number) noexcept;
+  // Give back a block that was not published. Cannot fail. `drops`: the caller has the GIL (see Section).
+  void release(Block* block, bool drops = true) noexcept;
 
-  size_t bytes_touched() const { return touched_; }
-  size_t blocks_out() const { return out_.size(); }
+  size_t bytes_touched() const { return touched_.load(std::memory_order_relaxed); }
+  size_t blocks_out() const;
   size_t bytes_out() const;
   // Who has not ended which leases, as the lease words say; of each process and channel together.
   // `of`: only blocks of this budget.
   std::vector<Holding> holdings(const Budget* of = nullptr) const;
   size_t cap() const { return cap_; }
-  // At the end of a session: nothing more can be allocated.
-  void close_fd() { fd_.reset(); }
-  // Free the pages of blocks that have been free for `idle_ns`.
-  void trim(uint64_t idle_ns);
-  void reclaim(size_t at_most);
+  size_t gaps() const;
+
+  // Take back all blocks that are done, and give back the memory of those that have been free for
+  // `idle_ns`. When the next one will have been; 0: none is free.
+  uint64_t give_back(uint64_t idle_ns);
+  // Have the thread do so now, with all that is free.
+  void give_back_soon();
+  // At the end of a session: nothing more can be allocated, and what is free is given back. May be called
+  // while other threads allocate.
+  void close();
+
+  struct ForkHandlers;
 
  private:
+  class Section;
   static size_t class_of(size_t size);
   static size_t class_size(size_t index);
-  void punch(Block* block);
-  void make_room(size_t bytes);
 
-  Fd fd_;
-  size_t size_;
-  size_t cap_;
-  uint64_t top_ = 0;
-  size_t touched_ = 0;
-  uint64_t trimmed_ns_ = 0;
+  // With the lock.
+  void look(size_t at_most, size_t& from);
+  void look_at_all();
+  Block* block_of(size_t index);
+  void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
+  void charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget);
+  void free(Block* block, uint64_t now) noexcept;
+  std::vector<Holding> holdings_now(const Budget* of) const;
+  [[noreturn]] void full() const;
+  [[noreturn]] static void closed();
+  void count(int64_t bytes);
+  // Take blocks that have been free for `idle_ns`, at most `count`, with at least `bytes` if there are.
+  std::vector<Block*> detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes);
+  void dissolve(Block* block) noexcept;
+  void stop_punching();
+
+  // Without it.
+  void populate(Block* block, size_t from, bool drops);
+  void give_up(Block* block, size_t from, bool drops);
+  bool punch(uint64_t start, uint64_t end);
+  bool punch(std::vector<Block*>& blocks);
+  size_t give_some(uint64_t idle_ns, size_t bytes);
+  void sweep();
+  void run();
+  void start_thread();
+  void stop_thread();
+
+  std::shared_ptr<const Fd> fd_;  // none: closed
+  const size_t size_;
+  const size_t cap_;
+  const std::shared_ptr<Board> board_;
+  const uint32_t slot_;
+  const uint64_t idle_ns_;
+  SessionMemory own_memory_{};
+  SessionMemory* const memory_;  // the session's
+  Returns own_returns_{};
+  Returns* const returns_;
+  bool inherited_ = false;  // by a forked child: it is the parent's
+
+  mutable std::mutex mutex_;
+  FreeAddresses addresses_;
+  std::atomic<size_t> touched_{0};
   size_t scan_ = 0;
-  std::vector<char*> windows_;
-  std::vector<std::unique_ptr<Block>> all_;  // by offset
-  std::vector<Block*> out_;                  // published, not yet seen free
-  std::array<std::vector<Block*>, 256> free_;
+  std::vector<std::shared_ptr<Mapping>> windows_;
+  std::vector<std::unique_ptr<Block>> all_;
+  std::vector<Block*> out_;                    // published, not yet seen free
+  std::array<std::vector<Block*>, 256> free_;  // each in the order in which they became free
+  std::array<size_t, 256> blocks_{};           // of each class, free or not
+  std::vector<std::shared_ptr<void>> dropped_;  // to be destroyed by a thread that has the GIL: Python may own it
+  bool closed_ = false;
+  size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
+  std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex
+  bool asleep_ = false;  // the thread waits for leases to end, and has nothing free
+  std::atomic<bool> holes_{true};  // the file can have holes
+  std::atomic<bool> stop_{false};
+  bool started_ = false;
+  std::thread thread_;
 };
 
 }  // namespace conveyor

@@ -43,7 +43,7 @@ Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)), count_(slo
     header_->slots = slots;
     header_->magic = kBoardMagic;
   }
-  eventfds_.assign(slots, -1);
+  eventfds_.resize(slots);
 }
 
 Board::~Board() {
@@ -68,22 +68,50 @@ std::shared_ptr<Board> Board::attach(int fd) {
   return std::shared_ptr<Board>(new Board(std::move(own), head.slots, false));
 }
 
-void Board::set_eventfd(uint32_t index, int fd) {
-  const int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
-  if (copy < 0) throw_errno("dup");
+void Board::set_eventfd(uint32_t index, int fd, uint32_t incarnation) {
+  Fd copy = dup_cloexec(fd);
   std::lock_guard lock(eventfds_mutex_);
-  if (eventfds_[index] >= 0) ::close(eventfds_[index]);
-  eventfds_[index] = copy;
+  Eventfd& known = eventfds_[index];
+  if (known.fd >= 0) {
+    if (known.incarnation > incarnation) return;
+    ::close(known.fd);
+  }
+  known = {copy.release(), incarnation};
+}
+
+int Board::eventfd(uint32_t index) {
+  std::lock_guard lock(eventfds_mutex_);
+  return eventfds_[index].fd;
 }
 
 void Board::forget_eventfd(uint32_t index) {
   std::lock_guard lock(eventfds_mutex_);
-  if (eventfds_[index] >= 0) ::close(eventfds_[index]);
-  eventfds_[index] = -1;
+  if (eventfds_[index].fd >= 0) ::close(eventfds_[index].fd);
+  eventfds_[index].fd = -1;
 }
 
-// Looking at a page allocates it, so only these are looked at.
-uint32_t Board::used() const { return std::min(header_->used.load(std::memory_order_acquire), count_); }
+bool Board::write_eventfd(uint32_t index) {
+  std::lock_guard lock(eventfds_mutex_);
+  const Eventfd& known = eventfds_[index];
+  // We have seen the flag of a sleeper, which was written after its incarnation: this is its own, or that
+  // of a later process, for which ours is as wrong. A former process's eventfd would wake nobody.
+  if (known.fd < 0 || known.incarnation != slot(index)->incarnation.load(std::memory_order_relaxed)) return false;
+  const uint64_t one = 1;
+  // It cannot overflow: 2^64 rings before the sleeper runs.
+  while (::write(known.fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+  return true;
+}
+
+void Board::ring_sleeper_in_poll(uint32_t index) {
+  if (write_eventfd(index)) return;
+  // Not a peer of ours, or not as we know it, so we cannot wake it ourselves: the driver's service thread
+  // can. Should the driver be stopped, only those wait longer who are rung by a process that they have not
+  // been introduced to.
+  slot(index)->nudge.store(1, std::memory_order_seq_cst);
+  header_->alarm.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&header_->alarm);
+}
 
 void Board::close_fds() {
   for (uint32_t i = 0; i < used(); ++i) forget_eventfd(i);
@@ -146,11 +174,24 @@ void Board::guard_signals(uint32_t index) {
 }
 
 void Board::nudge(uint32_t index) {
-  ring(index, kAttentionBit);
-  futex_wake_all(&slot(index)->bell.count);
-  std::lock_guard lock(eventfds_mutex_);
-  const uint64_t one = 1;
-  if (eventfds_[index] >= 0 && ::write(eventfds_[index], &one, sizeof one) < 0) CONVEYOR_ASSERT(errno == EAGAIN);
+  // Without a descriptor (the process is being started or buried) there is nobody left to ask.
+  if (strike(&slot(index)->bell, kAttentionBit)) write_eventfd(index);
+}
+
+std::vector<uint32_t> Board::ask_for_memory(uint32_t index) {
+  std::vector<uint32_t> asked;
+  for (uint32_t i = 0, n = used(); i < n; ++i) {
+    if (i == index || slot(i)->memory.load(std::memory_order_relaxed) == 0) continue;
+    slot(i)->returns.ask();
+    asked.push_back(i);
+  }
+  return asked;
+}
+
+void Board::still_asked(std::vector<uint32_t>& slots) const {
+  std::erase_if(slots, [this](uint32_t i) {
+    return slot(i)->returns.asked.load(std::memory_order_seq_cst) == 0 || slot(i)->memory.load(std::memory_order_seq_cst) == 0;
+  });
 }
 
 bool Board::announce_death(uint32_t index) {
@@ -159,8 +200,10 @@ bool Board::announce_death(uint32_t index) {
   s->died.store(header_->deaths.fetch_add(1, std::memory_order_seq_cst) + 1, std::memory_order_release);
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     const Condition c = slot(i)->condition.load(std::memory_order_acquire);
-    // Even if the flag is down: who took it down may be the one that died before it could wake anybody.
-    if (c == Condition::kAlive || c == Condition::kStarting) nudge(i);
+    // Also for what the dead has published, if it died before it could wake anybody.
+    if (c != Condition::kAlive && c != Condition::kStarting) continue;
+    ring(i, kAttentionBit);
+    slot(i)->returns.note();  // the dead one's leases have ended
   }
   return true;
 }

@@ -3,14 +3,18 @@
 #pragma once
 
 #include <pthread.h>
+#include <string.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "fork_mutex.h"
 #include "platform.h"
+#include "session_memory.h"
 
 namespace conveyor {
 
@@ -23,10 +27,15 @@ constexpr uint32_t kAttentionBit = 0;  // a death, or a control message on the s
 // An event count with a ready bitmap. A writer publishes, sets its channel's bit, bumps `count`, and
 // makes a system call only if somebody sleeps. A waiter notes `count`, looks, and sleeps only if
 // `count` has not moved since.
+//
+// Ringers only add to a bell: bits, and the count. Who sleeps is written by the sleepers alone, so a
+// ringer that stops or dies between any two of its steps, or that wakes the wrong one, takes nothing
+// from the ringers after it: they find the same sleepers and wake them. That costs a system call for
+// each ring until the sleeper runs.
 struct alignas(kCacheLine) Bell {
   std::atomic<uint32_t> count;     // futex word
   std::atomic<uint32_t> sleepers;  // threads in the futex, or about to be; each counts itself
-  std::atomic<uint32_t> armed;     // 1: somebody sleeps on the eventfd; taken down by who writes it
+  std::atomic<uint32_t> armed;     // 1: a thread sleeps on the eventfd, or is about to (see Inbox)
   std::atomic<uint64_t> ready[kBellWords];
 };
 static_assert(sizeof(Bell) == 2 * kCacheLine);
@@ -39,9 +48,7 @@ struct Status {
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> graph;      // graph number, 0: an ordinary call
   std::atomic<uint32_t> node;       // task number within the graph
-  std::atomic<uint32_t> waits_for;  // board slot + 1 of the process waited for, 0: nobody
-  std::atomic<uint32_t> waits;      // how many waits have begun: tells one wait from the next
-  std::atomic<uint32_t> checks;     // how often a waiter has looked in vain and gone back to sleep
+  std::atomic<uint32_t> asked;      // how often others wanted its waiters to look once more
   std::atomic<uint32_t> signal;     // fatal signal, set by the handler before the process dies
   std::atomic<uint32_t> leaving;    // 1: it ends because user code has raised SystemExit
   std::atomic<uint64_t> execution;  // execution or call number
@@ -50,16 +57,32 @@ struct Status {
   char what[88];                    // method name, zero terminated
 };
 
+// What keeps a process from doing one kind of work (a graph's steps, or calls): all its threads that
+// could do it wait, for any of these. One process writes it, in one thread at a time.
+constexpr size_t kWaitTargets = 12;
+constexpr uint32_t kWorkKinds = 2;
+struct WaitNote {
+  std::atomic<uint32_t> version;   // a seqlock: odd while it is written
+  std::atomic<uint32_t> answered;  // all of these waits have looked in vain since it was asked that often
+  std::atomic<uint32_t> mode;      // how the process runs its work; Python's to interpret
+  std::atomic<uint32_t> count;     // of targets; 0: the work is done when its turn comes
+  std::atomic<uint32_t> targets[kWaitTargets];  // board slot * kWorkKinds + kind of work
+  char text[kWaitTargets][104];    // each wait in words, zero terminated
+};
+
 struct alignas(kPage) BoardSlot {
   Bell bell;
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
   alignas(kCacheLine) std::atomic<Condition> condition;
   std::atomic<uint32_t> pid;
-  std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken
-  std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot
+  std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the service thread
+  std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
   Status status;
-  char name[64];  // for people, zero terminated; written before the process starts
+  alignas(kCacheLine) Returns returns;
+  std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
+  char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
+  alignas(kCacheLine) WaitNote waits[kWorkKinds];
 };
 static_assert(sizeof(BoardSlot) == kPage);
 
@@ -70,6 +93,7 @@ struct alignas(kPage) BoardHeader {
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the service thread
+  alignas(kCacheLine) SessionMemory memory;
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
@@ -86,19 +110,30 @@ class Board {
 
   int fd() const { return fd_.get(); }
   uint32_t slots() const { return count_; }
+  // Slots from here on have never had a process. Looking at a page allocates it, so only these are looked at.
+  uint32_t used() const { return std::min(header_->used.load(std::memory_order_acquire), count_); }
   BoardHeader* header() const { return header_; }
-  BoardSlot* slot(uint32_t index) const { return &slots_[index]; }
+  // No index that comes from shared memory gets here unchecked: a peer may have written anything there.
+  BoardSlot* slot(uint32_t index) const {
+    CONVEYOR_ASSERT(index < count_);
+    return &slots_[index];
+  }
 
-  // The eventfd that wakes process `index` when it sleeps in ppoll; kept as a duplicate.
-  void set_eventfd(uint32_t index, int fd);
+  // The eventfd that wakes the `incarnation`th process of slot `index` when it sleeps in ppoll; kept as a
+  // duplicate. A former process's replaces no later one's: descriptors that were sent on two ways may
+  // arrive in the wrong order.
+  void set_eventfd(uint32_t index, int fd, uint32_t incarnation);
   void forget_eventfd(uint32_t index);
+  // The one that is kept, still the board's; -1 if there is none.
+  int eventfd(uint32_t index);
   // At the end of a session: what is left to do works on the mapping alone.
   void close_fds();
 
   // True if the process that had `index` as its `incarnation`th is no more.
   bool gone(uint32_t index, uint32_t incarnation) const {
     const BoardSlot* s = slot(index);
-    const Condition c = s->condition.load(std::memory_order_acquire);
+    // Sequentially consistent for Arena::run, which costs no more than acquire.
+    const Condition c = s->condition.load(std::memory_order_seq_cst);
     return c == Condition::kDead || c == Condition::kFree || s->incarnation.load(std::memory_order_relaxed) != incarnation;
   }
   // A slot for a new process: everything zero, the life word made.
@@ -108,10 +143,25 @@ class Board {
   // From now on a fatal signal of this process is announced before a core is dumped.
   void guard_signals(uint32_t index);
 
+  std::string name(uint32_t index) const {
+    const BoardSlot* s = slot(index);
+    return {s->name, ::strnlen(s->name, sizeof s->name)};
+  }
+  // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
+  // others still hold values of it, their memory lives on uncounted.
+  void forget_memory(uint32_t index) {
+    header_->memory.bytes.fetch_sub(slot(index)->memory.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+    header_->memory.note_given();
+  }
+  // Have all processes but `index` that have memory look for what they can give back; who has been asked.
+  std::vector<uint32_t> ask_for_memory(uint32_t index);
+  // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.
+  void still_asked(std::vector<uint32_t>& slots) const;
+
   // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
   void ring(uint32_t index, uint32_t bit);
   void ring(Bell* bell, uint32_t bit, uint32_t index);
-  // Wake it even if its flags are down: whoever took them down could not.
+  // The service thread's, for those who have asked it to: it has the eventfd of every process that runs.
   void nudge(uint32_t index);
   // Mark `index` dead and tell every living process. Returns false if it was known already.
   bool announce_death(uint32_t index);
@@ -122,41 +172,37 @@ class Board {
   size_t size_;
   BoardHeader* header_;
   BoardSlot* slots_;
-  uint32_t used() const;
+  // Everything of a ring but the eventfd; true if that must be written too.
+  bool strike(Bell* bell, uint32_t bit);
+  // False if the descriptor that is here, if any, is not of the process that has the slot now.
+  bool write_eventfd(uint32_t index);
+  void ring_sleeper_in_poll(uint32_t index);
+
   uint32_t count_;  // of slots; the shared header says so too, but peers can write there
-  std::mutex eventfds_mutex_;
-  std::vector<int> eventfds_;
+  struct Eventfd {
+    int fd = -1;
+    uint32_t incarnation = 0;  // of whose it is
+  };
+  // The service thread rings while others forget processes: without it, it could write into whatever file
+  // got the descriptor's number next. It is this process's own: nobody waits for one that is stopped.
+  ForkMutex eventfds_mutex_;
+  std::vector<Eventfd> eventfds_;
 };
 
-inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
+inline bool Board::strike(Bell* bell, uint32_t bit) {
   // The bit's release makes what was published before visible to whoever takes the bit.
   bell->ready[bit >> 6].fetch_or(uint64_t(1) << (bit & 63), std::memory_order_release);
-  // Dekker with Waiter::park: we bump `count`, then look for sleepers; it announces itself, then looks
-  // at `count`. Both sides are sequentially consistent, so at least one of us sees the other.
+  // Dekker with Waiter::park and Waiter::arm_event: we bump `count`, then look for sleepers; they announce
+  // themselves, then look at `count`. Both sides are sequentially consistent, so at least one of us sees
+  // the other.
   bell->count.fetch_add(1, std::memory_order_seq_cst);
-  // A sleeper in the futex takes itself off the count. If ringers did, a late one could take off a
-  // sleeper that has seen its ring already and sleeps for the next.
   if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&bell->count);
-  // With the eventfd a late one is harmless: it writes after it has taken the flag down, and what is
-  // written stays until the sleeper reads it.
-  if (bell->armed.load(std::memory_order_seq_cst) != 0 && bell->armed.exchange(0, std::memory_order_seq_cst) != 0) {
-    // The service thread rings while others forget processes: without the lock it could write into
-    // whatever file got the descriptor's number next.
-    std::lock_guard lock(eventfds_mutex_);
-    const int fd = eventfds_[index];
-    if (fd < 0) {
-      // Not a peer of ours, so we cannot wake it ourselves: the driver's service thread can.
-      slot(index)->nudge.store(1, std::memory_order_seq_cst);
-      header_->alarm.fetch_add(1, std::memory_order_seq_cst);
-      futex_wake_all(&header_->alarm);
-      return;
-    }
-    const uint64_t one = 1;
-    // The counter cannot overflow: it is written once for each time a sleeper raised its flag.
-    if (::write(fd, &one, sizeof one) < 0 && errno != EAGAIN) {
-      CONVEYOR_ASSERT(errno == EINTR);
-    }
-  }
+  return bell->armed.load(std::memory_order_seq_cst) != 0;
+}
+
+inline void Board::ring(Bell* bell, uint32_t bit, uint32_t index) {
+  CONVEYOR_ASSERT(bell == &slot(index)->bell && bit < kBellBits);
+  if (strike(bell, bit)) ring_sleeper_in_poll(index);
 }
 
 inline void Board::ring(uint32_t index, uint32_t bit) { ring(&slot(index)->bell, bit, index); }

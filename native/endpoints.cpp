@@ -1,4 +1,6 @@
-#include "endpoints.h"
+#include "failures.h"
+
+#include "exit.h"
 
 namespace conveyor {
 
@@ -7,8 +9,9 @@ constexpr size_t kReleaseGilFrom = 32 * 1024;
 }
 
 void Writer::prepare(Encoded& e, bool beyond_cap) {
+  const std::shared_ptr<Budget> none, &budget = beyond_cap ? none : ring.readers()->budget;
   if (e.made && e.size <= ring.capacity()) {
-    if (!beyond_cap) arena->check_budget(*ring.readers(), e.made->length);
+    arena->charge(e.made->block, budget);
     return;
   }
   if (e.made) {
@@ -18,18 +21,22 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
     e.size = e.layout.total;
   }
   if (e.size <= ring.capacity()) return;
-  if (!beyond_cap) arena->check_budget(*ring.readers(), e.size);
-  e.block = arena->allocate(e.size, beyond_cap);
   e.arena = arena;
-  if (e.size >= kReleaseGilFrom) {
-    nb::gil_scoped_release unlocked;
+  const auto place = [&](bool may_wait) {
+    e.block = arena->allocate(e.size, budget, beyond_cap, may_wait);
     e.write_body(e.block->data());
-  } else {
-    e.write_body(e.block->data());
+  };
+  if (e.size < kReleaseGilFrom) {
+    try {
+      return place(false);
+    } catch (const ArenaFull&) {  // others may have memory to give
+    }
   }
+  Unlocked unlocked;
+  place(true);
 }
 
-uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
+uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) noexcept {
   const bool quick = e.codec < kFirstPython && e.block == nullptr && !e.made;
   SlotHeader* slot = ring.next_slot();
   slot->tag = tag;
@@ -46,29 +53,55 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) {
   if (block != nullptr) {
     slot->block = block->offset + 1;
     slot->block_size = block->size;
-    arena->publish(block, ring.readers(), tag);
+    arena->publish(block, ring.readers(), tag, ring.head());
     e.block = nullptr;
   } else {
     slot->block = 0;
   }
   if (slot->block == 0 || e.made) e.write_body(reinterpret_cast<char*>(slot + 1));
-  bytes += e.size;
-  e.sent = nb::object();  // what it defines is on its way
-  if (recorder_) {
-    if (block != nullptr) recorder_->arena_has(arena->bytes_touched());
-    recorder_->sending(index_, output_, tag, e.size, kind == Kind::kError, quick);
+  const size_t sent_bytes = e.size + (e.made ? e.layout.entries[0].length : 0);
+  bytes += sent_bytes;
+  defined_ |= (e.flags & kDefinitions) != 0;
+  if (recorder_) recorder_->sending(index_, output_, tag, sent_bytes, kind == Kind::kError, quick);
+  const uint64_t number = ring.publish();
+  // What it defines is on its way. But nobody comes for the claims of a frame that came too late: then it
+  // is as if it had not been sent.
+  if (!(e.flags & kRefs) || !ring.left_by_all(number)) e.sent = nb::object();
+  return number;
+}
+
+void Writer::send_error(const char* meta, size_t size, uint64_t tag) noexcept {
+  Encoded e;
+  e.codec = kBytes;
+  e.data = meta;
+  e.size = size;
+  try {
+    prepare(e, true);
+  } catch (...) {
+    e.data = kUnsaidMeta;  // fits in every slot
+    e.size = std::strlen(kUnsaidMeta);
   }
-  return ring.publish();
+  commit(e, tag, Kind::kError);
+}
+
+void Writer::define_again() {
+  lost_ = ring.lost();  // before: what is lost meanwhile is seen next time
+  if (sent.is_none()) return;
+  Calling python;
+  nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "forget", nullptr));
+  if (!result.is_valid()) throw nb::python_error();
 }
 
 SlotHeader Reader::checked_front() const {
   const SlotHeader slot = read_once(*ring.front());
   const bool in_slot = slot.block == 0 || (slot.flags & kExternal);
-  if (in_slot ? slot.size > ring.capacity() : slot.size > slot.block_size)
-    throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
+  const uint64_t room = slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader;
+  if (slot.size > (in_slot ? uint64_t(ring.capacity()) : room))
+    throw std::system_error(EPROTO, std::generic_category(), "a frame's size is not valid");
   return slot;
 }
 
+// Takes the lease last: a frame that cannot be made has taken none.
 Frame Reader::frame_of(const SlotHeader& slot) const {
   Frame f;
   f.tag = slot.tag;
@@ -77,65 +110,116 @@ Frame Reader::frame_of(const SlotHeader& slot) const {
   f.flags = slot.flags;
   f.size = slot.size;
   f.readonly = readonly;
-  if (slot.block != 0) {
-    f.lease = std::make_shared<Lease>(view, slot.block - 1, slot.block_size, ring.reader());
-    if (!(f.flags & kExternal)) {
-      if (f.size > f.lease->capacity()) throw std::system_error(EPROTO, std::generic_category(), "conveyor: a frame's size is not valid");
-      f.body = f.lease->data();
-    }
-  }
-  if (f.body == nullptr) {
+  if (slot.block == 0 || (f.flags & kExternal)) {
     f.memory = std::make_shared<OwnedMemory>(f.size);
     std::memcpy(f.memory->data, ring.front() + 1, f.size);
     f.body = f.memory->data;
+    if (slot.block != 0 && slot.block_size > kBlockHeader)
+      if (const auto table = read_table(f.body, f.size, slot.block_size - kBlockHeader))
+        for (const BufferEntry& entry : table->entries)
+          if (entry.offset & kInBlock) f.beside += entry.length;
+  }
+  if (slot.block != 0) {
+    f.lease = std::make_shared<Lease>(view, slot.block - 1, slot.block_size, ring.reader());
+    if (f.body == nullptr) f.body = f.lease->data();
   }
   return f;
 }
 
 Frame Reader::take() {
-  Frame f = announced_ ? std::move(*announced_) : frame_of(checked_front());
-  announced_.reset();
+  Frame f = front_ ? std::move(*front_) : frame_of(checked_front());
+  front_.reset();
   tag = f.tag;
   kind = f.kind;
-  bytes += f.size;
+  bytes += f.size + f.beside;
   ring.advance();
   return f;
 }
 
-std::optional<Frame> Reader::take_announced() {
-  if (!announced_) {
-    const SlotHeader slot = checked_front();
-    if (!(slot.flags & kDefinitions) || slot.kind == Kind::kError) return take();
-    announced_ = frame_of(slot);
-  }
+void Reader::release_front(const SlotHeader& slot) noexcept {
+  tag = slot.tag;
+  kind = slot.kind;
+  if (!front_ && slot.block != 0) view->forgo(slot.block - 1, slot.block_size, ring.reader());
+  front_.reset();
+  ring.advance();
+}
+
+void Reader::give_up() noexcept {
+  const SlotHeader slot = read_once(*ring.front());
+  if (slot.flags & kDefinitions) ring.lose();
+  release_front(slot);
+}
+
+bool Reader::announce_front(bool unwanted) {
+  const SlotHeader slot = read_once(*ring.front());
+  if (!(slot.flags & kDefinitions) || slot.kind == Kind::kError) return true;
+  load_front();
   const uint64_t number = ring.next();
-  const Frame f = *announced_;
-  try {
-    announce(f);
-  } catch (nb::python_error& error) {
-    // What cannot be announced must not stay in front of all others.
-    if (is_final(error.value()) && ring.next() == number) take();
-    throw;
-  } catch (const nb::builtin_exception&) {
-    if (ring.next() == number) take();
-    throw;
+  const Frame f = *front_;
+  unwanted ? discard(f) : announce(f);
+  return ring.next() == number && !ring.empty();
+}
+
+void Reader::skip() {
+  const uint64_t number = ring.next();
+  const SlotHeader slot = read_once(*ring.front());
+  bool known = !(slot.flags & kDefinitions) || slot.kind == Kind::kError;
+  if (!known) {
+    try {
+      if (!announce_front(true)) return;
+      known = true;
+    } catch (nb::python_error& error) {
+      if (!is_final(error.value())) throw;  // Ctrl-C, say: it is skipped when it is tried again
+    } catch (const std::exception&) {  // its definitions are sent again
+    }
+    if (ring.next() != number || ring.empty()) return;
   }
-  if (ring.next() != number) return std::nullopt;
-  return take();
+  known ? release_front(slot) : give_up();
+}
+
+nb::object Reader::receive_native() {
+  const SlotHeader slot = checked_front();
+  // Decoding runs no Python code, so nobody else can take this frame meanwhile.
+  nb::object value = decode_native(slot.codec, reinterpret_cast<const char*>(ring.front() + 1), slot.size);
+  tag = slot.tag;
+  kind = slot.kind;
+  bytes += slot.size;
+  ring.advance();
+  return value;
 }
 
 nb::object Reader::receive() {
-  const SlotHeader slot = checked_front();
-  if (is_native(slot) && !announced_) {
-    tag = slot.tag;
-    kind = slot.kind;
-    bytes += slot.size;
-    // Decoding runs no Python code, so nobody else can take this frame meanwhile.
-    nb::object value = decode_native(slot.codec, reinterpret_cast<const char*>(ring.front() + 1), slot.size);
-    ring.advance();
-    return value;
+  std::optional<Frame> f;
+  try {
+    if (decodes_natively()) return receive_native();
+    f = take();
+  } catch (...) {
+    give_up();
+    throw;
   }
-  return decode(take());
+  try {
+    return decode(*f);
+  } catch (...) {
+    lose(*f);
+    throw;
+  }
+}
+
+nb::object Reader::receive_kept() {
+  const uint64_t number = ring.next();
+  try {
+    if (decodes_natively()) return receive_native();
+    if (!announce_front()) return nb::object();
+    load_front();
+    nb::object value = keep(*front_);  // runs no Python code: the frame is still ours
+    take();
+    return value;
+  } catch (...) {
+    set_python_error();
+    nb::python_error error;
+    if (is_final(error.value()) && ring.next() == number && !ring.empty()) give_up();
+    throw error;
+  }
 }
 
 bool Gate::has_room() {
@@ -158,6 +242,7 @@ bool Gate::has_room() {
 
 int64_t Gate::submit(nb::handle value, uint64_t deadline) {
   if (!has_room()) return -1;
+  hear_before_submission();
   const uint64_t began = submission_begins();
   Writer& w = *writers_[0];
   Encoded e;
@@ -174,6 +259,7 @@ int64_t Gate::submit(nb::handle value, uint64_t deadline) {
 
 int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
   if (!has_room()) return -1;
+  hear_before_submission();
   const uint64_t began = submission_begins();
   const size_t n = writers_.size();
   std::vector<Encoded> encoded(n);
@@ -196,20 +282,82 @@ uint64_t Gate::completed() const {
   return least;
 }
 
+// What the system has refused to this process is no reason not to go on: it is that result's outcome. What
+// Python has raised (Ctrl-C, no memory for a definition) ends the caller's look, and the frame stays.
 void Gate::stash_front(size_t i) {
+  Reader& reader = *readers_[i];
+  const uint64_t tag = read_once(reader.ring.front()->tag);
+  const uint64_t number = reader.ring.next();
   const uint64_t began = recorder_ && recorder_->tracing() ? now_ns() : 0;
-  std::optional<Frame> f = readers_[i]->take_announced();
-  if (!f) return;
-  taken(f->tag, i, began, f->size, f->kind == Kind::kError);
-  if (!dropped_[i].empty() && dropped_[i].erase(f->tag) != 0) return;
-  const uint64_t tag = f->tag;
-  stashes_[i].emplace(tag, std::move(*f));
+  if (!dropped_[i].empty() && dropped_[i].contains(tag)) {
+    const SlotHeader slot = read_once(*reader.ring.front());
+    reader.skip();
+    if (reader.ring.next() == number) return;
+    dropped_[i].erase(tag);
+    return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
+  }
+  try {
+    if (!reader.announce_front()) return;
+    reader.load_front();
+  } catch (nb::python_error& error) {
+    if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
+    return stash_failure(i, kBrokenMeta);
+  } catch (const std::system_error& error) {
+    return stash_failure(i, error.code().value() == ENOMEM ? kUnreadMeta : kBrokenMeta);
+  } catch (const std::bad_alloc&) {
+    return stash_failure(i, kUnreadMeta);
+  }
+  if (!dropped_[i].empty() && dropped_[i].contains(tag)) {  // while its definitions were learnt
+    const Frame f = reader.take();
+    dropped_[i].erase(tag);
+    taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
+    return discard(f);
+  }
+  auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
+  place->second = reader.take();
+  const Frame& f = place->second;
+  taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
+}
+
+void Gate::stash_failure(size_t i, const char* meta) {
+  Reader& reader = *readers_[i];
+  Frame failure;
+  failure.tag = read_once(reader.ring.front()->tag);
+  failure.kind = Kind::kError;
+  failure.body = meta;
+  failure.size = std::strlen(meta);
+  stashes_[i].insert_or_assign(failure.tag, failure);
+  reader.give_up();
 }
 
 void Gate::drain() {
   check_owner(fork_);
-  for (size_t i = 0; i < readers_.size(); ++i)
-    while (!readers_[i]->ring.empty()) stash_front(i);
+  std::exception_ptr broken;  // a ring; the others are drained all the same
+  try {
+    hear();
+  } catch (const std::system_error&) {
+    broken = std::current_exception();
+  }
+  for (size_t i = 0; i < readers_.size(); ++i) try {
+      while (!readers_[i]->ring.empty()) stash_front(i);
+    } catch (const std::system_error&) {
+      broken = std::current_exception();
+    }
+  if (broken) std::rethrow_exception(broken);
+}
+
+void Gate::leave() {
+  const auto close_all = [this] {
+    for (Reader* reader : readers_) reader->close();
+    if (failures_) failures_->leave();
+  };
+  try {
+    drain();
+  } catch (...) {  // a ring is broken, and left like the others; or somebody interrupts
+    close_all();
+    throw;
+  }
+  close_all();
 }
 
 bool Gate::ready(uint64_t number, size_t i) {
@@ -220,16 +368,23 @@ bool Gate::ready(uint64_t number, size_t i) {
     if (ring.front()->tag == number) return true;
     stash_front(i);
   }
-  return stashes_[i].contains(number) || handed_.contains({number, i});
+  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
+  hear();
+  return failures_ && failures_->has(number, i);
 }
 
-nb::object Gate::decode_or_keep(Frame f, size_t i) {
+nb::object Gate::take_stashed(uint64_t number, size_t i) {
+  auto& stash = stashes_[i];
+  const Frame f = stash.find(number)->second;  // it stays there until it is kept elsewhere
   try {
-    return decode(f);
+    nb::object value = keep(f);
+    stash.erase(number);
+    return value;
   } catch (nb::python_error& error) {
-    // Interrupted (Ctrl-C) rather than impossible: the result is still to be had.
-    const uint64_t tag = f.tag;
-    if (!is_final(error.value())) stashes_[i].emplace(tag, std::move(f));
+    // Short of memory, rather than impossible: the result is still to be had.
+    if (!is_final(error.value())) throw;
+    readers_[i]->lose(f);
+    stash.erase(number);
     throw;
   }
 }
@@ -240,33 +395,53 @@ nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
     auto found = handed_.find({number, i});
     if (found != handed_.end()) return found->second;
   }
+  if (failures_ && !failures_->empty()) {
+    nb::object failure = failures_->take(number, i);
+    if (failure.is_valid()) {
+      taking(number, i, since);
+      return failure;
+    }
+  }
   // Cancelled while somebody waits for it: were it taken here, the mark would stay for ever.
   if (!dropped_[i].empty() && dropped_[i].contains(number)) return nb::object();
   auto& stash = stashes_[i];
   if (!stash.empty()) {
     auto found = stash.find(number);
     if (found != stash.end()) {
-      Frame f = std::move(found->second);
-      stash.erase(found);
+      if (found->second.kind == Kind::kError && hear()) return take(number, i, since);
+      nb::object value = take_stashed(number, i);
       taking(number, i, since);
-      return decode_or_keep(std::move(f), i);
+      return value;
     }
   }
   Reader& reader = *readers_[i];
   while (!reader.ring.empty()) {
     if (reader.ring.front()->tag == number) {
-      const uint64_t began = taking(number, i, since);
+      if (reader.ring.front()->kind == Kind::kError && hear()) return take(number, i, since);
       const uint64_t before = reader.bytes;
-      nb::object value = reader.decodes_natively() ? reader.receive() : decode_or_keep(reader.take(), i);
+      nb::object value = reader.receive_kept();
+      if (!value.is_valid()) return take(number, i, since);  // somebody has stashed it meanwhile
+      const uint64_t began = taking(number, i, since);
       taken(number, i, began, reader.bytes - before, began != 0 && nb::isinstance<ErrorFrame>(value));
       return value;
     }
     stash_front(i);
   }
-  return nb::object();
+  return hear() && failures_->has(number, i) ? take(number, i, since) : nb::object();
 }
 
-void Gate::hand(uint64_t number, size_t i, nb::object value) { handed_.insert_or_assign({number, i}, std::move(value)); }
+void Gate::hand(uint64_t number, size_t i, nb::object value) {
+  if (spare_hand_.empty()) {
+    handed_.insert_or_assign({number, i}, std::move(value));
+    return;
+  }
+  spare_hand_.key() = {number, i};
+  spare_hand_.mapped() = std::move(value);
+  auto placed = handed_.insert(std::move(spare_hand_));
+  if (placed.inserted) return;
+  placed.position->second = std::move(placed.node.mapped());
+  spare_hand_ = std::move(placed.node);
+}
 
 bool Gate::settled(uint64_t number, size_t i) {
   if (handed_.empty()) return false;
@@ -281,13 +456,31 @@ void Gate::drop(uint64_t number, size_t i) {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
   if (settled(number, i)) return;
   if (recorder_) asked_since_[i].erase(number);
+  if (failures_ && failures_->close(number, i)) return;  // its frame is dropped anyway
   auto found = stashes_[i].find(number);
   if (found != stashes_[i].end()) {
-    Frame f = std::move(found->second);
+    const Frame f = std::move(found->second);
     stashes_[i].erase(found);
-    announce(f);
+    try {
+      discard(f);
+    } catch (...) {
+      readers_[i]->lose(f);
+      throw;
+    }
   } else {
     dropped_[i].insert(number);
+  }
+}
+
+void Gate::discard_all() {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    for (auto& [number, frame] : std::exchange(stashes_[i], {}))
+      if (frame.flags & kRefs) discard(frame);
+    try {
+      while (!readers_[i]->ring.empty()) readers_[i]->skip();
+    } catch (const std::system_error&) {  // a broken ring, of which whoever waited for it was told
+    }
   }
 }
 
@@ -302,90 +495,6 @@ size_t Gate::stashed_bytes() const {
   for (auto& stash : stashes_)
     for (auto& [number, frame] : stash) n += frame.size;
   return n;
-}
-
-// What is noted
-
-void Gate::record(std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,
-                  std::vector<std::shared_ptr<Recorder>> all) {
-  if (outputs.size() != readers_.size()) throw std::system_error(EINVAL, std::generic_category(), "gate outputs");
-  outputs_ = std::move(outputs);
-  all_ = std::move(all);
-  submitted_at_.resize(own->place().slots);
-  asked_since_.resize(readers_.size());
-  uint64_t turn = UINT64_MAX;
-  for (auto& member : all_) {
-    const RecorderPlace& place = member->place();
-    // A receive may be waited for in several pieces.
-    const uint64_t events = 1 + place.tasks + 4 * place.receives + place.sends;
-    turn = std::min(turn, place.capacity / events);
-  }
-  turn_ = turn > 2 * depth_ ? turn - depth_ : 1;
-  recorder_ = std::move(own);
-  for (size_t i = 0; i < writers_.size(); ++i) writers_[i]->record(recorder_, uint32_t(i), -1);
-}
-
-void Gate::count_completed() {
-  if (!recorder_ || readers_.empty() || fork_ != fork_generation.load(std::memory_order_relaxed)) return;
-  const size_t mask = submitted_at_.size() - 1;
-  // The heads are acquired: the times were written before them.
-  for (const uint64_t done = completed(); counted_ < done; ++counted_) {
-    const uint64_t began = submitted_at_[counted_ & mask];
-    uint64_t end = began;
-    for (auto& [writer, output] : outputs_) end = std::max(end, value_of(writer->sent_at(output, counted_)));
-    recorder_->task(0).running.note(end - began);
-  }
-}
-
-uint64_t Gate::submission_begins() {
-  if (!recorder_) return 0;
-  // Before the places of those times are used again. There is room, so that execution is complete.
-  if (next_ - counted_ >= submitted_at_.size()) count_completed();
-  if (recorder_->tracing() && next_ >= drain_at_) {
-    for (auto& member : all_) member->drain();
-    drain_at_ = next_ + turn_;
-  }
-  return now_ns();
-}
-
-void Gate::submitting(uint64_t number, uint64_t began) {
-  if (!recorder_) return;
-  submitted_at_[number & (submitted_at_.size() - 1)] = began;
-  recorder_->set_clock(began);
-}
-
-void Gate::submission_ends(uint64_t number, uint64_t began) {
-  if (!recorder_) return;
-  recorder_->stale();
-  if (recorder_->tracing()) recorder_->trace({began, now_ns(), number, 0, 0, 0, EventKind::kExecute, 0, 0});
-}
-
-uint64_t Gate::taking(uint64_t number, size_t i, uint64_t since) {
-  if (!recorder_) return 0;
-  uint64_t asked = since;
-  if (!asked_since_[i].empty()) {
-    auto found = asked_since_[i].find(number);
-    if (found != asked_since_[i].end()) {
-      asked = found->second;
-      asked_since_[i].erase(found);
-    }
-  }
-  const bool traced = recorder_->tracing();
-  const uint64_t now = asked != 0 || traced ? now_ns() : 0;
-  recorder_->received(uint32_t(i)).waiting.note(asked != 0 ? now - asked : 0);
-  if (!traced) return 0;
-  if (since != 0) recorder_->trace({since, now, number, 0, uint32_t(i), 0, EventKind::kWait, 0, 0});
-  return now;
-}
-
-void Gate::taken(uint64_t number, size_t i, uint64_t began, uint64_t bytes, bool failed) {
-  if (began != 0) recorder_->trace({began, now_ns(), number, bytes, uint32_t(i), 0, EventKind::kReceive, uint16_t(failed ? kFailed : 0), 0});
-}
-
-void Gate::wait_ends(uint64_t number, size_t i, uint64_t since) {
-  if (!recorder_) return;
-  asked_since_[i].emplace(number, since);
-  if (recorder_->tracing()) recorder_->trace({since, now_ns(), number, 0, uint32_t(i), 0, EventKind::kWait, kSkipped, 0});
 }
 
 }  // namespace conveyor

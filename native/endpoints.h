@@ -5,14 +5,16 @@
 #include <map>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "inbox.h"
+#include "number_set.h"
 #include "execution_limits.h"
 #include "recorder.h"
 #include "values.h"
 
 namespace conveyor {
+
+class Failures;
 
 class Writer {
  public:
@@ -22,14 +24,17 @@ class Writer {
 
   void encode_value(Encoded& e, nb::handle value) { encode_value(e, value, moved_refs); }
   void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
+    if (defined_ && ring.lost() != lost_) define_again();
     e.sent = sent;  // before: what fails half way takes its definitions back
     encode(e, value, sent, references);
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
   // `beyond_cap`: errors, which must get through also at the arena's cap.
   void prepare(Encoded& e, bool beyond_cap = false);
-  // Publish; cannot fail.
-  uint64_t commit(Encoded& e, uint64_t tag, Kind kind);
+  // Publish. Cannot fail: others of the same submission may be on their way already.
+  uint64_t commit(Encoded& e, uint64_t tag, Kind kind) noexcept;
+  // Send an error; there is room. Cannot fail: where there is no memory to say what has happened, that is sent.
+  void send_error(const char* meta, size_t size, uint64_t tag) noexcept;
 
   RingWriter ring;
   std::shared_ptr<Arena> arena;
@@ -45,9 +50,14 @@ class Writer {
   uint64_t bytes = 0;
 
  private:
+  // A reader has lost definitions: they all go again with the next frames that need them.
+  void define_again();
+
   std::shared_ptr<Recorder> recorder_;
   uint32_t index_ = 0;
   int output_ = -1;
+  bool defined_ = false;  // this channel has carried definitions
+  uint32_t lost_ = 0;     // what the ring said of that last
 };
 
 class Reader {
@@ -55,17 +65,45 @@ class Reader {
   Reader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer,
          std::shared_ptr<ArenaView> view, bool readonly)
       : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
+  ~Reader() { close(); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
 
   // All of these only if the ring is not empty.
-  // The next frame, out of the ring.
+  // The next frame, out of the ring; if this throws, it is still there, and its lease with it.
   Frame take();
-  // The next frame's value; cheaper than decode(take()) for what is decoded natively.
+  // The next frame's value; cheaper than decode(take()) for what is decoded natively. The frame is out of
+  // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
+  // be read keeps nobody from what comes behind it.
   nb::object receive();
+  // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
+  nb::object receive_native();
   // The next frame is decoded without any Python code.
-  bool decodes_natively() const { return is_native(read_once(*ring.front())); }
-  // The same, its definitions announced before: frames behind it may be decoded first. Interrupted, it
-  // leaves the frame in the ring. Nothing if Python code that ran meanwhile has taken it.
-  std::optional<Frame> take_announced();
+  bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
+  // What stands for the next frame's value (`keep`), its definitions learnt. If this throws, the frame is
+  // still there, unless it is not valid. Invalid if Python code that ran meanwhile has taken the frame.
+  nb::object receive_kept();
+  // Learn the next frame's definitions, since frames behind it may be decoded first; or if nobody will
+  // ever decode it, let go of what it holds too. If this throws, the frame is still there. False if Python
+  // code that ran meanwhile has taken it.
+  bool announce_front(bool unwanted = false);
+  // Let `take` not fail.
+  void load_front() {
+    if (!front_) front_ = frame_of(checked_front());
+  }
+  // The next frame, out of the ring unread: its lease ends, and its definitions are sent again.
+  void give_up() noexcept;
+  // The same for a frame that nobody wants, its definitions learnt if they can be.
+  void skip();
+  // A frame with definitions was taken and could not be read.
+  void lose(const Frame& frame) noexcept {
+    if (frame.flags & kDefinitions) ring.lose();
+  }
+  // Take no more: what lies in the ring, and what still comes, is given back to its writer.
+  void close() {
+    front_.reset();
+    ring.close();
+  }
 
   RingReader ring;
   std::shared_ptr<ArenaView> view;
@@ -76,10 +114,11 @@ class Reader {
 
  private:
   SlotHeader checked_front() const;
+  void release_front(const SlotHeader& slot) noexcept;
   Frame frame_of(const SlotHeader& slot) const;
-  // The front of the ring while its definitions are announced. Kept, because two leases of one reader on
-  // one block are one: the first that ended would end both.
-  std::optional<Frame> announced_;
+  // The front of the ring, once it has been looked into. Kept until it is taken, because two leases of one
+  // reader on one block are one: the first that ended would end both.
+  std::optional<Frame> front_;
   static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 
@@ -89,7 +128,7 @@ class Gate {
  public:
   // Numbers begin with `first`.
   Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
-      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size()), depth_(depth), kind_(kind), first_(first), next_(first) {}
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), depth_(depth), kind_(kind), first_(first), next_(first) {}
 
   bool has_room();
   // The number given to `value`, or -1 if there is no room. `deadline`: CLOCK_MONOTONIC in nanoseconds,
@@ -98,11 +137,21 @@ class Gate {
   int64_t submit_many(nb::tuple values, uint64_t deadline);
   // Where the deadlines of submissions are written.
   void set_limits(Limits* limits) { limits_ = limits; }
+  // Hear of tasks that have failed, on the readers that `open()` gives when there is something to hear.
+  // With `together` each execution fails as one: what it has not come to when that is heard comes to the
+  // same error. After set_limits.
+  void set_failures(nb::object readers, bool together);
+  // Hear of what has failed. False if there is nothing new.
+  bool hear();
+  // Executions under way in which tasks have failed: (number, what was told of it).
+  nb::list failures();
   uint64_t submitted() const { return next_; }
   uint64_t completed() const;
   // True if the result is here.
   bool ready(uint64_t number, size_t reader);
-  // The result, or an invalid object if it is not here.
+  // Of a result that is here: whether it is an error. Nothing is decoded for that.
+  bool failed(uint64_t number, size_t reader);
+  // The result as it is kept (values.h), or an invalid object if it is not here.
   nb::object take(uint64_t number, size_t reader) { return take(number, reader, 0); }
   // The same by a `get` that has waited since then (`waits_since`).
   nb::object take(uint64_t number, size_t reader, uint64_t since);
@@ -110,10 +159,21 @@ class Gate {
   // anywhere. It can be taken again until it is settled; `settled` is false if there was none.
   void hand(uint64_t number, size_t reader, nb::object value);
   bool settled(uint64_t number, size_t reader);
-  // The result is not wanted, and nobody takes it after this. O(1).
+  // Before a result is taken that is to be handed: `hand` cannot fail then.
+  void make_hand() {
+    if (!spare_hand_.empty()) return;
+    std::map<std::pair<uint64_t, size_t>, nb::object> one;
+    one.emplace(std::pair<uint64_t, size_t>{}, nb::object());
+    spare_hand_ = one.extract(one.begin());
+  }
+  // The result is not wanted, and nobody takes it after this. O(1). Throws only what is Python's.
   void drop(uint64_t number, size_t reader);
   // Take what has come out of the rings.
   void drain();
+  // Nobody asks for results any more: those that refer to refs let go of them.
+  void discard_all();
+  // Take what has come, and nothing that comes later.
+  void leave();
   size_t stashed() const;
   size_t stashed_bytes() const;
 
@@ -135,18 +195,27 @@ class Gate {
   void submission_ends(uint64_t number, uint64_t began);
   uint64_t taking(uint64_t number, size_t reader, uint64_t since);
   void taken(uint64_t number, size_t reader, uint64_t began, uint64_t bytes, bool failed);
+  // The invariant of a result on this side: from when its frame comes until its ref is settled it is in the
+  // ring, in the stash or handed. So whoever could not read it may ask again, or finds why it cannot be read.
   void stash_front(size_t reader);
-  nb::object decode_or_keep(Frame frame, size_t reader);
+  void stash_failure(size_t reader, const char* meta);
+  nb::object take_stashed(uint64_t number, size_t reader);
+  bool hear_news();
+  void hear_before_submission();
+  void note_open(uint64_t number, std::vector<bool>& open);
   std::vector<Writer*> writers_;
   std::vector<Reader*> readers_;
   std::vector<std::unordered_map<uint64_t, Frame>> stashes_;
-  std::vector<std::unordered_set<uint64_t>> dropped_;
+  // No more than `depth_` each: their frames are all still to be taken out of the ring.
+  std::vector<NumberSet> dropped_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
+  decltype(handed_)::node_type spare_hand_;
   uint32_t depth_;
   Kind kind_;
   const uint64_t first_;
   uint64_t next_;
   Limits* limits_ = nullptr;
+  std::shared_ptr<Failures> failures_;
   std::shared_ptr<Recorder> recorder_;
   std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs_;
   std::vector<std::shared_ptr<Recorder>> all_;

@@ -1,5 +1,5 @@
-// What may end an execution (or a call) before it has run: its deadline, and its cancellation. Words
-// in the segment that all its members have mapped: one set for each of the executions that may be under
+// What may end an execution (or a call) before it has run: its deadline, its cancellation, and the failure
+// of one of its tasks. Words in the segment that all its members have mapped: one set for each of the executions that may be under
 // way at once.
 //
 // Execution n uses set n modulo the number of sets, which is at least the depth. n + sets is submitted
@@ -10,8 +10,12 @@
 //
 // A cancellation is written whenever the caller likes, perhaps when n + sets is under way already. So it
 // bears the execution's number and only grows: a late one for n neither hits n + sets nor wipes out one
-// of n + sets. It publishes nothing but itself, so relaxed is enough here too; that it is looked at again
-// is the business of the bell that is rung after it.
+// of n + sets. That it is looked at again is the business of the bell that is rung after it.
+//
+// An execution that has failed is marked in the same word, by the actor whose task has raised; it counts
+// as cancelled as well. That mark does publish something: the frame that tells the executor of the failure
+// (failures.h). It is released after that, and acquired by who skips a task for it, so that whoever receives
+// what was skipped can know why.
 #pragma once
 
 #include <utility>
@@ -52,14 +56,19 @@ class Limits {
   }
 
   void cancel(uint64_t number) {
-    std::atomic<uint64_t>& mark = words(number).cancelled;
-    uint64_t before = mark.load(std::memory_order_relaxed);
-    while (before < number + 1 && !mark.compare_exchange_weak(before, number + 1, std::memory_order_relaxed)) {
-    }
+    mark(number, 0);
     // Who sees the new count sees the mark.
     header()->cancellations.fetch_add(1, std::memory_order_release);
   }
-  bool cancelled(uint64_t number) const { return words(number).cancelled.load(std::memory_order_relaxed) == number + 1; }
+  bool cancelled(uint64_t number) const { return words(number).ended.load(std::memory_order_acquire) >> 1 == number + 1; }
+  // A task of it has raised, and the executor has been told.
+  void fail(uint64_t number) { mark(number, kFailed); }
+  bool failed(uint64_t number) const { return words(number).ended.load(std::memory_order_acquire) == ((number + 1) << 1 | kFailed); }
+  // To be called before the executor is told of a failure: how many there were before.
+  uint32_t count_failure() { return header()->failures.fetch_add(1, std::memory_order_relaxed); }
+  // It could not be told.
+  void uncount_failure() { header()->failures.fetch_sub(1, std::memory_order_relaxed); }
+  uint32_t failures() const { return header()->failures.load(std::memory_order_relaxed); }
   // How often `cancel` was called: tells who has much running whether to look through it.
   uint32_t cancellations() const { return header()->cancellations.load(std::memory_order_acquire); }
 
@@ -87,21 +96,31 @@ class Limits {
     std::vector<uint32_t> ran;
     for (uint32_t task = 0; task < tasks_; ++task)
       if (w.ran()[task / 64].load(std::memory_order_relaxed) >> (task % 64) & 1) ran.push_back(task);
-    return {int64_t(w.skipped.load(std::memory_order_relaxed)) - 1, std::move(ran)};
+    const uint64_t skipped = w.skipped.load(std::memory_order_relaxed);
+    return {skipped <= tasks_ ? int64_t(skipped) - 1 : -1, std::move(ran)};  // a number of a task, whoever wrote it
   }
 
  private:
+  static constexpr uint64_t kFailed = 1;
   struct Header {
     std::atomic<uint32_t> cancellations;
+    std::atomic<uint32_t> failures;
   };
   struct Words {
     std::atomic<uint64_t> deadline;
-    std::atomic<uint64_t> cancelled;  // number + 1
-    std::atomic<uint64_t> skipped;    // task + 1
+    std::atomic<uint64_t> ended;    // (number + 1) * 2, and kFailed or 0
+    std::atomic<uint64_t> skipped;  // task + 1
     std::atomic<uint64_t>* ran() { return reinterpret_cast<std::atomic<uint64_t>*>(this + 1); }
   };
   static uint32_t ran_words(uint32_t tasks) { return (tasks + 63) / 64; }
   static size_t stride(uint32_t tasks) { return align_up(sizeof(Words) + ran_words(tasks) * sizeof(uint64_t), kCacheLine); }
+  void mark(uint64_t number, uint64_t how) {
+    std::atomic<uint64_t>& ended = words(number).ended;
+    const uint64_t mine = (number + 1) << 1 | how;
+    uint64_t before = ended.load(std::memory_order_relaxed);
+    while (before < mine && !ended.compare_exchange_weak(before, mine, std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  }
   Header* header() const { return reinterpret_cast<Header*>(base_); }
   Words& words(uint64_t number) const {
     return *reinterpret_cast<Words*>(base_ + kCacheLine + (number & (sets_ - 1)) * stride_);

@@ -2,8 +2,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <bit>
 
+#include "exit.h"
 #include "lease.h"
 
 namespace nb = nanobind;
@@ -13,7 +15,7 @@ namespace conveyor {
 bool Inbox::wait(uint32_t seen, uint64_t deadline) {
   const uint64_t start = now_ns();
   {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     if (waiter_.spin(seen, start)) return true;
     release_unpinned();
     if (PyThread_get_thread_ident() != main_thread_ || eventfd_.get() < 0) {
@@ -43,15 +45,15 @@ bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
     // A handler may have ended the session, or another thread while it ran.
     if (eventfd_.get() < 0) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      nb::gil_scoped_release unlocked;
+      Unlocked unlocked;
       return waiter_.park(seen, deadline);
     }
+    // With the GIL, as close_fds(): the eventfd is closed before, and was seen above, or after the sleep.
+    const bool may_sleep = arm(seen, main_relay_.get());
     bool timed_out = false;
-    // Before the flag is raised: an event that is written after it must find us here (clear_event).
-    main_parked_.store(true, std::memory_order_seq_cst);
     {
-      nb::gil_scoped_release unlocked;
-      if (waiter_.arm_event(seen)) {
+      Unlocked unlocked;
+      if (may_sleep) {
         timespec left;
         if (deadline != 0) {
           const uint64_t now = now_ns();
@@ -60,15 +62,13 @@ bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
         pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
         const int n = ::ppoll(p, 2, deadline != 0 ? &left : nullptr, &before);
         if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
-        if (n > 0 && p[0].revents != 0) clear_event(main_relay_.get());
+        if (n > 0 && p[0].revents != 0)
+          clear_event(main_relay_.get());
+        else
+          disarm(main_relay_.get());
         timed_out = n == 0;
       }
-      main_parked_.store(false, std::memory_order_seq_cst);
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
-    {
-      std::lock_guard lock(relays_mutex_);
-      close_unused();
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (count() != seen) return true;
@@ -82,39 +82,73 @@ void Inbox::drain_event(int fd) {
   }
 }
 
+void Inbox::set_awake(int own) {
+  bool asleep = false;
+  for (Sleeper& s : sleepers_) {
+    if (s.relay == own) s.asleep = false;
+    asleep |= s.asleep;
+  }
+  if (!asleep && !inherited()) waiter_.disarm_event();
+}
+
+bool Inbox::arm(uint32_t seen, int own) {
+  if (inherited()) return true;
+  {
+    std::lock_guard lock(sleepers_mutex_);
+    const auto me = std::ranges::find(sleepers_, own, &Sleeper::relay);
+    CONVEYOR_ASSERT(me != sleepers_.end());
+    // Before the flag: from now on nobody lowers it, and who takes an event down that was written for us
+    // finds us here and wakes us.
+    me->asleep = true;
+    if (waiter_.arm_event(seen)) return true;
+  }
+  disarm(own);
+  return false;
+}
+
+void Inbox::disarm(int own) {
+  std::lock_guard lock(sleepers_mutex_);
+  set_awake(own);
+  close_unused();
+}
+
 void Inbox::clear_event(int own) {
-  drain_event(eventfd_.get());
+  if (inherited()) return;
+  std::lock_guard lock(sleepers_mutex_);
+  // The flag before the event: a ringer that finds it down has moved the count, and the caller looks at
+  // that again. (Were it the other way round, an event would be left for the next sleep, no more.)
+  set_awake(own);
+  if (eventfd_.get() >= 0) drain_event(eventfd_.get());
   const uint64_t one = 1;
-  auto wake = [&](int fd) {
-    while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-  };
-  if (own != main_relay_.get() && main_parked_.load(std::memory_order_seq_cst)) wake(main_relay_.get());
-  std::lock_guard lock(relays_mutex_);
-  for (int fd : relays_)
-    if (fd != own) wake(fd);
+  for (const Sleeper& s : sleepers_)
+    if (s.asleep)
+      while (::write(s.relay, &one, sizeof one) < 0 && errno == EINTR) {
+      }
+  close_unused();
 }
 
 void Inbox::close_fds() {
-  std::lock_guard lock(relays_mutex_);
+  std::lock_guard lock(sleepers_mutex_);
   closing_ = true;
   close_unused();
 }
 
 void Inbox::close_unused() {
-  if (!closing_ || main_parked_.load(std::memory_order_seq_cst) || !relays_.empty()) return;
+  if (!closing_ || sleepers_.size() > 1 || sleepers_.front().asleep) return;
   eventfd_.reset();
   main_relay_.reset();
+  sleepers_.front().relay = -1;  // the number may be another's soon
 }
 
 void Inbox::add_relay(int fd) {
-  std::lock_guard lock(relays_mutex_);
-  relays_.push_back(fd);
+  std::lock_guard lock(sleepers_mutex_);
+  sleepers_.push_back({fd, false});
 }
 
 void Inbox::remove_relay(int fd) {
-  std::lock_guard lock(relays_mutex_);
-  std::erase(relays_, fd);
+  std::lock_guard lock(sleepers_mutex_);
+  set_awake(fd);
+  std::erase_if(sleepers_, [fd](const Sleeper& s) { return s.relay == fd; });
   close_unused();
 }
 

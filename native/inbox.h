@@ -10,11 +10,18 @@ namespace conveyor {
 class Inbox {
  public:
   Inbox(std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread)
-      : board_(std::move(board)), slot_(slot), self_(board_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {}
+      : board_(std::move(board)), slot_(slot), self_(board_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
+    if (main_relay_.get() < 0) throw_errno("eventfd");
+  }
 
   const std::shared_ptr<Board>& board() const { return board_; }
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
+  // What keeps this process from doing one kind of work.
+  WaitNote& waits(uint32_t work) {
+    if (work >= kWorkKinds) throw std::out_of_range("conveyor: no such kind of work");
+    return self_->waits[work];
+  }
   int eventfd() const { return eventfd_.get(); }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
   unsigned long main_thread() const { return main_thread_; }
@@ -31,16 +38,21 @@ class Inbox {
   int next(uint64_t deadline);
   // The next ready bit or -1, without waiting.
   int poll();
-  // For an event loop that is about to watch the eventfd: true if it may sleep.
-  bool arm(uint32_t seen) { return waiter_.arm_event(seen); }
-  // Take the event down. Whoever does must wake the others in this process who sleep on it: the main
-  // thread in ppoll, event loops in other threads. `own` is the caller's relay, -1 for none.
+
+  // Several threads may sleep on the eventfd: the main thread in ppoll, and event loops of any thread.
+  // Each has a relay, a descriptor that is written when another of them took the event down, and goes by
+  // it: `own`. The bell's flag is up exactly while one of them sleeps, or may be about to. It changes
+  // under `sleepers_mutex_`, and no other process ever writes it.
+  void add_relay(int fd);
+  void remove_relay(int fd);
+  // Before `own` sleeps on the eventfd and its relay: true if it may, since the count is `seen` still.
+  bool arm(uint32_t seen, int own);
+  // `own` does not sleep any more.
+  void disarm(int own);
+  // The same, and takes the event down. The others who sleep on it may not have seen it yet: it wakes them.
   void clear_event(int own);
   // At the end of a session, unless somebody sleeps on them; waits then use the futex alone.
   void close_fds();
-  // A descriptor that is written whenever somebody else took the event down.
-  void add_relay(int fd);
-  void remove_relay(int fd);
 
  private:
   bool park_main(uint32_t seen, uint64_t deadline);
@@ -52,11 +64,19 @@ class Inbox {
   unsigned long main_thread_;
   Waiter waiter_;
   Fd main_relay_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  std::atomic<bool> main_parked_{false};
-  std::mutex relays_mutex_;
-  std::vector<int> relays_;
+  struct Sleeper {
+    int relay;
+    bool asleep;
+  };
+  ForkMutex sleepers_mutex_;
+  std::vector<Sleeper> sleepers_{{main_relay_.get(), false}};  // the main thread is the first
   bool closing_ = false;
-  // With `relays_mutex_`: close what close_fds() has asked to, once nobody sleeps on it.
+  // In a forked child the bell and the eventfd are the parent's, and it leaves them alone.
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
+  bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
+  // With `sleepers_mutex_`:
+  void set_awake(int own);
+  // Close what close_fds() has asked to, once nobody sleeps on it.
   void close_unused();
   uint64_t pending_[kBellWords] = {};
   size_t pending_words_ = 0;

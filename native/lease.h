@@ -1,11 +1,12 @@
 // Reading other processes' arenas, and the leases that keep their blocks from being used again.
 #pragma once
 
+#include <map>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
-#include "platform.h"
+#include "board.h"
+#include "holds.h"
 
 namespace conveyor {
 
@@ -13,7 +14,7 @@ constexpr uint32_t kBlockMagic = 0x4b434c42;
 constexpr size_t kBlockHeader = 512;
 constexpr uint32_t kMaxReaders = (kBlockHeader - 16) / sizeof(uint32_t);
 constexpr size_t kWindow = size_t(64) << 20;    // small blocks share windows of this size
-constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mapped alone
+constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mapped alone, wherever they lie
 
 // At the start of every block. A lease word belongs to one reader: the writer sets it to
 // `held(generation)` before it publishes, after that only the reader writes it, once, to
@@ -29,35 +30,41 @@ struct BlockHeader {
 };
 static_assert(sizeof(BlockHeader) == kBlockHeader);
 
-// This process's mapping of another process's arena, in windows mapped at first use.
+// This process's mapping of another process's arena, in windows mapped at first use. A big block has a
+// mapping of its own, which stays for the next value in it: until a block of other bounds lies there, and
+// as long as a lease reads it.
 class ArenaView {
  public:
-  ArenaView(int fd, size_t size) : fd_(dup_cloexec(fd)), size_(size) {}
-  ~ArenaView();
+  // `slot`: of the arena's process on `board`, to tell it of leases that have ended; none: nobody is told.
+  ArenaView(int fd, size_t size, std::shared_ptr<Board> board = {}, uint32_t slot = 0)
+      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), board_(std::move(board)), returns_(board_ ? &board_->slot(slot)->returns : nullptr) {}
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
-  // Where the block of `size` bytes at `offset` lies here. Throws if it lies outside the arena.
-  char* block(uint64_t offset, uint64_t size);
-  // The arena offset that corresponds to `p` within `block_at` (the mapped start of the block).
-  int fd() const { return fd_.get(); }
+  // Where the block of `size` bytes at `offset` lies here; of a big one as long as `keep` does. Throws if
+  // it lies outside the arena. Strong: if it throws, nothing is mapped that was not before.
+  char* block(uint64_t offset, uint64_t size, std::shared_ptr<Mapping>& keep);
+  // End the lease of `reader` on a block that was never looked at, without mapping it: this process may
+  // have no addresses left for it. Cannot fail but for a block that is none, or whose header is swapped
+  // out and does not come back; then the lease ends with the process.
+  void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
+  // A lease on a block of this arena has ended.
+  void note_return() const {
+    if (returns_ != nullptr) returns_->note();
+  }
+  int fd() const { return fd_->get(); }
 
  private:
-  Fd fd_;
+  const std::shared_ptr<const Fd> fd_;
   size_t size_;
-  std::vector<char*> windows_;
-  std::unordered_map<uint64_t, std::pair<char*, size_t>> big_;
+  std::vector<std::shared_ptr<Mapping>> windows_;
+  std::map<uint64_t, std::shared_ptr<Mapping>> big_;  // by offset; no two overlap
+  std::shared_ptr<Board> board_;
+  Returns* returns_;
 };
 
-// What a fork left behind: while the child (or a child of its) lives, leases that were alive at the
-// fork stay taken, because the child still reads the block. The read end of a pipe tells: it hangs up
-// when the last inheritor of the write end is gone.
-struct ForkPin {
-  Fd read_end;
-  bool released() const;
-};
-
-// One reader's hold on one block; ends with the object. Inert in a forked child.
+// One reader's hold on one block; ends with the object, or later if a forked child may still read the block.
+// Inert in a forked child: ending it there would let the writer reuse memory that the parent reads.
 class Lease {
  public:
   Lease(std::shared_ptr<ArenaView> view, uint64_t offset, uint64_t size, uint32_t reader);
@@ -65,28 +72,24 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
+  char* block() const { return block_; }  // with its header
   char* data() const { return block_ + kBlockHeader; }
   size_t capacity() const { return size_ - kBlockHeader; }
   const std::shared_ptr<ArenaView>& view() const { return view_; }
   uint64_t offset() const { return offset_; }
 
  private:
-  friend struct LeaseRegistry;
   std::shared_ptr<ArenaView> view_;
   uint64_t offset_;
   uint64_t size_;
+  std::shared_ptr<Mapping> mapping_;
   char* block_;
   uint32_t reader_;
   uint32_t generation_;
-  uint64_t fork_generation_;
-  std::vector<std::shared_ptr<ForkPin>> pins_;
-  Lease* previous_ = nullptr;
-  Lease* next_ = nullptr;
+  Hold hold_;
 };
 
-size_t live_leases();
-// End leases that only waited for a forked child to end. Called before a process sleeps.
-void release_unpinned();
-void install_fork_handlers();
+// How many leases, and arrays made in place, there are.
+inline size_t live_leases() { return live_holds(); }
 
 }  // namespace conveyor

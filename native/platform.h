@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #if defined(CONVEYOR_DEBUG) && CONVEYOR_DEBUG
 #define CONVEYOR_ASSERT(condition)                                                             \
@@ -31,7 +33,7 @@
 
 namespace conveyor {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = 4096;  // of the board's layout, whatever the kernel's pages are
 constexpr size_t kCacheLine = 64;
 
 [[noreturn]] inline void throw_errno(const char* what) {
@@ -45,6 +47,25 @@ inline uint64_t now_ns() {
 }
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+inline size_t kernel_page() {
+  static const size_t size = size_t(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+// Whatever is mapped, made private, punched out or given advice on begins and ends at a multiple of this:
+// 4 KiB, but 64 KiB on some aarch64 kernels. All processes of a session run on one kernel. A test can say
+// another one (CONVEYOR_TEST_PAGE_SIZE).
+inline size_t granule() {
+  const size_t real = std::max(kPage, kernel_page());
+  const char* said = std::getenv("CONVEYOR_TEST_PAGE_SIZE");
+  if (said == nullptr || *said == 0) return real;
+  const size_t simulated = std::strtoull(said, nullptr, 10);
+  if (simulated >= real && (simulated & (simulated - 1)) == 0) return simulated;
+  std::fprintf(stderr, "conveyor: CONVEYOR_TEST_PAGE_SIZE=%s is no power of two from %zu on\n", said, real);
+  std::abort();
+}
+inline const size_t kGranule = granule();
 
 // The words are shared between processes, so the futexes are not FUTEX_PRIVATE.
 inline long futex_wait(std::atomic<uint32_t>* word, uint32_t expected, const timespec* timeout) {
@@ -75,6 +96,7 @@ class Fd {
   }
   ~Fd() { reset(); }
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
   void reset() {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
@@ -100,16 +122,40 @@ inline Fd make_memfd(const char* name, size_t size) {
   return fd;
 }
 
-inline char* map_shared(int fd, size_t offset, size_t length) {
-  void* p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(offset));
-  if (p == MAP_FAILED) throw_errno("mmap");
+// Memory to read and write at a multiple of kGranule, of a file from `offset` on; MAP_FAILED if there is none.
+inline void* map_file(int fd, size_t offset, size_t length, int flags) {
+  const size_t page = kernel_page();
+  void* p;
+  if (kGranule <= std::max(page, kPage)) {
+    p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, fd, off_t(offset));
+  } else {  // in a test: where the kernel would map it if its pages were of kGranule
+    const size_t whole = align_up(length, page), reserved = whole + kGranule;
+    char* const from = static_cast<char*>(::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (from == MAP_FAILED) return from;
+    char* const at = reinterpret_cast<char*>(align_up(reinterpret_cast<uintptr_t>(from), kGranule));
+    p = ::mmap(at, length, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, off_t(offset));
+    const int error = errno;
+    if (p == MAP_FAILED) {
+      ::munmap(from, reserved);
+    } else {
+      if (at != from) ::munmap(from, size_t(at - from));
+      ::munmap(at + whole, size_t(from + reserved - (at + whole)));
+    }
+    errno = error;
+  }
   // Without this one core dump allocates every page of a sparse mapping.
-  ::madvise(p, length, MADV_DONTDUMP);
+  if (p != MAP_FAILED) ::madvise(p, length, MADV_DONTDUMP);
+  return p;
+}
+
+inline char* map_shared(int fd, size_t offset, size_t length) {
+  void* p = map_file(fd, offset, length, MAP_SHARED);
+  if (p == MAP_FAILED) throw_errno("mmap");
   return static_cast<char*>(p);
 }
 
 // Counts forks on the way down to this process: an object made under another generation was
-// inherited and must not act on shared memory. Bumped by an atfork handler (lease.cpp).
+// inherited and must not act on shared memory. Bumped by an atfork handler (holds.cpp).
 extern std::atomic<uint64_t> fork_generation;
 
 }  // namespace conveyor

@@ -13,11 +13,13 @@ bool is_error(const nb::object& value) {
   return value.is_valid() && Py_TYPE(value.ptr()) == reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 
+nb::object error_frame(const char* meta) { return nb::cast(ErrorFrame{nb::bytes(meta)}, nb::rv_policy::move); }
+
 }  // namespace
 
 Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers,
                  nb::object encode_error, nb::object check_elements, std::shared_ptr<Recorder> recorder)
-    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), recorder_(std::move(recorder)), regs_(registers) {}
+    : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), recorder_(std::move(recorder)), regs_(registers), cancelled_(error_frame(kCancelledMeta)), overdue_(error_frame(kOverdueMeta)), unsaid_(error_frame(kUnsaidMeta)) {}
 
 void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label) {
   steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label), receives_++});
@@ -69,6 +71,17 @@ void Program::advance() {
 
 void Program::close() {
   closed_ = true;
+  // What was sent to this program and not taken, or still comes, is given back to its writers.
+  for (auto& step : steps_)
+    if (auto* receive = std::get_if<Receive>(&step)) {
+      try {  // refs inside of what was not taken are let go of
+        while (!receive->reader->ring.empty()) receive->reader->skip();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("inputs of a graph that is taken down");
+      } catch (const std::exception&) {  // a broken ring, which is left all the same
+      }
+      receive->reader->close();
+    }
   // Steps refer to Python functions that refer to this program: nobody else breaks that circle.
   auto steps = std::move(steps_);
   auto regs = std::move(regs_);
@@ -102,8 +115,10 @@ bool Program::run(Receive& step) {
   nb::object value;
   try {
     value = step.reader->receive();
-  } catch (nb::python_error& error) {
-    value = failed(error.value(), step.label);
+    if (!step.spread.empty() && !is_error(value) && !(PyTuple_CheckExact(value.ptr()) && size_t(PyTuple_GET_SIZE(value.ptr())) == step.spread.size()))
+      throw std::system_error(EPROTO, std::generic_category(), "a frame does not hold what it should");
+  } catch (...) {
+    value = failed_with(step.label);
   }
   recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, is_error(value));
   if (step.spread.empty()) {
@@ -117,6 +132,24 @@ bool Program::run(Receive& step) {
 }
 
 bool Program::run(Call& step) {
+  bool begun = false;
+  try {
+    return call(step, begun);
+  } catch (...) {
+    nb::object error = failed_with(step.label);
+    suspended_ = false;
+    if (begun) {
+      recorder_->task_returns();
+      finish(step, std::move(error));
+    } else {
+      store(step, std::move(error));
+      recorder_->task_skipped(step.index);
+    }
+    return true;
+  }
+}
+
+bool Program::call(Call& step, bool& begun) {
   for (int reg : step.uses)
     if (is_error(regs_[size_t(reg)])) {
       store(step, regs_[size_t(reg)]);
@@ -137,11 +170,13 @@ bool Program::run(Call& step) {
   status.execution.store(execution_, std::memory_order_relaxed);
   status.since_ns.store(recorder_->task_begins(step.index, execution_), std::memory_order_relaxed);
   status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+  begun = true;
   nb::object result;
   if (!step.start.is_none()) {
+    const nb::list regs = registers();
     suspended_ = true;  // before: a coroutine may end at once
     cancel_asked_ = false;
-    result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), registers().ptr(), nullptr));
+    result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), regs.ptr(), nullptr));
     if (result.is_valid()) {
       recorder_->stale();
       return true;
@@ -196,20 +231,11 @@ bool Program::run(Send& step) {
       recorder_->stale();
       return true;
     }
-  } catch (nb::python_error& error) {
-    value = failed(error.value(), step.label);
-  } catch (const ArenaFull& error) {
-    raise_arena_full(error);
-    nb::python_error memory;
-    value = failed(memory.value(), step.label);
+  } catch (...) {
+    value = failed_with(step.label);
   }
-  nb::bytes meta = nb::inst_ptr<ErrorFrame>(value)->meta;
-  Encoded e;
-  e.codec = kBytes;
-  e.data = meta.c_str();
-  e.size = meta.size();
-  writer.prepare(e, true);
-  writer.commit(e, execution_, Kind::kError);
+  const nb::bytes& meta = nb::inst_ptr<ErrorFrame>(value)->meta;
+  writer.send_error(meta.c_str(), meta.size(), execution_);
   recorder_->stale();
   return true;
 }
@@ -258,15 +284,27 @@ void Program::ended(Call& step, nb::object value) {
 
 nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
   limits_->note_skipped(execution_, step.node);
-  const char* meta = verdict == Limits::Verdict::kCancelled ? kCancelledMeta : kOverdueMeta;
-  return nb::cast(ErrorFrame{nb::bytes(meta)}, nb::rv_policy::move);
+  return verdict == Limits::Verdict::kCancelled ? cancelled_ : overdue_;
 }
 
 nb::object Program::failed(nb::handle exception, const std::string& label) {
-  nb::object meta = nb::steal(PyObject_CallFunction(encode_error_.ptr(), "Os", exception.ptr(), label.c_str()));
-  if (!meta.is_valid()) throw nb::python_error();
   recorder_->stale();
-  return nb::cast(ErrorFrame{nb::borrow<nb::bytes>(meta)}, nb::rv_policy::move);
+  nb::object meta = nb::steal(PyObject_CallFunction(encode_error_.ptr(), "OsK", exception.ptr(), label.c_str(), (unsigned long long)(execution_)));
+  try {
+    if (meta.is_valid()) return nb::cast(ErrorFrame{nb::borrow<nb::bytes>(meta)}, nb::rv_policy::move);
+  } catch (...) {  // no memory
+    return unsaid_;
+  }
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();
+  PyErr_Clear();
+  return unsaid_;
+}
+
+nb::object Program::failed_with(const std::string& label) {
+  set_python_error();
+  if (PyErr_ExceptionMatches(PyExc_SystemExit)) throw nb::python_error();
+  const nb::python_error error;
+  return failed(error.value(), label);
 }
 
 }  // namespace conveyor

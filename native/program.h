@@ -11,7 +11,7 @@ namespace conveyor {
 
 class Program {
  public:
-  // `encode_error(exception, label)` gives the meta bytes of an error frame;
+  // `encode_error(exception, label, execution)` gives the meta bytes of an error frame;
   // `check_elements(value, count, label)` the elements of a result that has several.
   // What it does is noted in `recorder`: tasks, receives and sends in the order in which they are added.
   Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t registers, nb::object encode_error,
@@ -46,6 +46,8 @@ class Program {
   uint32_t bit() const { return bit_; }
 
  private:
+  // No C++ exception leaves a step, and none of Python's but those that end the actor (SystemExit, and
+  // what is no Exception): whatever goes wrong is that step's error, in its registers or on its channel.
   struct Receive {
     Reader* reader;
     int reg;
@@ -84,7 +86,11 @@ class Program {
   void ended(Call& step, nb::object value);
   void finish(Call& step, nb::object value);
   nb::object stopped(Call& step, Limits::Verdict verdict);
+  // The error frame of `exception`. Throws only SystemExit and the like, which end the actor.
   nb::object failed(nb::handle exception, const std::string& label);
+  // In a catch block: the same of what is being handled.
+  nb::object failed_with(const std::string& label);
+  bool call(Call& step, bool& begun);
   nb::list registers() const;
 
   nb::object inbox_object_;
@@ -106,6 +112,10 @@ class Program {
   nb::object limits_object_;
   Limits* limits_ = nullptr;
   nb::object cancel_;
+  // Made beforehand: there may be no memory when they are needed.
+  nb::object cancelled_;
+  nb::object overdue_;
+  nb::object unsaid_;
   bool suspended_ = false;
   bool cancel_asked_ = false;  // of the running coroutine
   bool closed_ = false;

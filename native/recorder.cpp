@@ -11,8 +11,8 @@ uint32_t this_thread() {
 
 }  // namespace
 
-Recorder::Recorder(std::shared_ptr<Segment> segment, const RecorderPlace& place, bool threads)
-    : segment_(std::move(segment)), place_(place), threads_(threads) {
+Recorder::Recorder(std::shared_ptr<Segment> segment, const RecorderPlace& place, bool threads, std::string whose)
+    : segment_(std::move(segment)), place_(place), threads_(threads), whose_(std::move(whose)) {
   if ((place.capacity & (place.capacity - 1)) != 0 || place.capacity == 0 || (place.slots & (place.slots - 1)) != 0 || place.slots == 0)
     throw std::system_error(EINVAL, std::generic_category(), "recorder");
   control_ = reinterpret_cast<RecordingControl*>(segment_->at(place.control, sizeof(RecordingControl)));
@@ -59,21 +59,41 @@ void Recorder::collect(size_t limit) {
 
 void Recorder::drain() {
   const uint64_t head = header_->head.load(std::memory_order_acquire);  // the events below it are whole
-  uint64_t tail = value_of(header_->tail);
-  for (; tail != head; ++tail) {
-    if (events_.size() < limit_)
-      events_.push_back(ring_[tail & (place_.capacity - 1)]);
+  const uint64_t tail = value_of(header_->tail);
+  if (head - tail > place_.capacity) {
+    header_->tail.store(head, std::memory_order_release);
+    throw std::system_error(EPROTO, std::generic_category(),
+                            "conveyor: the trace of " + (whose_.empty() ? "a process" : whose_) + " is broken: its ring holds " +
+                                std::to_string(place_.capacity) + " events, and says that " + std::to_string(head - tail) +
+                                " wait in it. A process that shares it has written over it, and should be killed; what follows is traced");
+  }
+  for (uint64_t i = tail; i != head; ++i) {
+    const Event event = ring_[i & (place_.capacity - 1)];
+    if (events_.size() < limit_ && can_be(event))
+      events_.push_back(event);
     else
       ++beyond_;
   }
-  header_->tail.store(tail, std::memory_order_release);  // our reads come before it
+  header_->tail.store(head, std::memory_order_release);  // our reads come before it
+}
+
+bool Recorder::can_be(const Event& event) const {
+  switch (event.kind) {
+    case EventKind::kTask: return event.index < place_.tasks;
+    case EventKind::kWait:
+    case EventKind::kReceive: return event.index < place_.receives;
+    case EventKind::kSend: return event.index < place_.sends;
+    case EventKind::kExecute:
+    case EventKind::kRoom: return event.index == 0;
+  }
+  return false;
 }
 
 void Recorder::free_events() {
   // A step that began while the trace was on may still write an event: into a fresh page then, which
   // the next trace forgets.
-  const size_t first = align_up(place_.events, kPage);
-  const size_t end = (place_.events + place_.capacity * sizeof(Event)) / kPage * kPage;
+  const size_t first = align_up(place_.events, kGranule);
+  const size_t end = (place_.events + place_.capacity * sizeof(Event)) / kGranule * kGranule;
   if (end > first && ::madvise(segment_->at(first, end - first), end - first, MADV_REMOVE) != 0) throw_errno("madvise");
 }
 

@@ -91,7 +91,6 @@ struct alignas(kCacheLine) RecordingControl {
 struct alignas(kCacheLine) RecorderHeader {
   Word head;     // events written
   Word dropped;  // events for which there was no room
-  Word memory;   // bytes of the process's arena with memory behind them, at its last large frame
   Word running;  // the task that runs, + 1; 0: none
   Word running_execution;
   Word running_since;
@@ -122,7 +121,8 @@ struct RecorderPlace {
 // callers hold the GIL (or are a single-threaded test).
 class Recorder {
  public:
-  Recorder(std::shared_ptr<Segment> segment, const RecorderPlace& place, bool threads);
+  // `whose` it is, for errors.
+  Recorder(std::shared_ptr<Segment> segment, const RecorderPlace& place, bool threads, std::string whose = {});
 
   TaskCounters& task(uint32_t i) const { return tasks_[i]; }
   ReceiveCounters& received(uint32_t i) const { return receives_[i]; }
@@ -189,7 +189,6 @@ class Recorder {
     count_sent(i, bytes, failed);
     if (tracing()) trace({begin, end, execution, bytes, i, 0, EventKind::kSend, uint16_t(failed ? kFailed : 0), 0});
   }
-  void arena_has(uint64_t bytes) { header_->memory.store(bytes, std::memory_order_relaxed); }
   // Something of unknown length has happened since the clock was read.
   void stale() { clock_ = 0; }
   void set_clock(uint64_t now) { clock_ = now; }
@@ -201,7 +200,8 @@ class Recorder {
 
   // Forget what is there, and keep at most `limit` from now on.
   void collect(size_t limit);
-  // Take what is in the ring, so that there is room.
+  // Take what is in the ring, so that there is room. Events that cannot be count with those that were
+  // dropped. Throws, once, where the head cannot be: somebody has written over it.
   void drain();
   std::vector<Event> take_events() { return std::exchange(events_, {}); }
   uint64_t dropped() const { return value_of(header_->dropped) - dropped_before_ + beyond_; }
@@ -220,9 +220,12 @@ class Recorder {
   void trace_receive(uint32_t i, uint64_t execution, uint64_t bytes, bool failed);
   void trace_send(uint32_t i, uint64_t execution, uint64_t bytes, bool failed);
 
+  bool can_be(const Event& event) const;
+
   std::shared_ptr<Segment> segment_;
   RecorderPlace place_;
   bool threads_;
+  std::string whose_;
   RecordingControl* control_;
   RecorderHeader* header_;
   TaskCounters* tasks_;

@@ -13,11 +13,22 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
     if (value.is_valid()) return value;
     if (closed || interruptions != before || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
-    inbox->status().checks.fetch_add(1, std::memory_order_seq_cst);
     if (inbox->wait(seen, deadline)) continue;
     value = gate->take(number, reader, since);
     if (!value.is_valid()) gate->wait_ends(number, reader, since);
     return value;
+  }
+}
+
+Gated::~Gated() {
+  nb::error_scope keep;
+  try {
+    gate->discard_all();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("results that nobody has got");
+  } catch (const std::exception& error) {  // a frame with a bad layout
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_WriteUnraisable(nullptr);
   }
 }
 

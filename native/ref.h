@@ -15,6 +15,7 @@ struct Gated {
   uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
   nb::object limits = nb::none();
 
+  ~Gated();
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
   // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
@@ -44,6 +45,7 @@ class RefCore {
   int64_t number;  // -1: not submitted
   size_t reader;
   nb::object outcome;  // invalid: not settled
+  nb::object inner;    // the refs that the value refers to, held as long as the frame is
   bool claimed = false;
   bool contended = false;
   PyObject* self = nullptr;  // where there are siblings

@@ -7,16 +7,19 @@
 
 #include "arena.h"
 #include "board.h"
+#include "cursor.h"
 
 namespace conveyor {
 
 constexpr uint32_t kRingMagic = 0x474e4952;
 
-enum class Kind : uint16_t { kValue = 1, kError = 2, kCall = 3, kControl = 4, kClose = 5 };
+enum class Kind : uint16_t { kValue = 1, kError = 2, kCall = 3, kControl = 4 };
 
 enum SlotFlags : uint32_t {
   kDefinitions = 1,  // the body defines classes or functions that later frames refer to
   kExternal = 2,     // the buffer lies at the start of the block, the body in the slot
+  kRefs = 4,         // the value refers to refs, which the header names (with kDefinitions)
+  kBound = 8,        // the value refers to definitions that the channel may have carried before
 };
 
 struct SlotHeader {
@@ -29,12 +32,6 @@ struct SlotHeader {
   uint64_t block_size;
 };
 static_assert(sizeof(SlotHeader) == 40);
-
-struct alignas(kCacheLine) ReaderCursor {
-  std::atomic<uint64_t> next;   // number of the next frame this reader takes
-  std::atomic<uint32_t> closed; // this reader takes no more
-  std::atomic<uint64_t> wanted; // frames with a tag below this are not wanted any more
-};
 
 enum RingFlags : uint32_t { kWriterMayWait = 1 };
 
@@ -91,7 +88,7 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
   static std::shared_ptr<Segment> create(size_t size) {
-    return std::make_shared<Segment>(make_memfd("conveyor-segment", align_up(size, kPage)), align_up(size, kPage));
+    return std::make_shared<Segment>(make_memfd("conveyor-segment", align_up(size, kGranule)), align_up(size, kGranule));
   }
   static std::shared_ptr<Segment> attach(int fd) {
     const off_t size = ::lseek(fd, 0, SEEK_END);
@@ -160,10 +157,13 @@ class RingWriter {
   RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets)
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)), targets_(std::move(targets)) {
     if (targets_.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+    for (const Target& t : targets_)
+      if (t.slot >= board_->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     readers_ = std::make_shared<ReaderSet>();
     readers_->board = board_;
+    readers_->segment = segment_;  // where the cursors are
     for (const Target& t : targets_) {
-      readers_->add(t.slot);
+      readers_->add(t.slot, &ring_.cursor(uint32_t(bells_.size())));
       bells_.push_back(&board_->slot(t.slot)->bell);
     }
     head_ = ring_.header->head.load(std::memory_order_relaxed);
@@ -175,27 +175,53 @@ class RingWriter {
   const std::shared_ptr<ReaderSet>& readers() const { return readers_; }
   const std::shared_ptr<Board>& board() const { return board_; }
 
+  // A reader whose cursor says that it has taken more than there is (a peer has written over it) counts as
+  // one that has taken everything: that spoils its own input, and nobody else's.
   bool has_room() {
     if (head_ - slowest_ < ring_.slots) return true;
     uint64_t slowest = head_;
     for (uint32_t i = 0; i < ring_.readers; ++i) {
       ReaderCursor& c = ring_.cursor(i);
-      if (c.closed.load(std::memory_order_relaxed) != 0 || readers_->gone(i)) continue;
+      // Acquire: the reader's last look at a slot comes before we write it again.
+      if (c.closed.load(std::memory_order_acquire) != 0 || readers_->gone(i)) continue;
       // Acquire: the reader's last look at the slot comes before we write it again. Sequentially
       // consistent, because a writer that is about to sleep relies on it (see wants_room).
       const uint64_t next = c.next.load(std::memory_order_seq_cst);
       if (next < slowest) slowest = next;
     }
     slowest_ = slowest;
-    return head_ - slowest_ < ring_.slots;
+    const bool room = head_ - slowest_ < ring_.slots;
+    if (room && waits_) {
+      waits_ = false;
+      ring_.header->writer_waits.store(0, std::memory_order_relaxed);  // late, it costs a ring
+    }
+    return room;
   }
 
   // For rings whose writer may wait: ask the readers to ring our bell when they take a frame.
-  void wants_room() { ring_.header->writer_waits.store(1, std::memory_order_seq_cst); }
+  void wants_room() {
+    waits_ = true;
+    ring_.header->writer_waits.store(1, std::memory_order_seq_cst);
+  }
 
   bool all_readers_closed() const {
     for (uint32_t i = 0; i < ring_.readers; ++i)
       if (ring_.cursor(i).closed.load(std::memory_order_acquire) == 0 && !readers_->gone(i)) return false;
+    return true;
+  }
+
+  // Grows when a reader has lost definitions.
+  uint32_t lost() const {
+    uint32_t sum = 0;
+    // Relaxed: it publishes nothing. Who sees it late sends one more frame that refers to what was lost.
+    for (uint32_t i = 0; i < ring_.readers; ++i) sum += ring_.cursor(i).lost.load(std::memory_order_relaxed);
+    return sum;
+  }
+
+  // Whether every reader has left before it took frame `number`.
+  bool left_by_all(uint64_t number) const {
+    for (uint32_t i = 0; i < ring_.readers; ++i)
+      if (!ring_.cursor(i).never_takes(number)) return false;
     return true;
   }
 
@@ -228,33 +254,48 @@ class RingWriter {
   std::shared_ptr<ReaderSet> readers_;
   uint64_t head_ = 0;
   uint64_t slowest_ = 0;
+  bool waits_ = false;
 };
 
+// Every published frame's lease is ended, even if the frame is never read: a reader that leaves closes
+// its cursor, and what it has not taken by then holds no block any more (ReaderCursor::never_takes), nor
+// does what is published afterwards.
 class RingReader {
  public:
   RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer)
       : segment_(std::move(segment)), ring_(segment_->ring(offset)), reader_(reader), board_(std::move(board)), writer_(writer) {
-    if (reader >= ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
+    if (reader >= ring_.readers || writer.slot >= board_->slots() || writer.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring reader");
     next_ = cursor().next.load(std::memory_order_relaxed);
+    head_ = &ring_.header->head;
   }
 
   uint64_t next() const { return next_; }
-  // Acquire pairs with the writer's release: the slots below `head` are whole.
-  uint64_t head() const { return ring_.header->head.load(std::memory_order_acquire); }
+  // Throws where the writer cannot have written that (see `broken`): whoever goes through the frames up to
+  // the head comes to an end. After `close` it is the reader's own `next`: nothing is there to be read.
+  uint64_t head() const {
+    // Acquire pairs with the writer's release: the slots below `head` are whole.
+    const uint64_t head = head_->load(std::memory_order_acquire);
+    if (head - next_ > ring_.slots) [[unlikely]] broken(head);
+    return head;
+  }
   bool empty() const { return head() == next_; }
   uint32_t reader() const { return reader_; }
   uint32_t readers() const { return ring_.readers; }
   uint32_t capacity() const { return ring_.capacity(); }
   uint32_t writer_slot() const { return writer_.slot; }
 
+  // Of a frame that has been published and not been taken.
+  Kind kind_of(uint64_t number) const { return read_once(reinterpret_cast<const SlotHeader*>(ring_.slot(number))->kind); }
   const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_.slot(next_)); }
 
   void advance() {
     ++next_;
     if (ring_.flags & kWriterMayWait) {
       cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
+      // The only reader takes the flag down and saves itself the rings until the writer looks. Were there
+      // others, it would take the writer's wake-up from them, should it stop before it has rung.
       if (ring_.header->writer_waits.load(std::memory_order_seq_cst) != 0 &&
-          ring_.header->writer_waits.exchange(0, std::memory_order_seq_cst) != 0)
+          (ring_.readers > 1 || ring_.header->writer_waits.exchange(0, std::memory_order_seq_cst) != 0))
         board_->ring(writer_.slot, writer_.bit);
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
@@ -267,19 +308,39 @@ class RingReader {
     board_->ring(writer_.slot, writer_.bit);
   }
 
+  void lose() { cursor().lost.fetch_add(1, std::memory_order_relaxed); }
+
+  // Take no more. The caller has let go of what lies in front of the ring.
   void close() {
-    cursor().closed.store(1, std::memory_order_release);
-    board_->ring(writer_.slot, writer_.bit);
+    if (head_ == &cursor().next || fork_ != fork_generation.load(std::memory_order_relaxed)) return;  // or the parent's
+    head_ = &cursor().next;
+    // Release: `next` is final, and our reads of the slots come before the writer's reuse of them.
+    // Sequentially consistent for Returns::note.
+    cursor().closed.store(1, std::memory_order_seq_cst);
+    board_->slot(writer_.slot)->returns.note();
+    if (ring_.flags & kWriterMayWait) board_->ring(writer_.slot, writer_.bit);
   }
+
+  std::string carries;  // what goes over it, in words; for errors
 
  private:
   ReaderCursor& cursor() const { return ring_.cursor(reader_); }
+  // No writer goes more than a round ahead of a reader that it has not seen dead or closed. So somebody who
+  // has the ring mapped has written over its head, and what is in the slots is anybody's guess.
+  [[noreturn, gnu::cold]] void broken(uint64_t head) const {
+    throw std::system_error(EPROTO, std::generic_category(),
+                            "conveyor: the ring for " + (carries.empty() ? "an unnamed edge" : carries) + ", written by " + board_->name(writer_.slot) +
+                                ", is broken: " + std::to_string(next_) + " frames were taken from it, it holds " + std::to_string(ring_.slots) +
+                                ", and its head says " + std::to_string(head) + ". A process that shares it has written over it, and should be killed");
+  }
   std::shared_ptr<Segment> segment_;
   Ring ring_;
   uint32_t reader_;
   std::shared_ptr<Board> board_;
   Target writer_;
   uint64_t next_ = 0;
+  const std::atomic<uint64_t>* head_;
+  const uint64_t fork_ = fork_generation.load();
 };
 
 }  // namespace conveyor

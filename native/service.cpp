@@ -28,7 +28,9 @@ long futex_waitv(WaitEntry* entries, unsigned n) {
 }  // namespace
 
 bool DeathWatch::supported() {
-  return !(futex_waitv(nullptr, 0) < 0 && errno == ENOSYS);
+  // A kernel that has it says that nothing to wait for makes no sense. An older one does not know it, and
+  // where system calls are filtered (containers of older runtimes) the answer may be any error.
+  return futex_waitv(nullptr, 0) < 0 && errno == EINVAL;
 }
 
 DeathWatch::DeathWatch(std::shared_ptr<Board> board) : board_(std::move(board)) {
@@ -36,7 +38,12 @@ DeathWatch::DeathWatch(std::shared_ptr<Board> board) : board_(std::move(board)) 
   sigset_t all, old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
@@ -104,10 +111,10 @@ void DeathWatch::run() {
         return dead;
       });
     }
-    if (many)
-      futex_waitv(entries.data(), unsigned(entries.size()));
-    else
-      futex_wait(&board_->header()->alarm, alarm, nullptr);
+    // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
+    // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.
+    const bool waited = many && (futex_waitv(entries.data(), unsigned(entries.size())) >= 0 || errno == EAGAIN || errno == EINTR);
+    if (!waited) futex_wait(&board_->header()->alarm, alarm, nullptr);
   }
 }
 

@@ -18,6 +18,7 @@ class DeathWatch {
   void add(uint32_t slot);
   void remove(uint32_t slot);
   void stop();
+  const Board& board() const { return *board_; }
   // False where the kernel cannot wait for several futexes (before Linux 5.16): deaths are then known
   // only when the fork server reports them.
   static bool supported();
@@ -25,7 +26,7 @@ class DeathWatch {
  private:
   void run();
   std::shared_ptr<Board> board_;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<uint32_t> watched_;
   const uint64_t fork_ = fork_generation.load();
   std::atomic<bool> stop_{false};

@@ -2,7 +2,10 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstring>
+
+#include "exit.h"
 
 namespace conveyor {
 
@@ -10,14 +13,36 @@ namespace {
 
 constexpr int kMaxDepth = 8;
 constexpr size_t kMaxTuple = 64 * 1024;
+constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
 
 PyObject* encode_hook = nullptr;
 PyObject* decode_hook = nullptr;
 PyObject* announce_hook = nullptr;
+PyObject* discard_hook = nullptr;
+PyTypeObject* ref_type = nullptr;  // lives as long as the module
 PyObject* final_error = nullptr;
 PyObject* arena_full = nullptr;
 PyObject* held_alone = nullptr;
 PyObject* state_error = nullptr;
+PyObject* refused = nullptr;
+
+// Set the Python error for what the system has refused, as Python wants to have it said.
+void set_refused(int number, const char* what) noexcept {
+  if (refused != nullptr) {
+    Calling python;
+    PyObject* error = PyObject_CallFunction(refused, "is", number, what);
+    if (error == nullptr) return;  // no memory for that either: MemoryError is set
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+    Py_DECREF(error);
+  } else if (number == ENOMEM) {
+    PyErr_NoMemory();
+  } else {
+    PyObject* args = Py_BuildValue("is", number, what);
+    if (args == nullptr) return;
+    PyErr_SetObject(PyExc_OSError, args);
+    Py_DECREF(args);
+  }
+}
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -77,7 +102,7 @@ bool encode_element(std::string& out, PyObject* value, int depth) {
 }
 
 [[noreturn]] void bad_frame() {
-  throw nb::value_error("conveyor: a frame's layout is not valid (shared memory was overwritten?)");
+  throw std::system_error(EPROTO, std::generic_category(), "a frame's layout is not valid");
 }
 
 PyObject* decode_tuple(const char* body, size_t size, int depth);
@@ -153,6 +178,33 @@ std::vector<MadeInPlace*>& made_in_place() {
   return *all;
 }
 
+// Of blocks that nobody has any more, neither here nor in a forked child. Any thread puts them here, and they
+// are dropped with the GIL, because Python may own an arena. Not under a mutex, which a thread could hold at
+// a fork.
+std::atomic<MadeInPlace::LastRef*> last_refs{nullptr};
+
+void drop_last_refs() {
+  if (last_refs.load(std::memory_order_relaxed) == nullptr) return;
+  for (auto* ref = last_refs.exchange(nullptr, std::memory_order_acquire); ref != nullptr;) delete std::exchange(ref, ref->next);
+}
+
+Block* allocate_in_place(Arena& arena, size_t bytes) {
+  drop_last_refs();
+  Block* block;
+  {
+    Unlocked unlocked;  // the system may have to find the memory
+    block = arena.allocate(bytes);
+  }
+  try {
+    auto& all = made_in_place();
+    if (all.size() == all.capacity()) all.reserve(2 * all.size() + 8);
+  } catch (...) {
+    arena.release(block);
+    throw;
+  }
+  return block;
+}
+
 // Whether nothing but `value` itself refers to its memory: then, if that was made in our arena, the
 // block itself can travel. `value` is an array over a Buffer of ours, or something Python must judge.
 bool alone(PyObject* value) {
@@ -162,6 +214,7 @@ bool alone(PyObject* value) {
   } else if (nb::isinstance<Buffer>(base)) {
     return Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
   }
+  Calling python;
   nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(held_alone, value, nullptr));
   if (!answer.is_valid()) throw nb::python_error();
   return answer.is(nb::bool_(true));
@@ -170,31 +223,40 @@ bool alone(PyObject* value) {
 }  // namespace
 
 MadeInPlace::MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes)
-    : arena(std::move(owner)), block(arena->allocate(bytes)), length(bytes) {
-  made_in_place().push_back(this);
+    : arena(std::move(owner)), last_(new LastRef(arena)), block(allocate_in_place(*arena, bytes)), length(bytes), hold_(*block->mapping) {
+  made_in_place().push_back(this);  // there is room
 }
 
 MadeInPlace::~MadeInPlace() {
   std::erase(made_in_place(), this);
-  if (!sent && fork == fork_generation.load()) arena->release(block);
+  if (hold_.inherited()) return;
+  hold_.leave([last = last_.release(), block = block, sent = sent] {
+    if (!sent) last->arena->release(block, false);
+    last->next = last_refs.load(std::memory_order_relaxed);
+    while (!last_refs.compare_exchange_weak(last->next, last, std::memory_order_release, std::memory_order_relaxed)) {
+    }
+  });
+  drop_last_refs();
 }
 
 bool MadeInPlace::any() { return !made_in_place().empty(); }
 
 std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size) {
   for (MadeInPlace* made : made_in_place())
-    if (!made->sent && made->fork == fork_generation.load() && data >= made->block->data() &&
-        data + size <= made->block->data() + made->length)
-      return made->shared_from_this();
+    if (!made->sent && !made->hold_.inherited() && data >= made->block->data() && data + size <= made->block->data() + made->length)
+      // What a forked child may read stays as it is: a copy is sent.
+      return made->hold_.pinned() ? nullptr : made->shared_from_this();
   return nullptr;
 }
 
 Encoded::~Encoded() {
   for (Py_buffer& view : views) PyBuffer_Release(&view);
   if (block != nullptr) arena->release(block);  // prepared and never published
+  if (made && !made->sent) made->arena->uncharge(made->block);
   if ((flags & kDefinitions) && !raw && sent.is_valid() && !sent.is_none()) {
     // Never published: what it would have defined is still unknown to the readers.
     nb::error_scope keep;
+    Calling python;
     nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr()));
     if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
   }
@@ -231,35 +293,136 @@ void raise_arena_full(const ArenaFull& error) {
     nb::object process = nb::steal(PyUnicode_DecodeUTF8(h.process.data(), Py_ssize_t(h.process.size()), "replace"));
     holdings.append(nb::make_tuple(process, h.channel->graph, h.channel->edge, nb::str(h.channel->carries.c_str()), h.bytes, nb::cast(h.tags)));
   }
+  Calling python;
   nb::object made = nb::steal(PyObject_CallFunction(arena_full, "sO", error.what(), holdings.ptr()));
   if (made.is_valid()) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+}
+
+void raise_final(const char* message) {
+  PyErr_SetString(final_error != nullptr ? final_error : PyExc_RuntimeError, message);
+  throw nb::python_error();
 }
 
 bool is_final(nb::handle exception) {
   return final_error != nullptr && PyErr_GivenExceptionMatches(exception.ptr(), final_error);
 }
 
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final, nb::object full, nb::object sole,
-               nb::object state) {
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final, nb::object full, nb::object sole,
+               nb::object state, nb::object no) {
   clear_codec();
   encode_hook = encode.release().ptr();
   decode_hook = decode.release().ptr();
   announce_hook = announce.release().ptr();
+  discard_hook = discard.release().ptr();
   final_error = final.release().ptr();
   arena_full = full.release().ptr();
   held_alone = sole.release().ptr();
   state_error = state.release().ptr();
+  if (!no.is_none()) refused = no.release().ptr();
 }
 
 void clear_codec() {
   Py_CLEAR(encode_hook);
   Py_CLEAR(decode_hook);
   Py_CLEAR(announce_hook);
+  Py_CLEAR(discard_hook);
   Py_CLEAR(final_error);
   Py_CLEAR(arena_full);
   Py_CLEAR(held_alone);
   Py_CLEAR(state_error);
+  Py_CLEAR(refused);
 }
+
+void set_python_error() noexcept {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const ArenaFull& error) {
+    try {
+      raise_arena_full(error);
+    } catch (...) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, error.what());
+    }
+  } catch (const std::system_error& error) {
+    set_refused(error.code().value(), error.what());
+  } catch (const std::bad_alloc& error) {
+    set_refused(ENOMEM, error.what());
+  } catch (const nb::builtin_exception& error) {
+    PyObject* type = PyExc_RuntimeError;
+    if (error.type() == nb::exception_type::value_error) type = PyExc_ValueError;
+    if (error.type() == nb::exception_type::type_error) type = PyExc_TypeError;
+    if (error.type() == nb::exception_type::index_error) type = PyExc_IndexError;
+    PyErr_SetString(type, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "an unknown error in the native core");
+  }
+}
+
+namespace {
+
+TableView table_of(const Frame& frame) {
+  const bool external = frame.flags & kExternal;
+  auto table = read_table(frame.body, frame.size, external && frame.lease ? frame.lease->capacity() : 0);
+  if (!table) bad_frame();
+  return std::move(*table);
+}
+
+// None where there is none.
+nb::object buffers_of(const Frame& frame, const TableView& table) {
+  if (table.entries.empty()) return nb::none();
+  std::shared_ptr<OwnedMemory> copied;
+  nb::list list;
+  for (const BufferEntry& e : table.entries) {
+    const bool in_block = e.offset & kInBlock;
+    Buffer buffer{nullptr, size_t(e.length), false, nullptr, nullptr, nullptr};
+    if (frame.lease && (in_block || !frame.memory)) {
+      buffer.data = in_block ? frame.lease->data() : const_cast<char*>(frame.body);
+      buffer.owner = frame.lease;
+      buffer.lease = frame.lease;
+      buffer.readonly = frame.readonly;
+    } else if (frame.kept && frame.size <= kCopied) {
+      if (!copied) {
+        copied = std::make_shared<OwnedMemory>(frame.size);
+        std::memcpy(copied->data, frame.body, frame.size);
+      }
+      buffer.data = copied->data;
+      buffer.owner = copied;
+    } else {
+      buffer.data = const_cast<char*>(frame.body);
+      buffer.owner = frame.memory;  // a copy of its own
+      buffer.readonly = frame.kept;
+    }
+    buffer.data += e.offset & ~kInBlock;
+    list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
+  }
+  return list;
+}
+
+// Have `out`, whose meta is set, take these buffers (None: none) along.
+void take_buffers(Encoded& out, nb::handle buffers) {
+  std::vector<size_t> lengths;
+  if (!buffers.is_none()) {
+    nb::object fast = nb::steal(PySequence_Fast(buffers.ptr(), "conveyor: codec buffers"));
+    if (!fast.is_valid()) throw nb::python_error();
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
+    if (size_t(n) > kMaxBuffers) throw nb::value_error("conveyor: a value has more than 65536 buffers");
+    out.views.reserve(size_t(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      Py_buffer view;
+      // Fortran order too: the meta bytes say which; what matters is one run of memory.
+      if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(fast.ptr(), i), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      out.views.push_back(view);
+      lengths.push_back(size_t(view.len));
+    }
+  }
+  out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(out.meta.ptr())), lengths);
+  out.size = out.layout.total;
+}
+
+}  // namespace
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {
   PyObject* v = value.ptr();
@@ -314,17 +477,32 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   }
   if (nb::isinstance<Snapshot>(value)) {
     const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
+    if (frame.flags & (kRefs | kBound)) {
+      // Its bytes are not understood elsewhere: the value itself is sent.
+      const nb::object alive = nb::borrow(value);
+      const nb::object decoded = decode(frame);
+      encode(out, decoded, sent, 0);
+      out.source = decoded;
+      return;
+    }
     out.codec = frame.codec;
-    out.flags = frame.flags;
+    out.flags = frame.flags & ~uint32_t(kExternal);
+    out.source = nb::borrow(value);
+    if (frame.flags & kExternal) {
+      const TableView table = table_of(frame);
+      out.meta = nb::bytes(table.meta, table.meta_length);
+      take_buffers(out, buffers_of(frame, table));
+      return;
+    }
     out.size = frame.size;
     out.data = frame.body;
-    out.source = nb::borrow(value);
     out.raw = true;
     return;
   }
   // Before the codec adds references of its own.
   const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
   if (encode_hook == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
+  Calling python;
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(encode_hook, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
   PyObject *codec, *flags, *meta, *buffers;
@@ -339,35 +517,20 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();
-  std::vector<size_t> lengths;
-  if (buffers != Py_None) {
-    nb::object fast = nb::steal(PySequence_Fast(buffers, "conveyor: codec buffers"));
-    if (!fast.is_valid()) throw nb::python_error();
-    const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
-    if (size_t(n) > kMaxBuffers) throw nb::value_error("conveyor: a value has more than 65536 buffers");
-    out.views.reserve(size_t(n));
-    for (Py_ssize_t i = 0; i < n; ++i) {
-      Py_buffer view;
-      // Fortran order too: the meta bytes say which; what matters is one run of memory.
-      if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(fast.ptr(), i), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
-      out.views.push_back(view);
-      lengths.push_back(size_t(view.len));
+  take_buffers(out, buffers);
+  if (let_go && out.views.size() == 1 && out.views[0].len != 0) {
+    const char* data = static_cast<const char*>(out.views[0].buf);
+    out.made = MadeInPlace::find(data, size_t(out.views[0].len));
+    if (out.made) {
+      out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta)), {0});
+      out.layout.entries[0] = {kInBlock | uint64_t(data - out.made->block->data()), uint64_t(out.views[0].len)};
+      out.size = out.layout.total;
     }
-    if (let_go && n == 1 && lengths[0] != 0)
-      out.made = MadeInPlace::find(static_cast<const char*>(out.views[0].buf), lengths[0]);
   }
-  const size_t meta_length = size_t(PyBytes_GET_SIZE(meta));
-  if (out.made) {
-    out.layout = lay_out_table(meta_length, {0});
-    const Block* block = out.made->block;
-    out.layout.entries[0] = {kInBlock | uint64_t(static_cast<char*>(out.views[0].buf) - block->data()), lengths[0]};
-  } else {
-    out.layout = lay_out_table(meta_length, lengths);
-  }
-  out.size = out.layout.total;
 }
 
-nb::object decode_native(uint16_t codec, const char* body, size_t size) {
+namespace {
+nb::object decode_natively(uint16_t codec, const char* body, size_t size) {
 #if PY_VERSION_HEX < 0x030c0000
   // Before 3.12 a new tuple may start a collection, and that runs finalizers; since then they wait until
   // we are back in Python.
@@ -383,38 +546,94 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size) {
   return nb::steal(value);
 }
 
-nb::object decode(const Frame& frame) {
+nb::object decode_frame(const Frame& frame) {
   if (frame.kind == Kind::kError)
     return nb::cast(ErrorFrame{nb::bytes(frame.body, frame.size)}, nb::rv_policy::move);
-  if (frame.codec < kFirstPython) return decode_native(frame.codec, frame.body, frame.size);
-  const bool external = frame.flags & kExternal;
-  auto table = read_table(frame.body, frame.size, external && frame.lease ? frame.lease->capacity() : 0);
-  if (!table) bad_frame();
-  nb::bytes meta(table->meta, table->meta_length);
-  nb::object buffers = nb::none();
-  if (!table->entries.empty()) {
-    nb::list list;
-    for (const BufferEntry& e : table->entries) {
-      const bool in_block = e.offset & kInBlock;
-      char* base = in_block ? frame.lease->data() : const_cast<char*>(frame.body);
-      Buffer buffer{base + (e.offset & ~kInBlock), size_t(e.length), false, nullptr, nullptr, nullptr};
-      if (frame.lease && (in_block || !frame.memory)) {
-        buffer.owner = frame.lease;
-        buffer.lease = frame.lease;
-        buffer.readonly = frame.readonly;
-      } else {
-        buffer.owner = frame.memory;  // a copy of its own
-        buffer.readonly = frame.kept;
-      }
-      list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
-    }
-    buffers = list;
-  }
+  if (frame.codec < kFirstPython) return decode_natively(frame.codec, frame.body, frame.size);
+  const TableView table = table_of(frame);
+  nb::bytes meta(table.meta, table.meta_length);
+  nb::object buffers = buffers_of(frame, table);
   nb::object codec = nb::int_(frame.codec);
+  Calling python;
   nb::object value = nb::steal(PyObject_CallFunctionObjArgs(decode_hook, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));
   if (!value.is_valid()) throw nb::python_error();
   return value;
 }
+
+void tell_header(const Frame& frame, PyObject* hook) {
+  if (hook == nullptr) return;  // the interpreter ends
+  auto table = read_table(frame.body, frame.size, frame.lease ? frame.lease->capacity() : 0);
+  if (!table) bad_frame();
+  nb::bytes meta(table->meta, table->meta_length);
+  Calling python;
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hook, meta.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+}
+
+// What `read` does, with every error as one of Python's: whether it is final is a question of its class.
+template <class Read>
+auto or_python_error(Read read) {
+  try {
+    return read();
+  } catch (const nb::python_error&) {
+    throw;
+  } catch (...) {
+    set_python_error();
+  }
+  throw nb::python_error();
+}
+}  // namespace
+
+nb::object decode_native(uint16_t codec, const char* body, size_t size) {
+  return or_python_error([&] { return decode_natively(codec, body, size); });
+}
+
+nb::object decode(const Frame& frame) {
+  return or_python_error([&] { return decode_frame(frame); });
+}
+
+nb::bytes meta_of(const Frame& frame) {
+  const TableView table = table_of(frame);
+  return nb::bytes(table.meta, table.meta_length);
+}
+
+nb::object loose_buffers(const Frame& frame) {
+  nb::object buffers = buffers_of(frame, table_of(frame));
+  if (!buffers.is_none())
+    for (nb::handle buffer : buffers) nb::inst_ptr<Buffer>(buffer)->readonly = false;
+  return buffers;
+}
+
+nb::object keep(const Frame& frame) {
+  if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
+  return or_python_error([&] {
+    Frame kept = frame;
+    kept.kept = kept.readonly = true;
+    return nb::cast(Snapshot{std::move(kept), Fd()}, nb::rv_policy::move);
+  });
+}
+
+nb::object value_of(nb::handle kept) {
+  if (nb::inst_check(kept) && nb::isinstance<Snapshot>(kept)) {
+    nb::object alive = nb::borrow(kept);  // decoding runs any code
+    return decode(nb::inst_ptr<Snapshot>(kept)->frame);
+  }
+  return nb::borrow(kept);
+}
+
+void announce(const Frame& frame) {
+  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  or_python_error([&] { tell_header(frame, announce_hook); });
+}
+
+void discard(const Frame& frame) {
+  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  or_python_error([&] { tell_header(frame, frame.flags & kRefs ? discard_hook : announce_hook); });
+}
+
+bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }
+
+void set_ref_type(nb::handle type) { ref_type = reinterpret_cast<PyTypeObject*>(type.ptr()); }
 
 namespace {
 void place(Snapshot& s, std::shared_ptr<OwnedMemory> memory) {
@@ -429,10 +648,10 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   encode(e, value, sent, 0);
   Snapshot s;
   s.frame.codec = e.codec;
-  s.frame.flags = e.flags;
+  s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions
   s.frame.size = e.size;
   if (share_from != 0 && e.size >= share_from) {
-    s.fd = make_memfd("conveyor-value", align_up(e.size, kPage));
+    s.fd = make_memfd("conveyor-value", align_up(e.size, kGranule));
     place(s, std::make_shared<OwnedMemory>(s.fd.get(), e.size));
   } else {
     place(s, std::make_shared<OwnedMemory>(e.size));
@@ -459,15 +678,6 @@ Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::hand
   place(s, std::make_shared<OwnedMemory>(size));
   std::memcpy(s.frame.memory->data, PyBytes_AS_STRING(data.ptr()), size);
   return s;
-}
-
-void announce(const Frame& frame) {
-  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
-  auto table = read_table(frame.body, frame.size, frame.lease ? frame.lease->capacity() : 0);
-  if (!table) bad_frame();
-  nb::bytes meta(table->meta, table->meta_length);
-  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(announce_hook, meta.ptr(), nullptr));
-  if (!result.is_valid()) throw nb::python_error();
 }
 
 }  // namespace conveyor

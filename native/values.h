@@ -23,7 +23,7 @@ struct OwnedMemory {
     if (data == nullptr) throw std::bad_alloc();
   }
   // Shared with who else has the file of at least `size` bytes.
-  OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kPage))), mapped(align_up(size, kPage)) {}
+  OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kGranule))), mapped(align_up(size, kGranule)) {}
   ~OwnedMemory() {
     if (mapped != 0)
       ::munmap(data, mapped);
@@ -36,7 +36,8 @@ struct OwnedMemory {
   size_t mapped = 0;
 };
 
-// A block of this process's own arena that a value is being made in (conveyor.empty).
+// A block of this process's own arena that a value is being made in (conveyor.empty). In a forked child its
+// pages are private; as long as that child lives, the block is neither sent nor used again.
 struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes);
   ~MadeInPlace();
@@ -46,22 +47,39 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   static std::shared_ptr<MadeInPlace> find(const char* data, size_t size);
   static bool any();
 
+  struct LastRef {
+    explicit LastRef(std::shared_ptr<Arena> arena) : arena(std::move(arena)) {}
+    std::shared_ptr<Arena> arena;
+    LastRef* next = nullptr;
+  };
+
   std::shared_ptr<Arena> arena;
+
+ private:
+  std::unique_ptr<LastRef> last_;  // outlives this as long as a forked child needs the block
+
+ public:
   Block* block;
   size_t length;
   bool sent = false;
-  uint64_t fork = fork_generation.load();
+
+ private:
+  Hold hold_;
 };
 
 // Private copy-on-write pages over a part of a leased block.
 struct PrivatePages {
-  PrivatePages(std::shared_ptr<Lease> of, char* at, size_t bytes) : lease(std::move(of)), base(at), length(bytes) {}
+  PrivatePages(std::shared_ptr<Lease> of, char* at, size_t bytes) : lease(std::move(of)), base(at), length(bytes) { ++count; }
+  ~PrivatePages() {
+    if (base != nullptr) ::munmap(base, length);
+    --count;
+  }
   PrivatePages(const PrivatePages&) = delete;
   PrivatePages& operator=(const PrivatePages&) = delete;
   std::shared_ptr<Lease> lease;
   char* base;
   size_t length;
-  ~PrivatePages() { ::munmap(base, length); }
+  static inline std::atomic<size_t> count{0};  // in this process
 };
 
 // What Python sees of received or own memory; exports the buffer protocol.
@@ -106,6 +124,7 @@ struct Frame {
   uint16_t codec = kNone;
   uint32_t flags = 0;
   size_t size = 0;
+  size_t beside = 0;  // bytes of a value made in place, which lies in a block beside the body
   const char* body = nullptr;
   bool readonly = false;
   bool kept = false;  // decoded more than once: its memory is nobody's to write
@@ -113,37 +132,62 @@ struct Frame {
   std::shared_ptr<Lease> lease;
 };
 
-// A value encoded into memory of this process, or into a file that others can be given: it can be
-// decoded any number of times. Sending a snapshot sends the value that it is of.
+// An encoded value that can be decoded any number of times: in memory of this process, in a file that
+// others can be given, or where its writer has put it, under a lease. Sending a snapshot sends the value
+// that it is of.
 struct Snapshot {
   Frame frame;
   Fd fd;
 };
-// `share_from`: the size from which its body lies in a file.
+// `sent` has carried nothing; `share_from`: the size from which its body lies in a file.
 Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from);
 // One of another process: its body is in `data`, or in the file `fd` (else -1), which is duplicated.
 Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::handle data, int fd);
 
 struct ErrorFrame {
   nb::bytes meta;
+  // Of an execution that fails as one: all that was told of it, this first; it may grow. Guarded by the GIL.
+  std::shared_ptr<const std::vector<std::string>> told = nullptr;
 };
 
+// Metas of error frames for which nothing can be allocated; channel/errors.py puts them into words.
+constexpr const char* kUnsaidMeta = "conveyor:unsaid";  // no memory was left to say what had gone wrong
+constexpr const char* kUnreadMeta = "conveyor:unread";  // the reader had no memory left to look at the frame
+constexpr const char* kBrokenMeta = "conveyor:broken";  // the frame is not valid
+
 // `final_error`: the class of errors that will not go away by decoding again; `arena_full(message,
-// holdings)`: makes what to raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory.
-void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object final_error, nb::object arena_full,
-               nb::object held_alone, nb::object state_error);
+// holdings)`: makes what to raise at an arena's memory cap; `held_alone(value)`: nothing but `value` refers to its memory;
+// `refused(errno, text)`: makes what to raise for what the system has refused.
+void set_codec(nb::object encode, nb::object decode, nb::object announce, nb::object discard, nb::object final_error, nb::object arena_full,
+               nb::object held_alone, nb::object state_error, nb::object refused = nb::none());
 // Throws if this process was forked since `generation`: rings and results are the parent's.
 void check_owner(uint64_t generation);
 void raise_arena_full(const ArenaFull& error);
+// In a catch block: let the exception that is being handled, whatever it is, be the Python error.
+void set_python_error() noexcept;
 bool is_final(nb::handle exception);
+[[noreturn]] void raise_final(const char* message);
 void clear_codec();
 
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs);
-// Native codecs only; `body` of `size` bytes may be anything.
+// These three throw only what is Python's. Native codecs only; `body` of `size` bytes may be anything.
 nb::object decode_native(uint16_t codec, const char* body, size_t size);
 nb::object decode(const Frame& frame);
-// A frame with definitions that nobody will decode.
+// What stands for the value from now on: the value itself where its type is immutable (those that are
+// decoded natively), an ErrorFrame, else a Snapshot. Runs no Python code.
+nb::object keep(const Frame& frame);
+// The parts that the codec has made; the buffers, a list or None, as if they could be written.
+nb::bytes meta_of(const Frame& frame);
+nb::object loose_buffers(const Frame& frame);
+// The value that what `keep` has returned stands for, a new one each time where it is mutable.
+nb::object value_of(nb::handle kept);
+// A frame with definitions that is not decoded yet.
 void announce(const Frame& frame);
+// A frame that nobody will ever decode.
+void discard(const Frame& frame);
+// An instance of a ref's class, which `set_ref_type` has told.
+bool is_ref(PyObject* value);
+void set_ref_type(nb::handle type);
 
 }  // namespace conveyor

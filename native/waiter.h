@@ -81,9 +81,11 @@ class Waiter {
 
   // Raise the flag for a sleeper in poll; it may sleep only if this returns true.
   bool arm_event(uint32_t seen) {
-    bell_->armed.store(1, std::memory_order_seq_cst);
+    bell_->armed.store(1, std::memory_order_seq_cst);  // before the look at `count`: see Board::strike
     return bell_->count.load(std::memory_order_seq_cst) == seen;
   }
+  // Nobody of this process sleeps in poll any more. A ringer that sees it late writes once in vain.
+  void disarm_event() { bell_->armed.store(0, std::memory_order_relaxed); }
 
  private:
   Bell* bell_;

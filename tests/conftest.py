@@ -18,6 +18,9 @@ import conveyor
 
 SOURCE = Path(conveyor.__file__).parents[1]
 
+# Sessions of tests end while methods wait that nobody will let go on.
+os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
+
 # Other programs on this machine, Ray among them, leave files of these names.
 _NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma)")
 

@@ -1,9 +1,73 @@
 // The board, the bell and the death watch.
+#include <nanobind/stl/tuple.h>
+
 #include "bind.h"
+#include "exit.h"
 #include "inbox.h"
 #include "service.h"
 
 namespace conveyor {
+namespace {
+
+// Every index that comes from Python: it may have come from shared memory before, where peers write.
+uint32_t checked(const Board& board, uint32_t slot) {
+  if (slot >= board.slots())
+    throw nb::index_error(("conveyor: no slot " + std::to_string(slot) + " on a board of " + std::to_string(board.slots())).c_str());
+  return slot;
+}
+
+BoardSlot* slot_of(Board& board, uint32_t slot) { return board.slot(checked(board, slot)); }
+
+// Whether the version has moved says whether a text may be torn; it is terminated anyway.
+nb::object read_waits(Board& b, uint32_t slot, uint32_t work) {
+  if (work >= kWorkKinds) throw nb::index_error("conveyor: no such kind of work");
+  WaitNote& note = slot_of(b, slot)->waits[work];
+  const uint32_t version = note.version.load(std::memory_order_acquire);
+  nb::list waits;
+  // What a peer can write is not trusted.
+  const size_t count = std::min(size_t(note.count.load(std::memory_order_relaxed)), kWaitTargets);
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t target = note.targets[i].load(std::memory_order_relaxed);
+    if (target / kWorkKinds >= b.slots()) return nb::none();
+    char text[sizeof note.text[i]];
+    std::memcpy(text, note.text[i], sizeof text);
+    text[sizeof text - 1] = 0;
+    waits.append(nb::make_tuple(target / kWorkKinds, target % kWorkKinds, nb::steal(PyUnicode_DecodeUTF8(text, Py_ssize_t(std::strlen(text)), "replace"))));
+  }
+  const uint32_t mode = note.mode.load(std::memory_order_relaxed);
+  const uint32_t answered = note.answered.load(std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if ((version & 1) || note.version.load(std::memory_order_seq_cst) != version) return nb::none();
+  return nb::make_tuple(version, answered, mode, waits);
+}
+
+void note_waits(Inbox& inbox, uint32_t work, uint32_t mode, nb::list waits) {
+  if (waits.size() > kWaitTargets) throw nb::value_error("conveyor: too many waits");
+  WaitNote& note = inbox.waits(work);
+  std::vector<std::pair<uint32_t, std::string>> read;  // whatever may fail comes before the first write
+  for (nb::handle wait : waits) {
+    auto [slot, of, text] = nb::cast<std::tuple<uint32_t, uint32_t, std::string>>(wait);
+    if (of >= kWorkKinds) throw nb::index_error("conveyor: no such kind of work");
+    checked(*inbox.board(), slot);
+    read.emplace_back(slot * kWorkKinds + of, std::move(text));
+  }
+  const uint32_t version = note.version.load(std::memory_order_relaxed);
+  note.version.store(version + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (size_t i = 0; i < read.size(); ++i) {
+    note.targets[i].store(read[i].first, std::memory_order_relaxed);
+    const size_t n = std::min(read[i].second.size(), sizeof note.text[i] - 1);
+    std::memcpy(note.text[i], read[i].second.data(), n);
+    note.text[i][n] = 0;
+  }
+  note.mode.store(mode, std::memory_order_relaxed);
+  note.count.store(uint32_t(read.size()), std::memory_order_relaxed);
+  // Sequentially consistent with the looks of others: of two that begin to wait for each other at least
+  // one sees the other's note.
+  note.version.store(version + 2, std::memory_order_seq_cst);
+}
+
+}  // namespace
 
 void bind_board(nb::module_& m) {
   nb::class_<Board>(m, "Board")
@@ -12,36 +76,48 @@ void bind_board(nb::module_& m) {
       .def_prop_ro("fd", &Board::fd)
       .def_prop_ro("slots", &Board::slots)
       .def_prop_ro("deaths", [](Board& b) { return b.header()->deaths.load(); })
-      .def("set_eventfd", &Board::set_eventfd, "slot"_a, "fd"_a)
+      .def("set_eventfd", [](Board& b, uint32_t slot, int fd, uint32_t incarnation) { b.set_eventfd(checked(b, slot), fd, incarnation); }, "slot"_a, "fd"_a, "incarnation"_a)
       .def("close_fds", &Board::close_fds)
-      .def("forget_eventfd", &Board::forget_eventfd, "slot"_a)
-      .def("prepare", &Board::prepare, "slot"_a, "name"_a)
-      .def("name", [](Board& b, uint32_t slot) { return nb::steal(PyUnicode_DecodeUTF8(b.slot(slot)->name, Py_ssize_t(::strnlen(b.slot(slot)->name, sizeof b.slot(slot)->name)), "replace")); }, "slot"_a)
-      .def("live", &Board::live, "slot"_a)
+      .def("eventfd", [](Board& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a)
+      .def("forget_eventfd", [](Board& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a)
+      .def("prepare", [](Board& b, uint32_t slot, const std::string& name) { b.prepare(checked(b, slot), name); }, "slot"_a, "name"_a)
+      .def("name", [](Board& b, uint32_t slot) {
+             const std::string name = b.name(checked(b, slot));
+             return nb::steal(PyUnicode_DecodeUTF8(name.data(), Py_ssize_t(name.size()), "replace"));
+           }, "slot"_a)
+      .def("live", [](Board& b, uint32_t slot) { b.live(checked(b, slot)); }, "slot"_a)
       .def("alive_unwatched",
            [](Board& b, uint32_t slot) {
-             b.slot(slot)->pid.store(uint32_t(::getpid()));
-             b.slot(slot)->condition.store(Condition::kAlive);
+             slot_of(b, slot)->pid.store(uint32_t(::getpid()));
+             slot_of(b, slot)->condition.store(Condition::kAlive);
            },
            "slot"_a)
-      .def("guard_signals", &Board::guard_signals, "slot"_a)
-      .def("leave", [](Board& b, uint32_t slot) { b.slot(slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a)
-      .def("leaving", [](Board& b, uint32_t slot) { return b.slot(slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a)
-      .def("death_number", [](Board& b, uint32_t slot) { return b.slot(slot)->died.load(std::memory_order_acquire); }, "slot"_a)
-      .def("ring", nb::overload_cast<uint32_t, uint32_t>(&Board::ring), "slot"_a, "bit"_a)
-      .def("announce_death", &Board::announce_death, "slot"_a)
-      .def("free", [](Board& b, uint32_t slot) { b.slot(slot)->condition.store(Condition::kFree); }, "slot"_a)
-      .def("condition", [](Board& b, uint32_t slot) { return uint32_t(b.slot(slot)->condition.load()); }, "slot"_a)
-      .def("incarnation", [](Board& b, uint32_t slot) { return b.slot(slot)->incarnation.load(); }, "slot"_a)
-      .def("gone", &Board::gone, "slot"_a, "incarnation"_a)
-      .def("pid", [](Board& b, uint32_t slot) { return b.slot(slot)->pid.load(); }, "slot"_a)
-      .def("waits", [](Board& b, uint32_t slot) {
-             Status& s = b.slot(slot)->status;
-             const int64_t target = int64_t(s.waits_for.load(std::memory_order_seq_cst)) - 1;
-             return nb::make_tuple(target, s.waits.load(), s.checks.load());
+      .def("guard_signals", [](Board& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a)
+      .def("leave", [](Board& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a)
+      .def("leaving", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a)
+      .def("death_number", [](Board& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a)
+      .def("ring", [](Board& b, uint32_t slot, uint32_t bit) {
+             if (bit >= kBellBits) throw nb::index_error("conveyor: a bell has no such bit");
+             b.ring(checked(b, slot), bit);
+           }, "slot"_a, "bit"_a)
+      .def("announce_death", [](Board& b, uint32_t slot) { return b.announce_death(checked(b, slot)); }, "slot"_a)
+      .def("free", [](Board& b, uint32_t slot) { slot_of(b, slot)->condition.store(Condition::kFree); }, "slot"_a)
+      .def("condition", [](Board& b, uint32_t slot) { return uint32_t(slot_of(b, slot)->condition.load()); }, "slot"_a)
+      .def("incarnation", [](Board& b, uint32_t slot) { return slot_of(b, slot)->incarnation.load(); }, "slot"_a)
+      .def("memory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->memory.load(std::memory_order_relaxed); }, "slot"_a)
+      .def_prop_ro("session_memory", [](Board& b) { return b.header()->memory.bytes.load(std::memory_order_relaxed); })
+      .def("forget_memory", [](Board& b, uint32_t slot) { b.forget_memory(checked(b, slot)); }, "slot"_a)
+      .def("gone", [](Board& b, uint32_t slot, uint32_t incarnation) { return b.gone(checked(b, slot), incarnation); }, "slot"_a, "incarnation"_a)
+      .def("pid", [](Board& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a)
+      .def("waits", &read_waits, "slot"_a, "work"_a)
+      .def("ask", [](Board& b, uint32_t slot) {
+             // Before the ring: who is woken by it must see the question.
+             const uint32_t asked = slot_of(b, slot)->status.asked.fetch_add(1, std::memory_order_seq_cst) + 1;
+             b.ring(slot, kAttentionBit);
+             return asked;
            }, "slot"_a)
       .def("status", [](Board& b, uint32_t slot) {
-             Status& s = b.slot(slot)->status;
+             Status& s = slot_of(b, slot)->status;
              char what[sizeof s.what];
              // A seqlock: take the text only if nobody wrote it meanwhile; a writer that died half way
              // leaves an odd version, and then the text may be torn but is still terminated.
@@ -59,7 +135,7 @@ void bind_board(nb::module_& m) {
 
   nb::class_<Inbox>(m, "Inbox")
       .def("__init__", [](Inbox* self, std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread) {
-             if (slot >= board->slots()) throw nb::value_error("no such slot");
+             checked(*board, slot);
              new (self) Inbox(std::move(board), slot, eventfd, main_thread);
            }, "board"_a, "slot"_a, "eventfd"_a, "main_thread"_a)
       .def_prop_ro("count", &Inbox::count)
@@ -70,7 +146,8 @@ void bind_board(nb::module_& m) {
       .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return i.wait(seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
       .def("next", [](Inbox& i, nb::handle timeout) { return i.next(deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)
-      .def("arm", &Inbox::arm, "seen"_a)
+      .def("arm", &Inbox::arm, "seen"_a, "own"_a)
+      .def("disarm", &Inbox::disarm, "own"_a)
       .def("close_fds", &Inbox::close_fds)
       .def("clear_event", &Inbox::clear_event, "own"_a)
       .def("add_relay", &Inbox::add_relay, "fd"_a)
@@ -101,18 +178,16 @@ void bind_board(nb::module_& m) {
              s.since_ns.store(now_ns(), std::memory_order_relaxed);
              s.state.store(uint32_t(State::kRunning), std::memory_order_release);
            }, "name"_a, "call"_a)
-      .def("waiting_for", [](Inbox& i, int64_t slot) {
-             Status& s = i.status();
-             s.waits.fetch_add(1, std::memory_order_seq_cst);
-             s.waits_for.store(uint32_t(slot + 1), std::memory_order_seq_cst);
-           }, "slot"_a);
+      .def_prop_ro("asked", [](Inbox& i) { return i.status().asked.load(std::memory_order_seq_cst); })
+      .def("note_waits", &note_waits, "work"_a, "mode"_a, "waits"_a)
+      .def("answer", [](Inbox& i, uint32_t work, uint32_t asked) { i.waits(work).answered.store(asked, std::memory_order_seq_cst); }, "work"_a, "asked"_a);
 
   nb::class_<DeathWatch>(m, "DeathWatch")
       .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board) { new (self) DeathWatch(std::move(board)); }, "board"_a)
       .def_static("supported", &DeathWatch::supported)
-      .def("add", &DeathWatch::add, "slot"_a)
+      .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.board(), slot)); }, "slot"_a)
       .def("remove", &DeathWatch::remove, "slot"_a)
-      .def("stop", [](DeathWatch& w) { nb::gil_scoped_release unlocked; w.stop(); });
+      .def("stop", [](DeathWatch& w) { Unlocked unlocked; w.stop(); });
 }
 
 }  // namespace conveyor

@@ -48,20 +48,16 @@ void bind_channel(nb::module_& m) {
            }, "value"_a.none(), "tag"_a, "kind"_a = uint16_t(Kind::kValue))
       .def("send_error", [](Writer& w, nb::bytes meta, uint64_t tag) {
              if (!w.ring.has_room()) return false;
-             Encoded e;
-             e.codec = kBytes;
-             e.data = meta.c_str();
-             e.size = meta.size();
-             w.prepare(e, true);
-             w.commit(e, tag, Kind::kError);
+             w.send_error(meta.c_str(), meta.size(), tag);
              return true;
            }, "meta"_a, "tag"_a);
 
   nb::class_<Reader>(m, "Reader")
       .def("__init__", [](Reader* self, std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board,
-                          std::pair<uint32_t, uint32_t> writer, std::shared_ptr<ArenaView> view, bool readonly) {
+                          std::pair<uint32_t, uint32_t> writer, std::shared_ptr<ArenaView> view, bool readonly, std::string carries) {
              new (self) Reader(std::move(segment), offset, reader, std::move(board), Target{writer.first, writer.second}, std::move(view), readonly);
-           }, "segment"_a, "offset"_a, "reader"_a, "board"_a, "writer"_a, "view"_a, "readonly"_a)
+             self->ring.carries = std::move(carries);
+           }, "segment"_a, "offset"_a, "reader"_a, "board"_a, "writer"_a, "view"_a, "readonly"_a, "carries"_a = "")
       .def_prop_ro("empty", [](Reader& r) { return r.ring.empty(); })
       .def_prop_ro("count", [](Reader& r) { return r.ring.next(); })
       .def_prop_ro("available", [](Reader& r) { return r.ring.head() - r.ring.next(); })
@@ -71,12 +67,17 @@ void bind_channel(nb::module_& m) {
       .def_prop_ro("kind", [](Reader& r) { return uint32_t(r.kind); })
       .def_ro("bytes", &Reader::bytes)
       .def("receive", [](Reader& r) { return r.ring.empty() ? nb::object(*empty) : r.receive(); })
+      .def("receive_kept", [](Reader& r) {
+             while (!r.ring.empty())
+               if (nb::object value = r.receive_kept(); value.is_valid()) return value;
+             return nb::object(*empty);
+           })
       .def("skip", [](Reader& r) {
              if (r.ring.empty()) return false;
-             r.take_announced();
+             r.skip();
              return true;
            })
-      .def("close", [](Reader& r) { r.ring.close(); });
+      .def("close", [](Reader& r) { r.close(); });
 }
 
 }  // namespace conveyor

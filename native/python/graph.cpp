@@ -1,6 +1,7 @@
 // Submitting to a graph, its results, and an actor's part of it.
 #include "bind.h"
-#include "endpoints.h"
+#include "exit.h"
+#include "failures.h"
 #include "program.h"
 #include "ref.h"
 
@@ -15,14 +16,16 @@ int ref_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(ref->source.ptr());
   Py_VISIT(ref->gate_object.ptr());
   Py_VISIT(ref->outcome.ptr());
+  Py_VISIT(ref->inner.ptr());
   return 0;
 }
 
 int ref_clear(PyObject* self) {
   if (!nb::inst_ready(self)) return 0;
   RefCore* ref = nb::inst_ptr<RefCore>(self);
-  // Only the outcome: every cycle goes through it, and the rest is needed to drop the result (which is
-  // to be dropped if there is no outcome).
+  // Only the outcome and what it refers to: every cycle goes through them, and the rest is needed to drop
+  // the result (which is to be dropped if there is no outcome).
+  const nb::object inner = std::move(ref->inner);
   if (!ref->outcome.is_valid()) return 0;
   nb::object outcome = std::move(ref->outcome);
   ref->outcome = nb::none();
@@ -62,6 +65,23 @@ nb::list ref_siblings(nb::handle self) {
   return refs;
 }
 
+bool is_snapshot(nb::handle value) { return nb::inst_check(value) && nb::isinstance<Snapshot>(value); }
+
+// Its refs are held by the ref before it is decoded, and that is done in Python.
+bool has_refs(nb::handle kept) { return is_snapshot(kept) && nb::inst_ptr<Snapshot>(kept)->frame.flags & kRefs; }
+
+// Whether one of the arguments is itself a ref.
+bool refs_among(nb::tuple args, nb::handle kwargs) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i)
+    if (is_ref(PyTuple_GET_ITEM(args.ptr(), i))) return true;
+  if (!PyDict_Check(kwargs.ptr())) return false;
+  PyObject *key, *value;
+  Py_ssize_t at = 0;
+  while (PyDict_Next(kwargs.ptr(), &at, &key, &value))
+    if (is_ref(value)) return true;
+  return false;
+}
+
 constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is worth being described
 
 struct Claim {
@@ -69,30 +89,69 @@ struct Claim {
   ~Claim() { ref.unclaim(); }
 };
 
-// ref.get(timeout): what is here or comes soon is returned from here; the rest is Python's.
-nb::object ref_get(nb::handle self, nb::handle timeout) {
+// The value of `self` if it is here or comes soon, and nothing is to be done for it in Python; else an
+// invalid object. The ref keeps what has come, not what it was decoded to, so every get gives a value of
+// its own.
+nb::object get_soon(nb::handle self) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && timeout.is_none() && ref.claim()) {
+  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.claim()) {
     Claim claim{ref};
     nb::object value;
     try {
+      ref.gate->gate->make_hand();
       value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
+      Calling python;
       if (is_final(error.value())) self.attr("_fail")(error.value());
       throw;
     }
     if (ref.outcome.is_valid()) value = nb::object();  // cancelled meanwhile
     if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) {
       ref.settle(value);
-      return value;
+      if (!has_refs(value)) return value_of(value);
     }
-    if (value.is_valid()) {
+    if (value.is_valid() && !ref.outcome.is_valid()) {
       ref.gate->gate->hand(uint64_t(ref.number), ref.reader, value);
+      Calling python;
       self.attr("_arrived")(value);
     }
   }
+  if (ref.outcome.is_valid() && is_snapshot(ref.outcome) && !has_refs(ref.outcome)) return value_of(ref.outcome);
+  return nb::object();
+}
+
+nb::object ref_get(nb::handle self, nb::handle timeout) {
+  RefCore& ref = *nb::inst_ptr<RefCore>(self);
+  if (timeout.is_none() || (ref.outcome.is_valid() && is_snapshot(ref.outcome)))
+    if (nb::object value = get_soon(self); value.is_valid()) return value;
+  Calling python;
   return self.attr("_get")(timeout);
+}
+
+PyObject* own_get = nullptr;  // lives as long as the module
+
+bool gets_natively(nb::handle ref) {
+  const nb::object get = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(ref.ptr()))), "get");
+  return get.ptr() == own_get;
+}
+
+// The values of the first of the refs in a list: of those before one that is not soon there, or takes Python
+// to be got. None if there is anything else than refs.
+nb::object refs_get_soon(nb::list refs) {
+  PyObject* const list = refs.ptr();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i)
+    if (!is_ref(PyList_GET_ITEM(list, i))) return nb::none();
+  nb::list values;
+  // Decoding may run any code: whoever changes the list then gets what is in it.
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    const nb::object ref = nb::borrow(PyList_GET_ITEM(list, i));
+    if (!is_ref(ref.ptr()) || !gets_natively(ref)) break;
+    nb::object value = get_soon(ref);
+    if (!value.is_valid()) break;
+    values.append(std::move(value));
+  }
+  return values;
 }
 
 }  // namespace
@@ -109,9 +168,10 @@ void bind_graph(nb::module_& m) {
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0)
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
              Gated& g = *nb::inst_ptr<Gated>(self);
+             if (is_ref(value.ptr())) return nb::none();  // its value is to be sent
+             nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
              const int64_t number = g.gate->submit(value, deadline);
              if (number < 0) return nb::none();
-             nb::object ref = nb::inst_alloc(type);
              new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
              nb::inst_mark_ready(ref);
              return ref;
@@ -122,17 +182,23 @@ void bind_graph(nb::module_& m) {
              g.gate->set_limits(nb::cast<Limits*>(limits));
              g.limits = std::move(limits);
            }, "limits"_a)
+      .def("set_failures", [](Gated& g, nb::object readers, bool together) { g.gate->set_failures(std::move(readers), together); }, "readers"_a, "together"_a)
+      .def("failed", [](Gated& g, uint64_t number, size_t reader) { return g.gate->failed(number, reader); }, "number"_a, "reader"_a)
+      .def("hear", [](Gated& g) { return g.gate->hear(); })
+      .def("failures", [](Gated& g) { return g.gate->failures(); })
       .def("interrupt", [](Gated& g) {
              ++g.interruptions;
              g.inbox->board()->ring(g.inbox->slot(), kAttentionBit);
            })
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
+             g.gate->make_hand();
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
              g.gate->hand(number, reader, value);
              return value;
            }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
+             g.gate->make_hand();
              nb::object value = g.gate->take(number, reader);
              if (!value.is_valid()) return nb::object(*empty);
              g.gate->hand(number, reader, value);
@@ -141,6 +207,7 @@ void bind_graph(nb::module_& m) {
       .def("ready", [](Gated& g, uint64_t number, size_t reader) { return g.gate->ready(number, reader); }, "number"_a, "reader"_a)
       .def("drop", [](Gated& g, uint64_t number, size_t reader) { g.gate->drop(number, reader); }, "number"_a, "reader"_a)
       .def("drain", [](Gated& g) { g.gate->drain(); })
+      .def("leave", [](Gated& g) { g.gate->leave(); })
       .def_rw("closed", &Gated::closed)
       .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); })
       .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); })
@@ -162,7 +229,13 @@ void bind_graph(nb::module_& m) {
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
+      .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()))
       .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()));
+
+  set_ref_type(m.attr("RefCore"));
+  own_get = m.attr("RefCore").attr("get").ptr();
+  m.def("refs_get_soon", &refs_get_soon, "refs"_a);
+  m.def("refs_among", &refs_among, "args"_a, "kwargs"_a.none());
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object, std::shared_ptr<Recorder>>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a, "recorder"_a)

@@ -3,6 +3,7 @@
 
 #include "bind.h"
 #include "execution_limits.h"
+#include "exit.h"
 #include "values.h"
 
 namespace conveyor {
@@ -15,24 +16,29 @@ int buffer_get(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
 
-// A private copy-on-write mapping of the pages behind a buffer of leased memory. What is written there
-// is dropped with it.
+// What is smaller is copied: that costs less than a mapping, of which a process may have 65,530
+// (vm.max_map_count). Other libraries want some too.
+constexpr size_t kPrivateFrom = size_t(64) << 10;
+constexpr size_t kMostPrivate = 16'384;
+
+// Memory of its own with what is in the buffer: a private copy-on-write mapping of the pages behind it, or a
+// copy. What is written there is dropped with it.
 Buffer private_pages(const Buffer& b) {
-  if (!b.lease) {  // not shared memory: a copy
+  const auto copied = [&b] {
     auto copy = std::make_shared<OwnedMemory>(b.length);
     std::memcpy(copy->data, b.data, b.length);
     return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
-  }
-  // The address within the arena: the block's offset, its header, and where the buffer lies in it.
-  const size_t in_block = size_t(b.data - b.lease->data()) + kBlockHeader;
-  const uint64_t at = b.lease->offset() + in_block;
-  const uint64_t first = at / kPage * kPage;
+  };
+  if (!b.lease || b.length < kPrivateFrom || PrivatePages::count.load(std::memory_order_relaxed) >= kMostPrivate) return copied();
+  const uint64_t at = b.lease->offset() + uint64_t(b.data - b.lease->block());
+  const uint64_t first = at / kGranule * kGranule;
   const size_t length = size_t(at - first) + b.length;
-  void* p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, b.lease->view()->fd(), off_t(first));
-  if (p == MAP_FAILED) throw_errno("mmap");
-  ::madvise(p, length, MADV_DONTDUMP);
-  auto pages = std::make_shared<PrivatePages>(b.lease, static_cast<char*>(p), length);
-  return Buffer{static_cast<char*>(p) + (at - first), b.length, false, pages, nullptr, nullptr};
+  auto pages = std::make_shared<PrivatePages>(b.lease, nullptr, 0);
+  void* p = map_file(b.lease->view()->fd(), first, length, MAP_PRIVATE);
+  if (p == MAP_FAILED) return copied();  // no mapping or no addresses are left; a copy may still fit
+  pages->base = static_cast<char*>(p);
+  pages->length = length;
+  return Buffer{pages->base + (at - first), b.length, false, pages, nullptr, nullptr};
 }
 
 }  // namespace
@@ -60,6 +66,10 @@ void bind_memory(nb::module_& m) {
       .def_static("bytes", &Limits::bytes, "sets"_a, "tasks"_a)
       .def("cancel", &Limits::cancel, "number"_a)
       .def("cancelled", &Limits::cancelled, "number"_a)
+      .def("count_failure", &Limits::count_failure)
+      .def("uncount_failure", &Limits::uncount_failure)
+      .def("fail", &Limits::fail, "number"_a)
+      .def("failed", &Limits::failed, "number"_a)
       .def_prop_ro("cancellations", &Limits::cancellations)
       .def("deadline", &Limits::deadline, "number"_a)
       .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a)
@@ -68,26 +78,41 @@ void bind_memory(nb::module_& m) {
   m.attr("OVERDUE") = nb::bytes(kOverdueMeta);
 
   nb::class_<Arena>(m, "Arena")
-      .def("__init__", [](Arena* self, int fd, size_t size, size_t cap) { new (self) Arena(fd, size, cap); }, "fd"_a, "size"_a, "cap"_a)
+      .def("__init__", [](Arena* self, int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, double idle) {
+             if (slot >= board->slots()) throw nb::value_error("no such slot");
+             new (self) Arena(fd, size, cap, std::move(board), slot, uint64_t(idle * 1e9));
+           }, "fd"_a, "size"_a, "cap"_a, "board"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9)
       .def_static("create_fd", [](size_t size) {
              Fd fd = Arena::create_file(size / kWindow * kWindow);
-             return ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
+             const int copy = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
+             if (copy < 0) throw_errno("dup");
+             return copy;
            }, "size"_a)
       .def("allocate", [](std::shared_ptr<Arena> arena, size_t size) {
              auto made = std::make_shared<MadeInPlace>(arena, size);
              return Buffer{made->block->data(), size, false, made, nullptr, made};
            }, "size"_a)
-      .def("trim", [](Arena& a, double idle) { a.reclaim(SIZE_MAX); a.trim(uint64_t(idle * 1e9)); }, "idle"_a = 0.0)
-      .def("reclaim", [](Arena& a) { a.reclaim(SIZE_MAX); })
-      .def("close_fd", &Arena::close_fd)
+      .def("give_back", [](Arena& a) {
+             Unlocked unlocked;
+             a.give_back(0);
+           })
+      .def("give_back_soon", &Arena::give_back_soon)
+      .def("close", [](Arena& a) {
+             Unlocked unlocked;
+             a.close();
+           })
       .def_prop_ro("bytes_touched", &Arena::bytes_touched)
       .def_prop_ro("bytes_out", &Arena::bytes_out)
       .def_prop_ro("blocks_out", &Arena::blocks_out)
       .def_prop_ro("cap", &Arena::cap);
 
-  nb::class_<Budget>(m, "MemoryBudget").def(nb::init<size_t>(), "cap"_a).def_ro("cap", &Budget::cap).def_ro("out", &Budget::out);
+  nb::class_<Budget>(m, "MemoryBudget").def(nb::init<size_t>(), "cap"_a).def_ro("cap", &Budget::cap).def_prop_ro("out", [](Budget& b) { return b.out.load(std::memory_order_relaxed); });
 
-  nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size) { new (self) ArenaView(fd, size); }, "fd"_a, "size"_a);
+  nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size, std::shared_ptr<Board> board, uint32_t slot) {
+             if (slot >= board->slots()) throw nb::value_error("no such slot");
+             new (self) ArenaView(fd, size, std::move(board), slot);
+           }, "fd"_a, "size"_a, "board"_a, "slot"_a)
+      .def_prop_ro("fd", &ArenaView::fd);
 
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
       .def_ro("nbytes", &Buffer::length)
@@ -105,9 +130,23 @@ void bind_memory(nb::module_& m) {
              return nb::make_tuple(s.frame.codec, s.frame.flags, s.frame.size, data);
            })
       .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
+      .def_prop_ro("has_refs", [](Snapshot& s) { return (s.frame.flags & kRefs) != 0; })
+      .def_prop_ro("meta", [](Snapshot& s) { return meta_of(s.frame); })
+      .def("loose", [](Snapshot& s) -> nb::object {
+             if (s.frame.codec < kFirstPython || (s.frame.flags & (kRefs | kBound))) return nb::none();
+             return nb::make_tuple(s.frame.codec, meta_of(s.frame), loose_buffers(s.frame));
+           })
       .def("decode", [](Snapshot& s) { return decode(s.frame); });
 
-  nb::class_<ErrorFrame>(m, "ErrorFrame").def("__init__", [](ErrorFrame* self, nb::bytes meta) { new (self) ErrorFrame{std::move(meta)}; }, "meta"_a).def_ro("meta", &ErrorFrame::meta);
+  nb::class_<ErrorFrame>(m, "ErrorFrame").def("__init__", [](ErrorFrame* self, nb::bytes meta) { new (self) ErrorFrame{std::move(meta)}; }, "meta"_a)
+      .def_ro("meta", &ErrorFrame::meta)
+      .def_prop_ro("others", [](ErrorFrame& e) -> nb::object {
+        if (!e.told) return nb::none();
+        nb::list others;
+        const auto told = e.told;
+        for (size_t i = 1; i < told->size(); ++i) others.append(nb::bytes((*told)[i].data(), (*told)[i].size()));
+        return others;
+      });
 }
 
 }  // namespace conveyor

@@ -1,6 +1,7 @@
 // The Python face of the native core. Names and meanings: src/conveyor/_core.pyi.
 #include "bind.h"
 #include "endpoints.h"
+#include "exit.h"
 
 namespace conveyor {
 namespace {
@@ -20,7 +21,7 @@ uint64_t deadline_after(nb::handle timeout) {
 }
 
 Kind kind_of(uint16_t kind) {
-  if (kind < 1 || kind > uint16_t(Kind::kClose)) throw nb::value_error("no such kind of frame");
+  if (kind < 1 || kind > uint16_t(Kind::kControl)) throw nb::value_error("no such kind of frame");
   return Kind(kind);
 }
 
@@ -30,6 +31,7 @@ using namespace conveyor;
 
 NB_MODULE(_core, m) {
   install_fork_handlers();
+  ::pthread_atfork(nullptr, nullptr, Exit::in_child);
   // Refs and values may live until the interpreter ends, and so may what they hold.
   nb::set_leak_warnings(false);
   m.doc() = "The native core of conveyor.";
@@ -37,11 +39,12 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
-    } catch (const ArenaFull& e) {
-      raise_arena_full(e);
-    } catch (const std::system_error& e) {
-      nb::object args = nb::make_tuple(e.code().value(), nb::str(e.what()));
-      PyErr_SetObject(PyExc_OSError, args.ptr());
+    } catch (const ArenaFull&) {
+      set_python_error();
+    } catch (const std::system_error&) {
+      set_python_error();
+    } catch (const std::bad_alloc&) {
+      set_python_error();
     }
   });
 
@@ -53,9 +56,9 @@ NB_MODULE(_core, m) {
   m.attr("KIND_ERROR") = int(Kind::kError);
   m.attr("KIND_CALL") = int(Kind::kCall);
   m.attr("KIND_CONTROL") = int(Kind::kControl);
-  m.attr("KIND_CLOSE") = int(Kind::kClose);
   m.attr("BELL_BITS") = int(kBellBits);
   m.attr("ATTENTION_BIT") = int(kAttentionBit);
+  m.attr("WAIT_TARGETS") = int(kWaitTargets);
   m.attr("RING_WRITER_MAY_WAIT") = int(kWriterMayWait);
   m.attr("MAX_READERS") = int(kMaxReaders);
   #if defined(CONVEYOR_DEBUG) && CONVEYOR_DEBUG
@@ -64,12 +67,20 @@ NB_MODULE(_core, m) {
   m.attr("DEBUG") = false;
 #endif
 
-  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a);
+  m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a, "refused"_a);
+  m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
+  m.attr("UNREAD") = nb::bytes(kUnreadMeta);
+  m.attr("BROKEN") = nb::bytes(kBrokenMeta);
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
   m.def("release_unpinned", &release_unpinned);
   m.def("monotonic_ns", &now_ns);
+  m.def("begin_exit", &Exit::begin, "patience"_a);
+  m.def("sleep_for_ever", [] {
+    Unlocked unlocked;
+    Exit::sleep_for_ever();
+  });
 
   bind_board(m);
   bind_memory(m);

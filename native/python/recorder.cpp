@@ -26,9 +26,9 @@ void bind_recorder(nb::module_& m) {
 
   nb::class_<Recorder>(m, "Recorder")
       .def("__init__", [](Recorder* self, std::shared_ptr<Segment> segment, size_t control, size_t offset, size_t events, uint32_t capacity,
-                          uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots, bool threads) {
-             new (self) Recorder(std::move(segment), RecorderPlace{control, offset, events, capacity, tasks, receives, sends, outputs, slots}, threads);
-           }, "segment"_a, "control"_a, "offset"_a, "events"_a, "capacity"_a, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a, "threads"_a)
+                          uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots, bool threads, std::string whose) {
+             new (self) Recorder(std::move(segment), RecorderPlace{control, offset, events, capacity, tasks, receives, sends, outputs, slots}, threads, std::move(whose));
+           }, "segment"_a, "control"_a, "offset"_a, "events"_a, "capacity"_a, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a, "threads"_a, "whose"_a = "")
       .def_static("bytes", [](uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots) {
              return RecorderPlace{0, 0, 0, 1, tasks, receives, sends, outputs, slots}.bytes();
            }, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a)
@@ -47,10 +47,9 @@ void bind_recorder(nb::module_& m) {
       .def_prop_ro("running", [](Recorder& r) -> nb::object {
              const RecorderHeader& h = r.header();
              const uint64_t task = h.running.load(std::memory_order_acquire);
-             if (task == 0) return nb::none();
+             if (task == 0 || task > r.place().tasks) return nb::none();
              return nb::make_tuple(task - 1, value_of(h.running_execution), value_of(h.running_since));
            })
-      .def_prop_ro("memory", [](Recorder& r) { return value_of(r.header().memory); })
       .def_prop_rw("tracing", &Recorder::tracing, &Recorder::set_tracing)
       .def("collect", &Recorder::collect, "limit"_a)
       .def("drain", &Recorder::drain)

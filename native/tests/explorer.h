@@ -11,6 +11,11 @@
 // A schedule in which everybody sleeps and somebody is not done is a lost wake-up. Time passes only when
 // nobody can do anything.
 //
+// Some bodies may stop for ever (`may_stop`): SIGSTOP, a debugger, a core that others use up. One that is
+// stopped is one that is never chosen again; so wherever nobody but such bodies could go on, the schedule
+// may also end there, and all others must be done. That is every point at which each of them, and any
+// number of them together, can stop.
+//
 // That a property can fail is shown with a `Fault`: one operation left out, or done late, in the real code.
 //
 // What this cannot see: effects of the memory order, but for those that a late `Fault` stands for (all
@@ -117,6 +122,8 @@ class Explorer {
   }
   size_t schedules() const { return schedules_; }
 
+  // Bodies that may stop for ever, one bit each.
+  uint64_t may_stop = 0;
   // What a word is called in the steps.
   std::function<std::string(const void*)> label;
   Fault fault;
@@ -179,7 +186,7 @@ class Explorer {
 
  private:
   enum class State { kReady, kAsleep, kTimed, kDone };
-  static constexpr int kNobody = -1, kRedundant = -2;
+  static constexpr int kNobody = -1, kRedundant = -2, kStopped = -3;
   struct Thread {
     std::thread os;
     Semaphore turn;
@@ -215,7 +222,8 @@ class Explorer {
   static bool asleep(const Thread& t) { return t.state == State::kAsleep || t.state == State::kTimed; }
   static bool commute(const Thread& a, const Thread& b) { return a.word != b.word || (!a.writes && !b.writes); }
 
-  // Who goes next, or kNobody, or kRedundant: all that could happen now has been seen elsewhere.
+  // Who goes next, or kNobody, or kRedundant: all that could happen now has been seen elsewhere, or
+  // kStopped: whoever could go on never does.
   int choose() {
     for (size_t i = 0; i < threads_.size(); ++i)
       if (threads_[i].state == State::kReady && threads_[i].local) return int(i);  // commutes with everything
@@ -235,6 +243,9 @@ class Explorer {
       if (!c.costs || used_ < preemptions_)
         for (size_t i = 0; i < threads_.size(); ++i)
           if (int(i) != last_ && threads_[i].state == State::kReady) add(int(i));
+      // Also where all of them need not be tried here: this state has to be looked at once, and may be seen
+      // no other time.
+      if (only_those_are_ready_that_may_stop()) c.options.push_back(kStopped);
       if (c.options.empty() && redundant) return kRedundant;
       if (c.options.empty())
         for (size_t i = 0; i < threads_.size(); ++i)
@@ -245,6 +256,7 @@ class Explorer {
     const Choice& c = choices_[choices_taken_++];
     used_ = c.used + (c.costs && c.taken != 0);
     const int next = c.options[c.taken];
+    if (next == kStopped) return kStopped;
     Thread& t = threads_[size_t(next)];
     sleep_ = 0;
     if (t.state == State::kTimed) {
@@ -280,8 +292,8 @@ class Explorer {
   void end(int why = kNobody) {
     if (why == kRedundant)
       pruned_ = true;
-    else if (failure_.empty() && !only_daemons_are_left())
-      failure_ = "leaves somebody asleep";
+    else if (failure_.empty() && !all_are_done(why == kStopped ? may_stop : 0))
+      failure_ = why == kStopped ? "leaves somebody asleep, where somebody else has stopped" : "leaves somebody asleep";
     abandoned_ = true;
     ended_by_ = self;
     for (Thread& t : threads_)
@@ -290,8 +302,20 @@ class Explorer {
         left_.acquire();
       }
   }
-  bool only_daemons_are_left() const {
-    return std::all_of(threads_.begin(), threads_.end() - ptrdiff_t(daemons_), [](const Thread& t) { return t.state == State::kDone; });
+  // But for the daemons, and those in `stopped`.
+  bool all_are_done(uint64_t stopped) const {
+    for (size_t i = 0; i < threads_.size() - daemons_; ++i)
+      if (threads_[i].state != State::kDone && (stopped >> i & 1) == 0) return false;
+    return true;
+  }
+  bool only_those_are_ready_that_may_stop() const {
+    bool any = false;
+    for (size_t i = 0; i < threads_.size(); ++i) {
+      if (threads_[i].state != State::kReady && threads_[i].state != State::kTimed) continue;
+      if ((may_stop >> i & 1) == 0) return false;
+      any = true;
+    }
+    return any;
   }
 
   void run(int number) {

@@ -11,7 +11,7 @@ using namespace conveyor;
 namespace {
 
 // Sparse: two windows and a piece of a third, room for blocks that share a window and blocks alone.
-constexpr size_t kFile = 2 * kWindow + 5 * kPage;
+constexpr size_t kFile = 2 * kWindow + 5 * kGranule;
 
 struct File {
   Fd fd = Arena::create_file(kFile);
@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       claim.size = input.take<uint64_t>();
     } else {
       static const uint64_t kEnds[] = {0, kWindow, 2 * kWindow, kFile};
-      claim.offset = kEnds[how >> 1 & 3] + uint64_t(int64_t(input.take<int8_t>())) * kPage;
+      claim.offset = kEnds[how >> 1 & 3] + uint64_t(int64_t(input.take<int8_t>())) * kGranule;
       claim.size = (how & 16 ? kBigBlock : 0) + uint64_t(int64_t(input.take<int16_t>())) * (how & 32 ? 64 : 1);
     }
     claim.reader = how & 64 ? input.take<uint32_t>() : input.take<uint8_t>();
@@ -54,11 +54,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // Honest writers keep a block's size for ever. The view keeps one mapping for each place, so one
     // more for every larger size would be left behind, and 65530 mappings end the fuzzing.
     if (claim.size >= kBigBlock && !alone.insert(claim.offset).second) continue;
-    if (claim.offset <= kFile - kPage) {
+    if (claim.offset <= kFile - kGranule) {
       auto* header = reinterpret_cast<BlockHeader*>(file.base + claim.offset / 8 * 8);
       header->magic = claim.magic;
       if (claim.reader < kMaxReaders) header->lease[claim.reader].store(claim.lease);
-      dirty.push_back(claim.offset / kPage);
+      dirty.push_back(claim.offset / kGranule);
     }
     try {
       auto lease = std::make_unique<Lease>(view, claim.offset, claim.size, claim.reader);
@@ -74,6 +74,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   held.clear();
   FUZZ_CHECK(live_leases() == 0);
-  for (size_t page : dirty) std::memset(file.base + page * kPage, 0, std::min(2 * kPage, kFile - page * kPage));
+  for (size_t page : dirty) std::memset(file.base + page * kGranule, 0, std::min(2 * kGranule, kFile - page * kGranule));
   return 0;
 }

@@ -91,7 +91,7 @@ NB_MODULE(fuzz_types, m) {
   nb::class_<Buffer>(m, "Buffer");
   nb::class_<ErrorFrame>(m, "ErrorFrame");
   set_codec(nb::none(), nb::cpp_function(touch_all, nb::arg("codec"), nb::arg("meta"), nb::arg("buffers").none()),
-            nb::cpp_function(touch_meta), nb::borrow(PyExc_ValueError), nb::borrow(PyExc_MemoryError), nb::none(),
+            nb::cpp_function(touch_meta), nb::cpp_function(touch_meta), nb::borrow(PyExc_ValueError), nb::borrow(PyExc_MemoryError), nb::none(),
             nb::borrow(PyExc_RuntimeError));
 }
 
@@ -154,7 +154,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const std::system_error&) {
   } catch (const nb::builtin_exception&) {
   } catch (const nb::python_error& error) {
-    if (!error.matches(PyExc_UnicodeDecodeError)) {
+    if (!error.matches(PyExc_UnicodeDecodeError) && !error.matches(PyExc_OSError)) {  // EPROTO
       std::fprintf(stderr, "fuzz: %s\n", error.what());
       std::abort();
     }

@@ -71,7 +71,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 1:
         inside(reader.front());
         (void)read_once(*reader.front());
-        if (!reader.empty()) reader.advance();
+        try {
+          if (!reader.empty()) reader.advance();
+          FUZZ_CHECK(header->head.load() - reader.next() <= ring.slots);
+        } catch (const std::system_error& error) {  // a head that cannot be
+          FUZZ_CHECK(error.code().value() == EPROTO && header->head.load() - reader.next() > ring.slots);
+        }
         break;
       case 2:
         writer.wants_room();

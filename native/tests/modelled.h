@@ -16,6 +16,8 @@
 #include <atomic>
 #include <bit>
 #include <deque>
+#include <map>
+#include <set>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -223,9 +225,11 @@ using model_thread = model::Thread;
 
 #include "board.cpp"
 #include "arena.cpp"
+#include "arena_service.cpp"
 #define poll model::poll_now
-#include "lease.cpp"
+#include "holds.cpp"
 #undef poll
+#include "lease.cpp"
 #include "inbox.cpp"
 #include "service.cpp"
 #undef atomic
@@ -280,6 +284,20 @@ struct Bells {
   }
 };
 
+// Another process, as far as waking goes: its own view of the same board, with descriptors of its own.
+struct OtherProcess {
+  std::shared_ptr<Board> board;
+  explicit OtherProcess(const Bells& bells) : board(Board::attach(bells.board->fd())) {}
+  // What it has of slot `index`: this, and as the eventfd of that incarnation.
+  void knows(uint32_t index, int eventfd, uint32_t incarnation) {
+    board->forget_eventfd(index);
+    board->set_eventfd(index, eventfd, incarnation);
+  }
+  model::Explorer::Alias alias(const Bells& bells) const {
+    return {board->header(), sizeof(BoardHeader) + kSlots * sizeof(BoardSlot), bells.board->header()};
+  }
+};
+
 // What is explored: bodies that share something, made anew for every schedule.
 struct Scene {
   const Bells* bells;
@@ -288,12 +306,14 @@ struct Scene {
   std::function<bool()> judge = [] { return true; };
   size_t daemons = 0;
   std::function<std::vector<model::Explorer::Alias>()> aliases = {};
+  uint64_t may_stop = 0;  // bodies, one bit each
 
   // Holds under every schedule, with at most so many preemptions. At least `at_least` schedules: one that
   // is over at once explores nothing.
   void holds(int preemptions, size_t at_least) const {
     model::Explorer explorer(preemptions, bodies, daemons);
     explorer.aliases = aliases;
+    explorer.may_stop = may_stop;
     explorer.label = [this](const void* word) { return bells->label(word); };
     CHECK(explorer.explore(reset, judge));
     CHECK(explorer.schedules() >= at_least || check::failures() != 0);
@@ -304,6 +324,7 @@ struct Scene {
   bool fails(model::Fault::How how, const char* what, const void* word, int preemptions = 2) const {
     model::Explorer explorer(preemptions, bodies, daemons);
     explorer.aliases = aliases;
+    explorer.may_stop = may_stop;
     explorer.fault = {how, what, word};
     return !explorer.explore(reset, judge, true);
   }

@@ -18,14 +18,19 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_init_
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0}
 
+# These run once more as if the kernel had pages of 64 KiB.
+large_pages=(test_arena.cpp test_recorder.cpp test_ring.cpp)
+
 # The tests of one flavour; the last line of the output is "passed failed".
 run_tests() {
     local dir=$1 flavour=$2 passed=0 failed=0 source name output code
-    for source in "$here"/test_*.cpp; do
+    for source in "$here"/test_*.cpp "${large_pages[@]/#/$here/large-pages:}"; do
+        page=
+        case $source in */large-pages:*) source=${source/large-pages:/} page=65536 ;; esac
         [ -e "$source" ] || continue
         name=$(basename "$source" .cpp)
-        echo "== $name ($flavour)"
-        output=$(timeout -k 10 "$limit" "${fixed[@]}" "$dir/bin/$name" ${FILTER:+"$FILTER"} 2>&1)
+        echo "== $name ($flavour${page:+, pages of $page bytes})"
+        output=$(CONVEYOR_TEST_PAGE_SIZE=$page timeout -k 10 "$limit" "${fixed[@]}" "$dir/bin/$name" ${FILTER:+"$FILTER"} 2>&1)
         code=$?
         printf '%s\n' "$output"
         # A sanitizer reports after the closing line, so the exit code has the last word.

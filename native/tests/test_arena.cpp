@@ -1,6 +1,8 @@
 // The arena and its leases: where blocks lie, when they come back, what they cost, and what a fork does
 // to those who hold them.
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <functional>
@@ -16,6 +18,7 @@ namespace {
 
 constexpr size_t kMiB = size_t(1) << 20;
 constexpr size_t kFile = 16 * kWindow;
+constexpr uint64_t kNever = 3'600'000'000'000;  // nothing has been free for so long
 
 // An arena of this process, and a view of it as its readers (slots 1 and 2 of the board) have one.
 struct Setup {
@@ -23,6 +26,7 @@ struct Setup {
   Fd file = Arena::create_file(kFile);
   Arena arena;
   std::shared_ptr<ArenaView> view = std::make_shared<ArenaView>(file.get(), kFile);
+  ReaderCursor cursors[3] = {};
 
   explicit Setup(size_t cap = 64 * kMiB) : arena(file.get(), kFile, cap) {
     for (uint32_t i = 0; i < 4; ++i) start(i);
@@ -34,18 +38,18 @@ struct Setup {
   std::shared_ptr<ReaderSet> readers(uint32_t count = 1) {
     auto set = std::make_shared<ReaderSet>();
     set->board = board;
-    for (uint32_t r = 0; r < count; ++r) set->add(r + 1);
+    for (uint32_t r = 0; r < count; ++r) set->add(r + 1, &cursors[r]);
     return set;
   }
   Block* publish(size_t size, uint32_t count = 1) {
     Block* block = arena.allocate(size);
     std::memset(block->data(), int(size % 251), size);
-    arena.publish(block, readers(count));
+    arena.publish(block, readers(count), 0, 0);
     return block;
   }
   std::unique_ptr<Lease> lease(const Block* block, uint32_t reader = 0) { return std::make_unique<Lease>(view, block->offset, block->size, reader); }
   bool is_out(const Block* block) {
-    arena.reclaim(SIZE_MAX);
+    arena.give_back(kNever);
     return block->readers != nullptr;
   }
   // What the file costs.
@@ -65,6 +69,15 @@ bool soon(const std::function<bool()>& condition) {
   return false;
 }
 
+size_t mappings() {
+  FILE* file = std::fopen("/proc/self/maps", "r");
+  REQUIRE(file != nullptr);
+  size_t lines = 0;
+  for (int c; (c = std::fgetc(file)) != EOF;) lines += c == '\n';
+  std::fclose(file);
+  return lines;
+}
+
 int open_descriptors() {
   int count = 0;
   for (int fd = 0; fd < 1'024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0;
@@ -76,8 +89,8 @@ int open_descriptors() {
 TEST(blocks_have_room_and_keep_to_themselves) {
   Setup s(size_t(8) << 30);
   std::vector<size_t> sizes;
-  for (size_t size = 0; size <= 3 * kPage; size += 61) sizes.push_back(size);
-  for (size_t size = kPage; size <= 64 * kMiB; size += size / 3)
+  for (size_t size = 0; size <= 3 * kGranule; size += 61) sizes.push_back(size);
+  for (size_t size = kGranule; size <= 64 * kMiB; size += size / 3)
     for (size_t near : {size - 1, size, size + 1, size - kBlockHeader, size - kBlockHeader + 1}) sizes.push_back(near);
   std::vector<Block*> blocks;
   for (size_t size : sizes) {
@@ -89,28 +102,23 @@ TEST(blocks_have_room_and_keep_to_themselves) {
       break;  // no addresses left
     }
     CHECK(block->capacity() >= size);
-    CHECK(block->size <= std::max(size_t(2 * kPage), (size + kBlockHeader) / 4 * 5 + kPage));
-    CHECK_EQ(block->offset % kPage, 0u);
+    CHECK(block->size <= std::max(size_t(2 * kGranule), (size + kBlockHeader) / 4 * 5 + kGranule));
+    CHECK_EQ(block->offset % kGranule, 0u);
     CHECK_EQ(reinterpret_cast<uintptr_t>(block->data()) % 64, 0u);
     CHECK(block->offset + block->size <= kFile);
-    if (block->size >= kBigBlock)
-      CHECK_EQ(block->offset % kWindow, 0u);
-    else
-      CHECK_EQ(block->offset / kWindow, (block->offset + block->size - 1) / kWindow);
+    if (block->size < kBigBlock) CHECK_EQ(block->offset / kWindow, (block->offset + block->size - 1) / kWindow);
     block->data()[0] = block->data()[size != 0 ? size - 1 : 0] = char(blocks.size());
     blocks.push_back(block);
   }
   CHECK(blocks.size() > 300);
   for (size_t i = 0; i < blocks.size(); ++i) {
     CHECK_EQ(blocks[i]->data()[0], char(i));
-    CHECK(s.arena.find(blocks[i]->data()) == blocks[i]);
-    CHECK(s.arena.find(blocks[i]->data() + blocks[i]->capacity() - 1) == blocks[i]);
     // The same bytes in a reader's mapping.
-    CHECK_EQ(s.view->block(blocks[i]->offset, blocks[i]->size)[kBlockHeader], char(i));
+    std::shared_ptr<Mapping> keep;
+    CHECK_EQ(s.view->block(blocks[i]->offset, blocks[i]->size, keep)[kBlockHeader], char(i));
   }
   std::sort(blocks.begin(), blocks.end(), [](Block* a, Block* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < blocks.size(); ++i) CHECK(blocks[i - 1]->offset + blocks[i - 1]->size <= blocks[i]->offset);
-  CHECK(s.arena.find(&s) == nullptr);
   for (Block* block : blocks) s.arena.release(block);
 }
 
@@ -118,7 +126,7 @@ TEST(a_block_comes_back_when_every_reader_is_done) {
   Setup s;
   Block* block = s.publish(10'000, 3);
   CHECK_EQ(s.arena.blocks_out(), 1u);
-  CHECK_EQ(s.arena.bytes_out(), align_up(10'000 + kBlockHeader, kPage));
+  CHECK_EQ(s.arena.bytes_out(), align_up(10'000 + kBlockHeader, kGranule));
   std::vector<std::unique_ptr<Lease>> leases;
   for (uint32_t r = 0; r < 3; ++r) leases.push_back(s.lease(block, r));
   CHECK_EQ(live_leases(), 3u);
@@ -166,7 +174,7 @@ TEST(values_held_for_long_do_not_hide_those_that_are_done) {
   for (int i = 0; i < 100; ++i) held.push_back(s.lease(s.publish(8'000)));
   const size_t touched = s.arena.bytes_touched();
   for (int i = 0; i < 1'000; ++i) s.lease(s.publish(8'000)).reset();
-  CHECK_EQ(s.arena.bytes_touched(), touched + align_up(8'000 + kBlockHeader, kPage));
+  CHECK_EQ(s.arena.bytes_touched(), touched + align_up(8'000 + kBlockHeader, kGranule));
   CHECK(s.arena.blocks_out() <= 101);
 }
 
@@ -177,12 +185,12 @@ TEST(all_that_is_done_comes_back_at_once) {
     for (size_t i = 0; i < 1'000; ++i) leases.push_back(s.lease(s.publish(100)));
     for (size_t i = 0; i < 1'000; ++i)
       if (held_every != 0 && i % held_every == 0) held.push_back(std::move(leases[i]));
-    s.arena.reclaim(3);  // let the next look begin somewhere
+    s.arena.release(s.arena.allocate(1));  // let the next look begin somewhere
     leases.clear();
-    s.arena.reclaim(SIZE_MAX);
+    s.arena.give_back(kNever);
     CHECK_EQ(s.arena.blocks_out(), held.size());
     held.clear();
-    s.arena.reclaim(SIZE_MAX);
+    s.arena.give_back(kNever);
     CHECK_EQ(s.arena.blocks_out(), 0u);
   }
 }
@@ -228,7 +236,7 @@ TEST(the_error_at_the_cap_says_who_holds_what) {
   std::vector<std::unique_ptr<Lease>> leases;
   for (uint64_t tag : {5, 6, 8}) {
     Block* block = s.arena.allocate(size);
-    s.arena.publish(block, other, tag);
+    s.arena.publish(block, other, tag, 0);
     leases.push_back(s.lease(block));
   }
   Block* mine = s.arena.allocate(size);
@@ -245,7 +253,7 @@ TEST(the_error_at_the_cap_says_who_holds_what) {
     CHECK(std::strstr(error.what(), "made in place") != nullptr);  // `mine`
   }
   // What must get through does.
-  Block* beyond = s.arena.allocate(size, true);
+  Block* beyond = s.arena.allocate(size, {}, true);
   CHECK(s.arena.bytes_touched() > kMiB);
   s.arena.release(beyond);
   // Ended leases are no holdings, seen as free or not.
@@ -262,16 +270,15 @@ TEST(a_budget_bounds_what_its_channels_have_out) {
   first->graph = 3;
   std::vector<std::unique_ptr<Lease>> leases;
   const auto send = [&](const std::shared_ptr<ReaderSet>& channel, size_t bytes) {
-    s.arena.check_budget(*channel, bytes);
-    Block* block = s.arena.allocate(bytes);
-    s.arena.publish(block, channel);
+    Block* block = s.arena.allocate(bytes, channel->budget);
+    s.arena.publish(block, channel, 0, 0);
     leases.push_back(s.lease(block));
   };
   send(first, size);
   send(second, size);
   CHECK_EQ(first->budget->out, 128u * 1'024);
   try {
-    s.arena.check_budget(*first, 1);
+    s.arena.allocate(1, first->budget);
     CHECK(false);
   } catch (const ArenaFull& error) {
     CHECK(std::strstr(error.what(), "131072 bytes (memory_bytes)") != nullptr);
@@ -281,23 +288,24 @@ TEST(a_budget_bounds_what_its_channels_have_out) {
   for (int i = 0; i < 4; ++i) send(other, size);  // nobody else's concern
   leases.erase(leases.begin());
   send(second, size - 1);  // what has come back counts no more
-  CHECK_THROWS(ArenaFull, s.arena.check_budget(*second, 1));
+  CHECK_THROWS(ArenaFull, s.arena.allocate(1, second->budget));
   // A smaller value in a block that was used for a larger one takes what it needs.
   leases.clear();
-  s.arena.reclaim(SIZE_MAX);
+  s.arena.give_back(kNever);
   CHECK_EQ(first->budget->out, 0u);
   send(first, size);
   leases.clear();
-  s.arena.reclaim(SIZE_MAX);
+  s.arena.give_back(kNever);
   send(first, 56 * 1'024);
-  CHECK_EQ(first->budget->out, align_up(56 * 1'024 + kBlockHeader, kPage));
+  CHECK_EQ(first->budget->out, align_up(56 * 1'024 + kBlockHeader, kGranule));
 }
 
 TEST(a_large_value_gets_the_memory_of_many_small_ones) {
   Setup s(4 * kMiB);
-  for (int i = 0; i < 1'000; ++i) s.lease(s.publish(kPage - kBlockHeader)).reset();
+  const int kMany = int(4 * kMiB / kGranule) - 24;
+  for (int i = 0; i < kMany; ++i) s.lease(s.publish(kGranule - kBlockHeader)).reset();
   std::vector<std::unique_ptr<Lease>> leases;
-  for (int i = 0; i < 1'000; ++i) leases.push_back(s.lease(s.publish(kPage - kBlockHeader)));
+  for (int i = 0; i < kMany; ++i) leases.push_back(s.lease(s.publish(kGranule - kBlockHeader)));
   leases.clear();
   Block* block = s.arena.allocate(4 * kMiB - kBlockHeader);
   std::memset(block->data(), 1, block->capacity() < 4 * kMiB ? block->capacity() : 4 * kMiB - kBlockHeader);
@@ -327,12 +335,11 @@ TEST(trimming_frees_the_memory_of_idle_blocks) {
   for (int i = 0; i < 4; ++i) leases.push_back(s.lease(s.publish(size)));
   CHECK(s.memory() >= 4 * size);
   leases.clear();
-  s.arena.reclaim(SIZE_MAX);
-  s.arena.trim(3'600'000'000'000);  // nothing has been idle for so long
+  s.arena.give_back(kNever);
   CHECK(s.memory() >= 4 * size);
-  s.arena.trim(0);
+  s.arena.give_back(0);
   CHECK(s.memory() < 2 * kMiB);
-  CHECK_EQ(s.arena.bytes_touched(), align_up(kMiB + kBlockHeader, kPage));
+  CHECK_EQ(s.arena.bytes_touched(), align_up(kMiB + kBlockHeader, kGranule));
   CHECK_EQ(kept->data()[kMiB - 1], char(kMiB % 251));  // a value that is held keeps its memory
   // Blocks are as good as new.
   Block* again = s.publish(size);
@@ -342,16 +349,17 @@ TEST(trimming_frees_the_memory_of_idle_blocks) {
   CHECK(!s.is_out(again));
 }
 
-TEST(what_is_not_touched_costs_nothing) {
+TEST(what_is_not_asked_for_costs_nothing) {
+  // Memory is there when a block is given out, so that writing to it cannot fail.
   Setup s;
   Block* block = s.arena.allocate(40 * kMiB);
-  CHECK(s.memory() < kMiB);
-  CHECK(s.arena.bytes_touched() >= 40 * kMiB);  // it may be, any time
+  CHECK(s.memory() >= 40 * kMiB);
+  CHECK(s.memory() < 41 * kMiB);
   s.arena.release(block);
   // A class is larger than what is asked for; only what is asked for counts.
   Setup t(kMiB);
-  t.arena.release(t.arena.allocate(kMiB - kBlockHeader - kPage));
-  CHECK_EQ(t.arena.bytes_touched(), kMiB - kPage);
+  t.arena.release(t.arena.allocate(kMiB - kBlockHeader - kGranule));
+  CHECK_EQ(t.arena.bytes_touched(), kMiB - kGranule);
 }
 
 TEST(a_dead_reader_is_done) {
@@ -370,6 +378,35 @@ TEST(a_dead_reader_is_done) {
   CHECK(s.is_out(block));
   s.start(2);
   CHECK(!s.is_out(block));
+}
+
+TEST(a_reader_that_has_left_holds_what_it_has_taken_and_nothing_else) {
+  Setup s;
+  const auto set = s.readers(2);
+  std::vector<Block*> blocks;
+  for (uint64_t number = 7; number < 10; ++number) {
+    blocks.push_back(s.arena.allocate(5'000));
+    s.arena.publish(blocks.back(), set, 0, number);
+  }
+  std::vector<std::unique_ptr<Lease>> other;
+  for (Block* block : blocks) other.push_back(s.lease(block, 0));
+  auto taken = s.lease(blocks[0], 1);
+  s.cursors[1].next.store(8);
+  other.clear();
+  for (Block* block : blocks) CHECK(s.is_out(block));
+  s.cursors[1].closed.store(1);
+  CHECK(s.is_out(blocks[0]));
+  CHECK(!s.is_out(blocks[1]));
+  CHECK(!s.is_out(blocks[2]));
+  CHECK_EQ(s.arena.holdings().size(), 1u);
+  // What is published afterwards waits for the others alone.
+  Block* late = s.arena.allocate(5'000);
+  s.arena.publish(late, set, 0, 10);
+  CHECK(s.is_out(late));
+  s.lease(late, 0).reset();
+  CHECK(!s.is_out(late));
+  taken.reset();
+  CHECK(!s.is_out(blocks[0]));
 }
 
 TEST(a_late_end_of_an_old_lease_frees_no_new_value) {
@@ -419,25 +456,26 @@ TEST(generations_may_wrap) {
 TEST(a_view_refuses_what_lies_outside) {
   Setup s;
   auto& view = *s.view;
-  CHECK_THROWS(std::system_error, view.block(kFile, kPage));
-  CHECK_THROWS(std::system_error, view.block(kFile - kPage, 2 * kPage));
-  CHECK_THROWS(std::system_error, view.block(0, kFile + kPage));
-  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kPage + 1, kPage));
-  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kPage + 1, 2 * kPage));
-  CHECK_THROWS(std::system_error, view.block(kPage, UINT64_MAX));
-  CHECK_THROWS(std::system_error, view.block(0, 0));
-  CHECK_THROWS(std::system_error, view.block(0, kBlockHeader - 1));  // no room for a header
-  CHECK_THROWS(std::system_error, view.block(1, kPage));             // not at a page
-  CHECK_THROWS(std::system_error, view.block(kWindow - kPage, 2 * kPage));  // over a window's end
+  std::shared_ptr<Mapping> keep;
+  CHECK_THROWS(std::system_error, view.block(kFile, kGranule, keep));
+  CHECK_THROWS(std::system_error, view.block(kFile - kGranule, 2 * kGranule, keep));
+  CHECK_THROWS(std::system_error, view.block(0, kFile + kGranule, keep));
+  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kGranule + 1, kGranule, keep));
+  CHECK_THROWS(std::system_error, view.block(UINT64_MAX - kGranule + 1, 2 * kGranule, keep));
+  CHECK_THROWS(std::system_error, view.block(kGranule, UINT64_MAX, keep));
+  CHECK_THROWS(std::system_error, view.block(0, 0, keep));
+  CHECK_THROWS(std::system_error, view.block(0, kBlockHeader - 1, keep));  // no room for a header
+  CHECK_THROWS(std::system_error, view.block(1, kGranule, keep));             // not at a page
+  CHECK_THROWS(std::system_error, view.block(kWindow - kGranule, 2 * kGranule, keep));  // over a window's end
   CHECK_THROWS(std::system_error, ArenaView(-1, kFile));
   // Random requests: an error, or memory that is there.
   check::Random random(1);
   int good = 0;
   for (int i = 0; i < 20'000; ++i) {
-    const uint64_t offset = random.below(2) != 0 ? random.below(2 * kFile) : random.below(2 * kFile / kPage) * kPage;
+    const uint64_t offset = random.below(2) != 0 ? random.below(2 * kFile) : random.below(2 * kFile / kGranule) * kGranule;
     const uint64_t size = random.next() >> (44 + random.below(20));
     try {
-      char* p = view.block(offset, size);
+      char* p = view.block(offset, size, keep);
       ++good;
       CHECK(offset + size <= kFile);
       CHECK(*const_cast<volatile char*>(p) == 0);
@@ -451,12 +489,12 @@ TEST(a_view_refuses_what_lies_outside) {
 
 TEST(a_lease_refuses_what_is_no_block) {
   Setup s;
-  CHECK_THROWS(std::system_error, Lease(s.view, 0, kPage, 0));  // no header there yet
+  CHECK_THROWS(std::system_error, Lease(s.view, 0, kGranule, 0));  // no header there yet
   Block* block = s.publish(100);
   CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, kMaxReaders));
   CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, UINT32_MAX));
-  CHECK_THROWS(std::system_error, Lease(s.view, block->offset + kPage, block->size, 0));
-  CHECK_THROWS(std::system_error, Lease(s.view, kFile, kPage, 0));
+  CHECK_THROWS(std::system_error, Lease(s.view, block->offset + kGranule, block->size, 0));
+  CHECK_THROWS(std::system_error, Lease(s.view, kFile, kGranule, 0));
   CHECK_EQ(live_leases(), 0u);
   CHECK(s.is_out(block));
 }
@@ -482,8 +520,252 @@ TEST(leases_end_in_any_thread) {
     });
   for (auto& thread : threads) thread.join();
   CHECK_EQ(live_leases(), 0u);
-  s.arena.reclaim(SIZE_MAX);
+  s.arena.give_back(kNever);
   CHECK_EQ(s.arena.blocks_out(), 0u);
+}
+
+// --- Addresses, and sends while much is held ---
+
+TEST(addresses_serve_any_size_again) {
+  FreeAddresses free(64 * kMiB);
+  std::vector<uint64_t> all;
+  for (int i = 0; i < 64; ++i) all.push_back(*free.take(kMiB, kWindow));
+  CHECK(!free.take(1, 0));
+  for (size_t i = 0; i < 64; i += 2) free.give(all[i], kMiB);
+  CHECK_EQ(free.gaps(), 32u);
+  CHECK(!free.take(2 * kMiB, 0));
+  for (size_t i = 1; i < 64; i += 2) free.give(all[i], kMiB);
+  CHECK_EQ(free.gaps(), 1u);
+  CHECK_EQ(*free.take(64 * kMiB, 0), 0u);
+  // Within a window, or not at all.
+  FreeAddresses two(2 * kWindow);
+  CHECK_EQ(*two.take(kWindow - kGranule, 0), 0u);
+  CHECK_EQ(*two.take(2 * kGranule, kWindow), uint64_t(kWindow));
+  CHECK_EQ(*two.take(kGranule, kWindow), uint64_t(kWindow - kGranule));
+  CHECK(!two.take(kWindow, kWindow));
+}
+
+TEST(sizes_in_turn_leave_room_for_any_other) {
+  Setup s(kFile / 8);
+  check::Random random(7);
+  for (size_t size = kMiB; size <= 100 * kMiB; size += size / 3) {
+    std::vector<std::unique_ptr<Lease>> held;
+    for (size_t sum = 0; sum + size + kMiB < kFile / 8; sum += size + kMiB) {
+      held.push_back(s.lease(s.publish(size - random.below(size / 8))));
+      held.push_back(s.lease(s.publish(random.below(kMiB / 2) + 1)));
+    }
+    for (auto& lease : held) {
+      const size_t last = lease->capacity();
+      CHECK(last != 0);
+    }
+    held.clear();
+  }
+  Block* all = s.arena.allocate(kFile / 8 - kBlockHeader);
+  CHECK(s.memory() <= kFile / 8 + kMiB);
+  s.arena.release(all);
+  s.arena.give_back(0);
+  CHECK_EQ(s.arena.gaps(), 1u);
+  CHECK_EQ(s.arena.bytes_touched(), 0u);
+}
+
+TEST(a_value_that_is_read_stays_when_its_addresses_neighbours_change) {
+  Setup s(size_t(1) << 30);
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(s.publish(20 * kMiB));
+  auto kept = s.lease(blocks[1]);
+  for (int i : {0, 2, 3}) s.lease(blocks[size_t(i)]).reset();
+  s.arena.give_back(0);  // what lay around it is gone
+  Block* larger = s.publish(35 * kMiB);
+  auto other = s.lease(larger);
+  CHECK_EQ(kept->data()[20 * kMiB - 1], char(20 * kMiB % 251));
+  CHECK_EQ(other->data()[35 * kMiB - 1], char(35 * kMiB % 251));
+}
+
+TEST(sends_look_at_few_of_the_values_that_are_held) {
+  Setup s(size_t(4) << 30);
+  const auto cost = [&] {
+    const uint64_t start = now_ns();
+    for (int i = 0; i < 2'000; ++i) s.arena.release(s.arena.allocate(20'000));
+    return now_ns() - start;
+  };
+  std::vector<std::unique_ptr<Lease>> held;
+  for (int i = 0; i < 100; ++i) held.push_back(s.lease(s.publish(100)));
+  uint64_t few = UINT64_MAX, many = UINT64_MAX;
+  for (int i = 0; i < 5; ++i) few = std::min(few, cost());
+  while (held.size() < (check::kThreadSanitizer ? 3'000 : 30'000)) held.push_back(s.lease(s.publish(100)));
+  for (int i = 0; i < 5; ++i) many = std::min(many, cost());
+  CHECK(many < 4 * few + 1'000'000);
+  // Those that are let go of in the middle are found in time.
+  const size_t before = s.arena.bytes_touched();
+  for (size_t i = 0; i < held.size(); i += 2) held[i].reset();
+  for (size_t i = held.size() / 2; i > 0; --i) held.push_back(s.lease(s.publish(100)));
+  CHECK(s.arena.bytes_touched() < before + before / 4);
+}
+
+// --- The session's memory, and the thread that gives it back ---
+
+namespace {
+
+// Another process of the session: here, another arena on the same board.
+struct Peer {
+  Fd file = Arena::create_file(kFile);
+  Arena arena;
+  Peer(Setup& s, uint32_t slot, size_t cap, uint64_t idle_ns = Arena::kIdleNs) : arena(file.get(), kFile, cap, s.board, slot, idle_ns) {}
+  size_t memory() const {
+    struct stat st;
+    ::fstat(file.get(), &st);
+    return size_t(st.st_blocks) * 512;
+  }
+};
+
+}  // namespace
+
+TEST(what_is_idle_goes_back_by_itself) {
+  Setup s;
+  Peer peer(s, 0, 64 * kMiB, 600'000'000);
+  const auto view = std::make_shared<ArenaView>(peer.file.get(), kFile, s.board, 0);
+  const auto set = s.readers();
+  const auto send = [&](size_t size) {
+    Block* block = peer.arena.allocate(size);
+    peer.arena.publish(block, set, 0, 0);
+    return std::make_unique<Lease>(view, block->offset, block->size, 0);
+  };
+  std::vector<std::unique_ptr<Lease>> held;
+  for (int i = 0; i < 8; ++i) held.push_back(send(4 * kMiB));
+  auto kept = send(kMiB);
+  Block* made = peer.arena.allocate(2 * kMiB);
+  CHECK(peer.memory() >= 35 * kMiB);
+  CHECK_EQ(s.board->header()->memory.bytes.load(), peer.arena.bytes_touched());
+  // The thread sleeps while nothing is free.
+  CHECK(soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+  held.clear();
+  peer.arena.release(made);
+  const uint64_t start = now_ns();
+  CHECK(soon([&] { return peer.memory() < 2 * kMiB; }));
+  CHECK(now_ns() - start > 200'000'000);  // not at once: what is used again is warm
+  CHECK_EQ(s.board->slot(0)->memory.load(), peer.arena.bytes_touched());
+  kept.reset();
+  peer.arena.give_back_soon();
+  CHECK(soon([&] { return peer.memory() == 0; }));
+}
+
+TEST(the_cap_is_the_session_s) {
+  Setup s;
+  constexpr size_t kCap = 8 * kMiB;
+  Peer a(s, 0, kCap), b(s, 3, kCap);
+  const auto set = s.readers();
+  const size_t size = kMiB - kBlockHeader;
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(a.arena.allocate(size));
+  Block* two[2] = {b.arena.allocate(size), b.arena.allocate(size)};
+  try {
+    b.arena.allocate(size);
+    CHECK(false);
+  } catch (const ArenaFull& error) {
+    CHECK(std::strstr(error.what(), "the session's memory cap of 8388608 bytes") != nullptr);
+    CHECK(std::strstr(error.what(), " 6291456") != nullptr);  // that of `a`
+    CHECK(std::strstr(error.what(), " 2097152") != nullptr);
+  }
+  CHECK_THROWS(ArenaFull, a.arena.allocate(size));
+  CHECK_EQ(s.board->header()->memory.bytes.load(), kCap);
+  // What is free in another process is asked for, warm as it is.
+  a.arena.release(blocks.back());
+  blocks.pop_back();
+  Block* third = b.arena.allocate(size);
+  CHECK_EQ(s.board->header()->memory.bytes.load(), kCap);
+  // And what a process had that has ended.
+  CHECK_THROWS(ArenaFull, b.arena.allocate(size));
+  s.board->announce_death(0);
+  s.board->forget_memory(0);
+  for (int i = 0; i < 5; ++i) b.arena.release(b.arena.allocate(size));
+  for (Block* block : {two[0], two[1], third}) b.arena.release(block);
+}
+
+TEST(no_two_get_the_last_of_the_memory) {
+  Setup s;
+  constexpr size_t kCap = 4 * kMiB;
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (uint32_t slot : {0, 3}) peers.push_back(std::make_unique<Peer>(s, slot, kCap));
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      Arena& arena = peers[t % 2]->arena;
+      check::Random random(t);
+      std::vector<Block*> mine;
+      for (int i = 0; i < 3'000; ++i) {
+        try {
+          mine.push_back(arena.allocate(1 + random.below(200'000), {}, false, false));
+        } catch (const ArenaFull&) {
+        }
+        CHECK(s.board->header()->memory.bytes.load() <= kCap);
+        while (mine.size() > random.below(16)) {
+          arena.release(mine.back());
+          mine.pop_back();
+        }
+      }
+      for (Block* block : mine) arena.release(block);
+    });
+  for (auto& thread : threads) thread.join();
+  for (auto& peer : peers) peer->arena.give_back(0);
+  CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
+  for (auto& peer : peers) CHECK_EQ(peer->memory(), 0u);
+}
+
+// The descriptor is closed when nobody punches with it any more: its number may be another file's next.
+TEST(an_arena_is_closed_while_others_allocate) {
+  for (int round = 0; round < 10; ++round) {
+    Setup s;
+    Peer peer(s, 0, 2 * kMiB);
+    std::atomic<int> full{0};
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 3; ++t)
+      threads.emplace_back([&, t] {
+        check::Random random(t);
+        std::vector<Block*> mine;
+        for (bool open = true; open;) {
+          try {
+            mine.push_back(peer.arena.allocate(1 + random.below(300'000), {}, false, false));
+            std::memset(mine.back()->data(), 7, 100);
+          } catch (const ArenaFull& error) {
+            open = std::strstr(error.what(), "shut down") == nullptr;
+            full.fetch_add(1);
+          }
+          while (mine.size() > random.below(8)) {
+            peer.arena.release(mine.back());
+            mine.pop_back();
+          }
+        }
+        for (Block* block : mine) peer.arena.release(block);
+      });
+    while (full.load() < 20 && peer.arena.gaps() < 20) std::this_thread::yield();
+    peer.arena.close();
+    // Whoever opens something now may get the number.
+    Fd other = make_memfd("other", kMiB);
+    const std::vector<char> text(kMiB, 'x');
+    CHECK_EQ(::pwrite(other.get(), text.data(), kMiB, 0), ssize_t(kMiB));
+    for (auto& thread : threads) thread.join();
+    std::vector<char> read(kMiB);
+    CHECK_EQ(::pread(other.get(), read.data(), kMiB, 0), ssize_t(kMiB));
+    CHECK(read == text);
+    CHECK_THROWS(ArenaFull, peer.arena.allocate(1));
+    peer.arena.close();
+  }
+}
+
+TEST(an_arena_is_its_parent_s_in_a_forked_child) {
+  Setup s;
+  auto peer = std::make_unique<Peer>(s, 0, 64 * kMiB);
+  Block* block = peer->arena.allocate(kMiB);
+  const uint64_t counted = s.board->header()->memory.bytes.load();
+  for (int i = 0; i < 20; ++i)
+    CHECK(check::Child([&] {
+            CHECK_THROWS(ArenaFull, peer->arena.allocate(1));
+            peer->arena.release(block);
+            peer.reset();
+          }).passed());
+  CHECK_EQ(s.board->header()->memory.bytes.load(), counted);
+  peer->arena.release(block);
+  CHECK(peer->arena.allocate(kMiB) == block);
 }
 
 // --- Forks ---
@@ -590,6 +872,104 @@ TEST(a_child_that_ended_first_delays_nothing) {
     CHECK(!s.is_out(block));
   }
   CHECK_EQ(open_descriptors(), descriptors);
+}
+
+TEST(only_living_children_cost_descriptors) {
+  install_fork_handlers();
+  Setup s;
+  auto lease = s.lease(s.publish(5'000));
+  const int descriptors = open_descriptors();
+  for (int i = 0; i < 50; ++i) CHECK(check::Child([] {}).passed());
+  CHECK(open_descriptors() <= descriptors + 1);  // the last one's, until somebody looks
+  {
+    Pause pause;
+    std::vector<check::Child> children;
+    for (int i = 0; i < 10; ++i) children.emplace_back([&] { pause.wait(); });
+    CHECK(open_descriptors() <= descriptors + 10 + 2);
+    pause.go_on();
+    for (auto& child : children) CHECK(child.passed());
+  }
+  lease.reset();
+  CHECK_EQ(open_descriptors(), descriptors);
+}
+
+TEST(without_a_descriptor_what_a_child_may_read_stays_for_ever) {
+  install_fork_handlers();
+  // In a child, because the descriptors of this process are needed.
+  check::Child all([] {
+    Setup s;
+    Block* block = s.publish(5'000);
+    auto lease = s.lease(block);
+    rlimit before;
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit none{3, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(0);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(::waitpid(child, nullptr, 0) == child);
+    lease.reset();
+    release_unpinned();
+    CHECK(s.is_out(block));
+    s.lease(s.publish(6'000)).reset();  // later ones come back
+    CHECK_EQ(live_leases(), 0u);
+  });
+  CHECK(all.passed());
+}
+
+// Each was a mapping of its own there, of which a process may have 65,530.
+TEST(a_child_has_no_more_mappings_than_its_parent) {
+  install_fork_handlers();
+  Setup s(512 * kMiB);
+  std::vector<std::unique_ptr<Lease>> held;
+  for (int i = 0; i < 2'000; ++i) {
+    Block* block = s.publish(1'000);
+    if (i % 2 == 0) held.push_back(s.lease(block));
+  }
+  held.push_back(s.lease(s.publish(20 * kMiB)));
+  const size_t before = mappings();
+  check::Child child([&] {
+    CHECK(mappings() <= before + 16);
+    for (auto& lease : held) lease->data()[0] = 77;
+  });
+  CHECK(child.passed());
+  for (size_t i = 0; i + 1 < held.size(); ++i) CHECK_EQ(held[i]->data()[0], char(1'000 % 251));
+}
+
+// As an array that is made in place is (values.h).
+TEST(what_is_held_in_ones_own_arena_is_private_in_a_child_too) {
+  install_fork_handlers();
+  for (size_t size : {size_t(5'000), 20 * kMiB}) {
+    Setup s;
+    Block* block = s.arena.allocate(size);
+    std::memset(block->data(), 1, size);
+    Hold hold(*block->mapping);
+    Pause pause;
+    check::Child child([&] {
+      block->data()[0] = 77;
+      check::Child grandchild([&] {
+        CHECK_EQ(block->data()[0], char(77));
+        block->data()[1] = 78;
+      });
+      CHECK(grandchild.passed());
+      CHECK_EQ(block->data()[1], char(1));
+      pause.wait();
+      CHECK_EQ(block->data()[0], char(77));
+      CHECK_EQ(block->data()[size - 1], char(1));
+    });
+    bool back = false;
+    CHECK(hold.pinned());
+    hold.leave([&] { s.arena.release(block, false), back = true; });
+    CHECK(!back);
+    Block* next = s.arena.allocate(size);
+    CHECK(next != block);
+    std::memset(next->data(), 2, size);
+    s.arena.close();  // the child needs no descriptor of it
+    pause.go_on();
+    CHECK(child.passed());
+    release_unpinned();
+    CHECK(back);
+  }
 }
 
 TEST(a_grandchild_holds_on_to_it_too) {
@@ -718,6 +1098,6 @@ TEST(forks_and_leases_meet_in_any_order) {
   stop.store(true);
   reader.join();
   release_unpinned();
-  s.arena.reclaim(SIZE_MAX);
+  s.arena.give_back(kNever);
   CHECK_EQ(s.arena.blocks_out(), 0u);
 }

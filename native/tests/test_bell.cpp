@@ -62,6 +62,7 @@ bool sleep_once(Board& board, uint32_t slot, Waiter& waiter, uint32_t seen, How 
         const timespec left = to_timespec(kLost);
         if (::ppoll(&p, 1, &left, nullptr) == 1) {
           uint64_t n;
+          waiter.disarm_event();
           CHECK(::read(event, &n, sizeof n) == sizeof n || errno == EAGAIN);
         }
       }
@@ -120,7 +121,7 @@ void many_ringers(bool processes, How how) {
   auto board = board_of(1);
   Shared<Published> published;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event);
+  board->set_eventfd(0, event, 1);
   auto ringer = [&](uint64_t seed) { ring_at_random(*board, 0, *published.at, seed, times); };
   const uint64_t total = uint64_t(kRingers) * uint64_t(times);
   if (processes) {
@@ -154,7 +155,7 @@ void ping_pong(How how, int times) {
   int events[2];
   for (uint32_t i = 0; i < 2; ++i) {
     events[i] = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    board->set_eventfd(i, events[i]);
+    board->set_eventfd(i, events[i], 1);
   }
   auto play = [&](uint32_t me) {
     Bell& bell = board->slot(me)->bell;
@@ -190,7 +191,7 @@ TEST(a_ring_wakes_everybody_who_sleeps_on_the_bell) {
   constexpr int kSleepers = 4, kRounds = 2'000;
   auto board = board_of(1);
   int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event);
+  board->set_eventfd(0, event, 1);
   std::atomic<int> round{0}, reached{0};
   Bell& bell = board->slot(0)->bell;
   std::vector<std::thread> sleepers;
@@ -346,7 +347,7 @@ TEST(arming_tells_a_count_that_has_moved) {
   auto board = board_of(1);
   Waiter waiter(&board->slot(0)->bell);
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  board->set_eventfd(0, event);
+  board->set_eventfd(0, event, 1);
   auto readable = [&] {
     pollfd p = {event, POLLIN, 0};
     return ::poll(&p, 1, 0) == 1;
@@ -363,7 +364,13 @@ TEST(arming_tells_a_count_that_has_moved) {
   CHECK_EQ(::read(event, &n, sizeof n), ssize_t(sizeof n));
   CHECK_EQ(n, 1u);
   board->ring(0, 1);
-  CHECK(!readable());  // the one who woke it took the flag down
+  board->ring(0, 1);
+  CHECK(readable());  // every ring writes until the sleeper itself takes the flag down
+  CHECK_EQ(::read(event, &n, sizeof n), ssize_t(sizeof n));
+  CHECK_EQ(n, 2u);
+  waiter.disarm_event();
+  board->ring(0, 1);
+  CHECK(!readable());
   CHECK(waiter.arm_event(waiter.count()));
   board->forget_eventfd(0);
   board->ring(0, 1);  // nowhere to write
@@ -383,12 +390,115 @@ TEST(eventfds_may_come_and_go_while_others_ring) {
   });
   for (int i = 0; i < 2'000; ++i) {
     const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    board->set_eventfd(1, event);
+    board->set_eventfd(1, event, uint32_t(i + 1));
     if (i % 2 == 0) board->forget_eventfd(1);
     ::close(event);
   }
   stop.store(true);
   ringer.join();
+}
+
+TEST(an_eventfd_wakes_only_the_process_that_it_is_of) {
+  auto board = board_of(2);
+  Waiter waiter(&board->slot(1)->bell);
+  const int former = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), current = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  auto readable = [](int fd) {
+    pollfd p = {fd, POLLIN, 0};
+    return ::poll(&p, 1, 0) == 1;
+  };
+  board->set_eventfd(1, former, 1);
+  board->announce_death(1);
+  board->prepare(1, "next");
+  board->slot(1)->condition.store(Condition::kAlive);
+  CHECK(waiter.arm_event(waiter.count()));
+  const uint32_t alarm = board->header()->alarm.load();
+  board->ring(1, 3);
+  CHECK(!readable(former));
+  CHECK_EQ(board->slot(1)->nudge.load(), 1u);  // the service thread is to do it
+  CHECK(board->header()->alarm.load() != alarm);
+  CHECK_EQ(board->slot(1)->bell.armed.load(), 1u);
+  board->set_eventfd(1, current, 2);
+  board->set_eventfd(1, former, 1);  // an introduction that comes late
+  board->ring(1, 3);
+  CHECK(readable(current));
+  CHECK(!readable(former));
+  ::close(former);
+  ::close(current);
+}
+
+// A ringer that is stopped at a random moment, for long; what the other one says is heard meanwhile.
+TEST(a_stopped_ringer_silences_no_other) {
+  constexpr int kRounds = check::kThreadSanitizer ? 40 : 150;
+  auto board = board_of(1);
+  const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  board->set_eventfd(0, event, 1);
+  Shared<std::atomic<uint64_t>> said;
+  for (const How how : {How::kPoll, How::kFutex}) {
+    said.at->store(0);
+    check::Child stopped([&] {
+      for (;;) board->ring(0, 1);
+    });
+    check::Child other([&] {
+      Waiter own(&board->slot(0)->bell);
+      for (;;) {
+        const uint64_t before = said.at->load();
+        if (before % 2 == 1) {  // asked for
+          said.at->store(before + 1);
+          board->ring(0, 2);
+        }
+        if (before == 2 * kRounds) return;
+        ::sched_yield();
+      }
+    });
+    check::Random random(uint64_t(how) + 1);
+    Bell& bell = board->slot(0)->bell;
+    Waiter waiter(&bell);
+    for (uint64_t i = 0; i < kRounds; ++i) {
+      // Sleep and wake under its rings for a while, so that it is stopped in the midst of one.
+      for (uint64_t n = random.below(20); n > 0; --n)
+        if (!CHECK(sleep_once(*board, 0, waiter, waiter.count(), how, event))) break;
+      stopped.kill(SIGSTOP);
+      int status;
+      CHECK(::waitpid(stopped.pid(), &status, WUNTRACED) == stopped.pid() && WIFSTOPPED(status));
+      said.at->store(2 * i + 1);
+      for (;;) {
+        const uint32_t seen = waiter.count();
+        if (said.at->load() == 2 * i + 2) break;
+        if (!CHECK(sleep_once(*board, 0, waiter, seen, how, event))) break;
+      }
+      stopped.kill(SIGCONT);
+    }
+    CHECK(other.passed());
+    stopped.kill(SIGKILL);
+    stopped.wait();
+  }
+  ::close(event);
+}
+
+// The child has only the thread that forked: what another one held must be free there.
+TEST(a_fork_while_others_ring_leaves_nothing_locked) {
+  auto board = board_of(1);
+  const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  board->set_eventfd(0, event, 1);
+  Waiter(&board->slot(0)->bell).arm_event(0);
+  std::atomic<bool> stop{false};
+  std::thread ringer([&] {
+    while (!stop.load()) {
+      board->ring(0, 3);
+      board->set_eventfd(0, event, 1);
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    check::Child child([&] {
+      ::alarm(10);
+      board->ring(0, 4);
+      board->forget_eventfd(0);
+    });
+    if (!CHECK(child.passed())) break;
+  }
+  stop.store(true);
+  ringer.join();
+  ::close(event);
 }
 
 TEST(a_death_is_announced_once_and_to_the_living) {

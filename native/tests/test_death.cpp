@@ -1,10 +1,14 @@
 // The service thread: however a process ends, its death is announced soon, once, and to everybody.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <thread>
 
 #include "board.h"
@@ -482,7 +486,7 @@ TEST(a_ringer_that_is_no_peer_wakes_through_the_service_thread) {
   Session s;
   auto child = s.start(1, [&] {
     const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s.board->set_eventfd(1, event);
+    s.board->set_eventfd(1, event, 1);
     for (;;) ::pause();
   });
   // The actor sleeps in poll, and this process does not have its eventfd.
@@ -498,7 +502,7 @@ TEST(a_ringer_that_is_no_peer_wakes_through_the_service_thread) {
 TEST(an_event_sleeper_is_woken_by_a_ringer_that_is_no_peer) {
   Session s;
   const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  s.board->set_eventfd(1, event);
+  s.board->set_eventfd(1, event, 1);
   int ready[2];
   REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
   auto sleeper = s.start(1, [&] {
@@ -534,4 +538,42 @@ TEST(guarding_signals_twice_does_not_loop) {
   });
   const int status = child.wait();
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+// Where futex_waitv is forbidden, whatever the error, the service thread sleeps on its alarm, and serves it.
+TEST(a_watch_that_may_not_wait_for_many_does_not_spin) {
+  for (const int error : {EPERM, ENOSYS, EACCES, ENOMEM}) {
+    check::Child child([error] {
+      if (!kThreadsInChildren) return;
+      const sock_filter code[] = {
+          BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 449, 0, 1),  // futex_waitv
+          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | uint32_t(error)),
+          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      };
+      const sock_fprog program = {std::size(code), const_cast<sock_filter*>(code)};
+      REQUIRE(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+      REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+      CHECK(!DeathWatch::supported());
+      Session s(8);
+      auto cpu = [] {
+        rusage used;
+        ::getrusage(RUSAGE_SELF, &used);
+        return uint64_t(used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1'000 * kMs + uint64_t(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1'000;
+      };
+      s.board->prepare(1, "actor");
+      s.board->slot(1)->condition.store(Condition::kAlive);
+      life_word(s.board->slot(1))->store(uint32_t(::getpid()));
+      s.watch.add(1);
+      const uint64_t before = cpu();
+      ::usleep(100'000);
+      CHECK(cpu() - before < 50 * kMs);
+      // It is there for its alarm still: a fatal signal that its actor announces.
+      s.board->slot(1)->condition.store(Condition::kDying);
+      s.board->header()->alarm.fetch_add(1);
+      futex_wake_all(&s.board->header()->alarm);
+      s.await_condition(1, Condition::kDead);
+    });
+    CHECK(child.passed());
+  }
 }

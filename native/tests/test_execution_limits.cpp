@@ -42,6 +42,52 @@ TEST(a_late_mark_hits_nobody_else) {
   CHECK(limits.cancellations() == 3);
 }
 
+TEST(a_failure_counts_as_a_cancellation_and_is_told_from_one) {
+  auto s = segment(1);
+  Limits limits(s, 0, kSets, 1);
+  limits.cancel(1);
+  CHECK(!limits.failed(1));
+  limits.fail(1);
+  CHECK(limits.failed(1));
+  CHECK(limits.cancelled(1));
+  CHECK(limits.look(1, 0) == Verdict::kCancelled);
+  limits.cancel(1);  // it stays failed
+  CHECK(limits.failed(1));
+  CHECK(!limits.failed(1 + kSets));
+  CHECK(!limits.cancelled(1 + kSets));
+  limits.cancel(1 + kSets);
+  limits.fail(1);  // late
+  CHECK(limits.cancelled(1 + kSets));
+  CHECK(!limits.failed(1 + kSets));
+  CHECK(limits.failures() == 0);
+  CHECK(limits.count_failure() == 0);
+  CHECK(limits.count_failure() == 1);
+  CHECK(limits.failures() == 2);
+}
+
+// Whoever skips a task since another has failed can rely on what was told of that before.
+TEST(who_sees_that_it_has_failed_sees_what_was_told) {
+  constexpr uint64_t executions = 20'000;
+  auto s = segment(1);
+  Limits limits(s, 0, kSets, 1);
+  std::vector<uint64_t> told(executions, 0);
+  std::atomic<uint64_t> seen{0};
+  std::thread skipping([&] {
+    Limits mine(s, 0, kSets, 1);
+    for (uint64_t n = 0; n < executions; ++n) {
+      while (mine.look(n, 0) == Verdict::kGoOn) std::this_thread::yield();
+      CHECK(told[n] == n + 1);
+      seen.store(n + 1, std::memory_order_release);
+    }
+  });
+  for (uint64_t n = 0; n < executions; ++n) {
+    while (n >= kSets && seen.load(std::memory_order_acquire) <= n - kSets) std::this_thread::yield();
+    told[n] = n + 1;
+    limits.fail(n);
+  }
+  skipping.join();
+}
+
 TEST(a_deadline_is_of_one_execution) {
   auto s = segment(1);
   Limits limits(s, 0, kSets, 1);

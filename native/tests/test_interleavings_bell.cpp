@@ -45,15 +45,16 @@ struct OneProcess : OneBell {
   std::unique_ptr<Inbox> inbox;
   bool has_loop = false;
 
-  OneProcess() { board->set_eventfd(0, event.get()); }
   void reset() {
     OneBell::reset();
+    board->set_eventfd(0, event.get(), incarnation());
     uint64_t n;
     while (::read(event.get(), &n, sizeof n) > 0 || ::read(relay.get(), &n, sizeof n) > 0) {
     }
     inbox = std::make_unique<Inbox>(board, 0, event.get(), 1ul);  // body 0 is the main thread
     if (has_loop) inbox->add_relay(relay.get());
   }
+  uint32_t incarnation() const { return board->slot(0)->incarnation.load(); }
   void wait(int enough) {
     for (;;) {
       const uint32_t seen = inbox->count();
@@ -66,8 +67,8 @@ struct OneProcess : OneBell {
     for (;;) {
       for (;;) {
         const uint32_t seen = inbox->count();
-        if (published.load() >= enough) return;
-        if (inbox->arm(seen)) break;
+        if (published.load() >= enough) return inbox->disarm(relay.get());
+        if (inbox->arm(seen, relay.get())) break;
       }
       pollfd p[2] = {{event.get(), POLLIN, 0}, {relay.get(), POLLIN, 0}};
       model::poll_events(p, 2, nullptr, nullptr);
@@ -164,4 +165,142 @@ TEST(the_main_thread_and_an_event_loop_and_two_rings) {
   p.has_loop = true;
   const Scene scene{&p, {[&] { p.wait(2); }, [&] { p.loop(2); }, [&] { p.publish(1), p.publish(1); }}, [&] { p.reset(); }};
   scene.holds(kThorough ? 2 : 1, 100);
+}
+
+// Ringers that stop for ever at any of their steps, and descriptors that differ between processes. The
+// sleeper, in poll, waits for what body 2 publishes; body 1 is another ringer, that may stop.
+
+namespace {
+
+// Board::ring as it was: whoever rings takes the flag down, and writes the descriptor that it has.
+void ring_and_take_the_flag(Bell& bell, int eventfd) {
+  bell.count.fetch_add(1);
+  if (bell.sleepers.load() != 0) model::system_call(SYS_futex, &bell.count, FUTEX_WAKE, 1);
+  if (bell.armed.load() != 0 && bell.armed.exchange(0) != 0) {
+    const uint64_t one = 1;
+    model::write_event(eventfd, &one, sizeof one);
+  }
+}
+
+struct Ringers : OneProcess {
+  OtherProcess first{*this}, second{*this};
+  Fd former{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // of the process that had the slot before
+  // What they have of the sleeper.
+  enum Has { kNothing, kFormer, kRight, kFormerForRight } has[2] = {kRight, kRight};
+  std::unique_ptr<DeathWatch> watch;  // of this process, which is the driver as well
+
+  void reset() {
+    OneProcess::reset();
+    uint64_t n;
+    while (::read(former.get(), &n, sizeof n) > 0) {
+    }
+    for (int i = 0; i < 2; ++i) {
+      OtherProcess& p = i == 0 ? first : second;
+      switch (has[i]) {
+        case kNothing: p.board->forget_eventfd(0); break;
+        case kFormer: p.knows(0, former.get(), incarnation() - 1); break;
+        case kRight: p.knows(0, event.get(), incarnation()); break;
+        case kFormerForRight: p.knows(0, former.get(), incarnation()); break;  // a mistake
+      }
+    }
+    // Alive, with a life word that has an owner.
+    life_word(board->slot(0))->store(1234);
+    watch = std::make_unique<DeathWatch>(board);
+    watch->add(0);
+  }
+  void publish_by(OtherProcess& process, uint32_t bit) {
+    published.fetch_add(1);
+    process.board->ring(0, bit);
+  }
+  std::vector<model::Explorer::Alias> aliases() const { return {first.alias(*this), second.alias(*this)}; }
+
+  Scene scene(std::vector<std::function<void()>> bodies, uint64_t may_stop, size_t daemons = 0) {
+    return {this, std::move(bodies), [this] { reset(); }, [] { return true; }, daemons, [this] { return aliases(); }, may_stop};
+  }
+};
+
+}  // namespace
+
+TEST(a_ringer_that_stops_silences_no_other) {
+  Ringers p;
+  const auto sleeper = [&] { p.wait(1); };
+  const Scene scene = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  scene.holds(kThorough ? model::kAll : 2, 100);
+  CHECK(scene.fails(kOmitted, "store", &p.bell(0).armed));
+  // The explorer sees it where ringers take the flag down, and only because one of them may stop.
+  const auto old_first = [&] { ring_and_take_the_flag(p.bell(0), p.event.get()); };
+  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.bell(0), p.event.get()); };
+  for (int preemptions : {2, model::kAll}) {
+    CHECK(p.scene({sleeper, old_first, old_second}, 1 << 1).fails(model::Fault::kNone, "", nullptr, preemptions));
+    CHECK(!p.scene({sleeper, old_first, old_second}, 0).fails(model::Fault::kNone, "", nullptr, preemptions));
+  }
+}
+
+TEST(a_ringer_that_stops_silences_no_other_for_a_sleeper_in_the_futex) {
+  Ringers p;
+  const Scene scene = p.scene({[&] { p.wait_for(1); }, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, 1 << 1);
+  scene.holds(kThorough ? model::kAll : 2, 100);
+  CHECK(scene.fails(kOmitted, "futex wake", &p.bell(0).count));
+}
+
+TEST(a_ringer_that_stops_silences_no_other_for_an_event_loop) {
+  Ringers p;
+  p.has_loop = true;
+  const Scene scene = p.scene({[&] { p.wait(1); }, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [&] { p.loop(1); }}, 1 << 1);
+  scene.holds(1, 100);
+}
+
+// It knew the process that had the slot before, and rings for what it has to say to that one.
+TEST(a_ringer_with_a_former_process_s_descriptor_silences_no_other) {
+  Ringers p;
+  p.has[0] = Ringers::kFormer;
+  const auto sleeper = [&] { p.wait(1); };
+  for (uint64_t may_stop : {0, 1 << 1}) {
+    const Scene scene = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }}, may_stop);
+    scene.holds(kThorough ? model::kAll : 2, 100);
+  }
+  const auto old_first = [&] { ring_and_take_the_flag(p.bell(0), p.former.get()); };
+  const auto old_second = [&] { p.published.fetch_add(1), ring_and_take_the_flag(p.bell(0), p.event.get()); };
+  for (int preemptions : {2, model::kAll}) CHECK(p.scene({sleeper, old_first, old_second}, 0).fails(model::Fault::kNone, "", nullptr, preemptions));
+}
+
+// What it says is for the slot's process of now, and the service thread has the descriptor that it lacks.
+TEST(a_ringer_with_a_former_process_s_descriptor_wakes_through_the_service_thread) {
+  Ringers p;
+  const auto sleeper = [&] { p.wait(1); };
+  const auto service = [] { model::started(); };
+  for (const Ringers::Has has : {Ringers::kFormer, Ringers::kNothing}) {
+    p.has[0] = p.has[1] = has;
+    const Scene scene = p.scene({sleeper, [&] { p.publish_by(p.first, 1); }, service}, 0, 1);
+    scene.holds(kThorough ? 2 : 1, 100);
+    CHECK(scene.fails(kOmitted, "store", &p.board->slot(0)->nudge));
+    CHECK(scene.fails(kOmitted, "fetch_add", &p.board->header()->alarm));
+    // Also if another has stopped in the middle of asking it.
+    const Scene two = p.scene({sleeper, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, service}, 1 << 1, 1);
+    two.holds(1, 100);
+  }
+  // Did it believe that its descriptor were the right one, it would wake nobody.
+  p.has[0] = Ringers::kFormerForRight;
+  CHECK(p.scene({sleeper, [&] { p.publish_by(p.first, 1); }, service}, 0, 1).fails(model::Fault::kNone, "", nullptr));
+}
+
+// The slot's next process starts, sleeps and is rung, while somebody who knew the former one still rings.
+TEST(a_slot_changes_hands_while_it_is_rung) {
+  Ringers p;
+  p.has[0] = Ringers::kRight;  // until the slot is prepared anew
+  const auto next_process = [&] {
+    p.board->prepare(0, "");
+    p.board->slot(0)->condition.store(Condition::kAlive);
+    p.wait(1);
+  };
+  const auto reset = [&] {
+    p.reset();
+    p.first.knows(0, p.former.get(), p.incarnation());
+    p.second.knows(0, p.event.get(), p.incarnation() + 1);
+  };
+  for (uint64_t may_stop : {0, 1 << 1}) {
+    Scene scene = p.scene({next_process, [&] { p.first.board->ring(0, 1); }, [&] { p.publish_by(p.second, 2); }, [] { model::started(); }}, may_stop, 1);
+    scene.reset = reset;
+    scene.holds(1, 100);
+  }
 }

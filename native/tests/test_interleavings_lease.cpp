@@ -3,7 +3,7 @@
 // child that still reads it has ended. See explorer.h.
 #include "modelled.h"
 
-// What a forked child leaves to its parent is never freed there (lease.cpp); here both are one process.
+// What a forked child leaves to its parent is never freed there (holds.cpp); here both are one process.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 
 using namespace conveyor;
@@ -20,6 +20,7 @@ struct Blocks : Bells {
   model::Atomic<int> published{0};
   int reused = 0;
   uint64_t value = 1;
+  ReaderCursor cursors[kSlots] = {};  // of the reader in each slot
 
   Blocks() {
     for (uint32_t i = 0; i < kSlots; ++i) views.push_back(std::make_shared<ArenaView>(file.get(), kFile));
@@ -27,15 +28,17 @@ struct Blocks : Bells {
   std::shared_ptr<ReaderSet> set(std::vector<uint32_t> slots) {
     auto readers = std::make_shared<ReaderSet>();
     readers->board = board;
-    for (uint32_t slot : slots) readers->add(slot);
+    for (uint32_t slot : slots) readers->add(slot, &cursors[slot]);
     return readers;
   }
   static uint64_t& content(char* data) { return *reinterpret_cast<uint64_t*>(data); }
 
   // The arena is mapped once for its writer and once for each view; the lease words are the same.
   std::vector<model::Explorer::Alias> aliases() {
-    std::vector<model::Explorer::Alias> all{{block->base - block->offset, kFile, views[0]->block(0, kPage)}};
-    for (size_t i = 1; i < views.size(); ++i) all.push_back({views[i]->block(0, kPage), kFile, views[0]->block(0, kPage)});
+    std::shared_ptr<Mapping> keep;
+    char* first = views[0]->block(0, kGranule, keep);
+    std::vector<model::Explorer::Alias> all{{block->base - block->offset, kFile, first}};
+    for (size_t i = 1; i < views.size(); ++i) all.push_back({views[i]->block(0, kGranule, keep), kFile, first});
     return all;
   }
   Scene scene(std::vector<std::function<void()>> bodies, std::function<void()> reset, std::function<bool()> judge) {
@@ -46,12 +49,16 @@ struct Blocks : Bells {
   void reset(std::vector<uint32_t> slots) {
     Bells::reset();
     published.store(0);
+    for (ReaderCursor& cursor : cursors) {
+      cursor.next.store(0);
+      cursor.closed.store(0);
+    }
     reused = 0;
     value = 1;
     arena = std::make_unique<Arena>(file.get(), kFile, kFile);
     block = arena->allocate(64);
     content(block->data()) = 1;
-    arena->publish(block, set(std::move(slots)));
+    arena->publish(block, set(std::move(slots)), 0, 0);
   }
   std::unique_ptr<Lease> take(uint32_t reader, uint32_t view) {
     return std::make_unique<Lease>(views[view], block->offset, block->size, reader);
@@ -70,7 +77,7 @@ struct Blocks : Bells {
   // The writer: makes further values. Some take the block again, as soon as it is free.
   void write(int values, std::function<void()> after = {}) {
     for (int i = 0; i < values; ++i) {
-      arena->reclaim(SIZE_MAX);
+      arena->give_back(UINT64_MAX);
       Block* fresh = arena->allocate(64);
       if (fresh == block) ++reused;
       model::writes(fresh->data());
@@ -83,7 +90,7 @@ struct Blocks : Bells {
   }
   // In the end every block is free, once.
   bool all_are_back() {
-    arena->reclaim(SIZE_MAX);
+    arena->give_back(UINT64_MAX);
     if (arena->blocks_out() != 0) return false;
     std::vector<Block*> all;
     for (int i = 0; i < 6; ++i) all.push_back(arena->allocate(64));
@@ -121,6 +128,83 @@ TEST(a_dead_reader_s_block_comes_back_and_a_live_one_s_does_not) {
   CHECK(scene.fails(kOmitted, "exchange", &b.board->slot(2)->condition));
 }
 
+// A reader that leaves, with frames in the ring that it has not taken, and others still to come: all of
+// their blocks come back, and what it has taken stays until it is let go of.
+TEST(what_a_reader_leaves_behind_comes_back) {
+  Blocks b;
+  auto segment = Segment::create(kGranule);
+  RingHeader* header = segment->make_ring(0, 4, 64, 1, 0);
+  std::unique_ptr<RingWriter> writer;
+  std::unique_ptr<RingReader> reader;
+  size_t taken = 0, late = 0;
+  const auto send = [&](uint64_t content) {
+    b.arena->give_back(UINT64_MAX);
+    Block* block = b.arena->allocate(64);
+    model::writes(block->data());
+    Blocks::content(block->data()) = content;
+    CHECK(writer->has_room());
+    SlotHeader* slot = writer->next_slot();
+    model::writes(slot);
+    slot->block = block->offset + 1;
+    slot->block_size = block->size;
+    b.arena->publish(block, writer->readers(), 0, writer->head());
+    if (header->cursors()[0].closed.load() != 0) ++late;
+    writer->publish();
+    b.block = block;
+  };
+  const auto read = [&](std::function<void()> leave) {
+    std::unique_ptr<Lease> lease;
+    if (!reader->empty()) {
+      const SlotHeader* slot = reader->front();
+      model::reads(slot);
+      lease = std::make_unique<Lease>(b.views[0], slot->block - 1, slot->block_size, 0);
+      reader->advance();
+      ++taken;
+    }
+    leave();
+    if (lease) b.look(*lease, 2);
+    lease.reset();
+  };
+  const auto reset = [&] {
+    b.reset({1});
+    b.take(0, 0).reset();
+    header->head.store(0);
+    header->cursors()[0].next.store(0);
+    header->cursors()[0].closed.store(0);
+    writer = std::make_unique<RingWriter>(segment, 0, b.board, std::vector<Target>{{1, 1}});
+    reader = std::make_unique<RingReader>(segment, 0, 0, b.board, Target{0, 1});
+    send(2);
+  };
+  const auto judge = [&] { return b.all_are_back(); };
+  const Scene scene = b.scene({[&] { send(3), send(4); }, [&] {
+                                 read([&] {
+                                   reader->close();
+                                   if (!reader->empty()) throw model::Wrong{"shows frames to a reader that has left"};
+                                 });
+                               }},
+                              reset, judge);
+  scene.holds(kThorough ? model::kAll : 2, 10);
+  CHECK(taken != 0);
+  CHECK(late != 0);  // some were published after it had left
+  // One that leaves without a word keeps them; and so does one that says so only of what it sees in the ring.
+  const Scene silent = b.scene({scene.bodies[0], [&] { read([&] { while (!reader->empty()) reader->advance(); }); }}, reset, judge);
+  CHECK(silent.fails(model::Fault::kNone, "", nullptr, model::kAll));
+  const Scene draining = b.scene({scene.bodies[0], [&] {
+                                    read([&] {
+                                      for (; !reader->empty(); reader->advance()) {
+                                        const SlotHeader* slot = reader->front();
+                                        model::reads(slot);
+                                        Lease(b.views[0], slot->block - 1, slot->block_size, 0);
+                                      }
+                                    });
+                                  }},
+                                 reset, judge);
+  CHECK(draining.fails(model::Fault::kNone, "", nullptr, model::kAll));
+  // What was taken is the reader's still: were it not, it would be written under it.
+  const Scene early = b.scene({scene.bodies[0], [&] { read([&] { header->cursors()[0].next.store(0), reader->close(); }); }}, reset, judge);
+  CHECK(early.fails(model::Fault::kNone, "", nullptr, model::kAll));
+}
+
 // A reader taken for dead ends its lease when its block is another reader's already.
 TEST(a_late_end_ends_no_newer_lease) {
   Blocks b;
@@ -128,7 +212,7 @@ TEST(a_late_end_ends_no_newer_lease) {
   const Scene scene = b.scene({[&] {
                            b.board->announce_death(1);
                            // The block's second life, for a reader in another slot at the same place of its set.
-                           b.write(1, [&] { b.arena->publish(b.block, b.set({2})), b.published.store(1); });
+                           b.write(1, [&] { b.arena->publish(b.block, b.set({2}), 0, 0), b.published.store(1); });
                            b.write(1);
                          },
                          [&] { late.reset(); },
@@ -168,15 +252,15 @@ TEST(a_forked_child_keeps_the_block_and_ends_nothing) {
     b.reset({1});
     // Both sides of the fork are played here, one after the other: first what the child is left with.
     of_child = b.take(0, 3);
-    LeaseRegistry::before_fork();
-    child_lives = ::dup(LeaseRegistry::get().pipe_ends[1]);
-    ::close(LeaseRegistry::get().pipe_ends[1]);
-    LeaseRegistry::after_fork_in_child();
+    Holds::before_fork();
+    child_lives = ::dup(Holds::get().pipe_ends[1]);
+    ::close(Holds::get().pipe_ends[1]);
+    Holds::after_fork_in_child();
     ::close(child_lives);
     of_parent = b.take(0, 0);
-    LeaseRegistry::before_fork();
-    child_lives = ::dup(LeaseRegistry::get().pipe_ends[1]);
-    LeaseRegistry::after_fork_in_parent();
+    Holds::before_fork();
+    child_lives = ::dup(Holds::get().pipe_ends[1]);
+    Holds::after_fork_in_parent();
   };
   const Scene scene = b.scene({[&] { b.write(2); },
                          [&] {  // the child

@@ -11,7 +11,7 @@ using namespace conveyor;
 
 namespace {
 
-constexpr RecorderPlace kPlace{0, kCacheLine, 4 * kPage, 64, 1, 1, 1, 1, 8};
+const RecorderPlace kPlace{0, kCacheLine, 4 * kGranule, 64, 1, 1, 1, 1, 8};
 
 struct Both {
   std::shared_ptr<Segment> segment = Segment::create(kPlace.events + kPlace.capacity * sizeof(Event));
@@ -37,7 +37,7 @@ TEST(every_value_has_a_bucket_that_holds_it) {
 }
 
 TEST(a_place_beyond_the_segment_is_refused) {
-  auto segment = Segment::create(kPage);
+  auto segment = Segment::create(kGranule);
   bool refused = false;
   try {
     Recorder recorder(segment, kPlace, false);
@@ -134,7 +134,7 @@ TEST(the_memory_of_a_trace_is_given_back) {
   recorder.set_tracing(false);
   CHECK(bytes() >= before + place.capacity * sizeof(Event));
   recorder.free_events();
-  CHECK(bytes() <= before + kPage);
+  CHECK(bytes() <= before + kGranule);
   CHECK(value_of(recorder.task(0).running.buckets[0]) == place.capacity);
 }
 
@@ -168,4 +168,41 @@ TEST(the_time_of_an_output_is_kept_for_the_last_executions) {
     both.writer.sending(0, 0, i, 8, false, true);
   }
   for (uint64_t i = 12; i < 20; ++i) CHECK(value_of(both.reader.sent_at(0, i)) == 1000 + i);
+}
+
+TEST(a_head_that_somebody_has_written_over_is_an_error_and_not_a_long_way) {
+  Both both;
+  Recorder driver{both.segment, kPlace, false, "the actor A"};
+  driver.collect(100);
+  driver.set_tracing(true);
+  for (uint64_t wrong : {kPlace.capacity + uint64_t(1), uint64_t(1) << 60, UINT64_MAX}) {
+    driver.header().head.store(value_of(driver.header().tail) + wrong);
+    try {
+      driver.drain();
+      CHECK(!"nothing was thrown");
+    } catch (const std::system_error& error) {
+      CHECK_EQ(error.code().value(), EPROTO);
+      CHECK(std::string(error.what()).find("the actor A") != std::string::npos);
+    }
+    CHECK(driver.take_events().empty());
+    // What follows is traced.
+    both.writer.note_task(0, 7, 1, 2, false);
+    driver.drain();
+    CHECK_EQ(driver.take_events().size(), 1u);
+  }
+}
+
+TEST(an_event_that_cannot_be_counts_as_lost) {
+  Both both;
+  both.reader.collect(100);
+  both.reader.set_tracing(true);
+  both.writer.trace({1, 2, 3, 0, kPlace.tasks, 0, EventKind::kTask, 0, 0});
+  both.writer.trace({1, 2, 3, 0, UINT32_MAX, 0, EventKind::kSend, 0, 0});
+  both.writer.trace({1, 2, 3, 0, 0, 0, EventKind(77), 0, 0});
+  both.writer.note_task(0, 4, 1, 2, false);
+  both.reader.drain();
+  const auto events = both.reader.take_events();
+  REQUIRE(events.size() == 1);
+  CHECK_EQ(events[0].execution, 4u);
+  CHECK_EQ(both.reader.dropped(), 3u);
 }

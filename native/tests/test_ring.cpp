@@ -392,7 +392,7 @@ void write_block(RingWriter& writer, Arena& arena, size_t size) {
   slot->size = size;
   slot->block = block->offset + 1;
   slot->block_size = block->size;
-  arena.publish(block, writer.readers());
+  arena.publish(block, writer.readers(), 0, writer.head());
   writer.publish();
 }
 
@@ -455,7 +455,7 @@ TEST(blocks_stay_whole_while_readers_hold_them) {
   }
   for (auto& child : children) CHECK(child.passed());
   CHECK(arena.bytes_touched() <= arena.cap());
-  arena.reclaim(SIZE_MAX);
+  arena.give_back(UINT64_MAX);
   CHECK_EQ(arena.blocks_out(), 0u);
 }
 
@@ -487,7 +487,89 @@ TEST(killed_readers_give_back_what_they_held) {
       if (!wait_for_room(c, writer, waiter)) return;
       write_block(writer, arena, 8 * (1 + random.below(4'000)));
     }
-    arena.reclaim(SIZE_MAX);
+    arena.give_back(UINT64_MAX);
     CHECK_EQ(arena.blocks_out(), 0u);
   }
+}
+
+// Robustness against a peer that writes where it should not.
+
+TEST(a_head_that_somebody_has_written_over_is_an_error_that_names_the_edge) {
+  Channel c(1, 4, 128, 0);
+  ::strncpy(c.board->slot(0)->name, "Maker", sizeof c.board->slot(0)->name - 1);
+  RingWriter writer = c.writer();
+  RingReader reader = c.reader(0);
+  reader.carries = "graph 1, edge #2 (Maker.make)";
+  for (int i = 0; i < 3; ++i) {
+    CHECK(writer.has_room());
+    writer.next_slot()->tag = uint64_t(i);
+    writer.publish();
+  }
+  reader.advance();
+  for (uint64_t wrong : {uint64_t(0), uint64_t(6), uint64_t(1) << 40, UINT64_MAX}) {
+    c.header->head.store(wrong);
+    try {
+      (void)reader.empty();
+      CHECK(!"nothing was thrown");
+    } catch (const std::system_error& error) {
+      CHECK_EQ(error.code().value(), EPROTO);
+      CHECK(std::string(error.what()).find("graph 1, edge #2 (Maker.make)") != std::string::npos);
+      CHECK(std::string(error.what()).find("written by Maker") != std::string::npos);
+    }
+    CHECK_THROWS(std::system_error, reader.head());
+  }
+  for (uint64_t possible : {uint64_t(1), uint64_t(5)}) {  // nothing, or a full ring
+    c.header->head.store(possible);
+    CHECK_EQ(reader.head(), possible);
+  }
+}
+
+TEST(a_name_without_an_end_is_cut) {
+  Channel c(1, 4, 128, 0);
+  std::memset(c.board->slot(0)->name, 'x', sizeof c.board->slot(0)->name);
+  CHECK_EQ(c.board->name(0), std::string(sizeof c.board->slot(0)->name, 'x'));
+}
+
+TEST(a_cursor_that_somebody_has_written_over_spoils_nobody_else_s_input) {
+  Channel c(2, 4, 128, 0);
+  RingWriter writer = c.writer();
+  RingReader other = c.reader(1);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(writer.has_room());
+    writer.next_slot()->tag = uint64_t(i);
+    writer.publish();
+  }
+  c.header->cursors()[0].next.store(UINT64_MAX);
+  CHECK(!writer.has_room());  // the other reader has taken nothing
+  other.advance();
+  CHECK(writer.has_room());
+}
+
+TEST(ends_of_slots_and_bits_that_are_not_there_are_refused) {
+  Channel c(1, 4, 128, 0);
+  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.board, {{2, kBit}}));
+  CHECK_THROWS(std::system_error, RingWriter(c.segment, 0, c.board, {{1, kBellBits}}));
+  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.board, {2, kBit}));
+  CHECK_THROWS(std::system_error, RingReader(c.segment, 0, 0, c.board, {0, kBellBits}));
+}
+
+// Both readers have to take a frame before there is room; the one that stops right after it has taken its own
+// must not keep the other one's ring from the writer.
+TEST(a_reader_that_stops_takes_nobody_s_ring_from_a_waiting_writer) {
+  Channel c(2, 2, 128, kWriterMayWait);
+  RingWriter writer = c.writer();
+  for (int i = 0; i < 2; ++i) {
+    CHECK(writer.has_room());
+    writer.publish();
+  }
+  CHECK(!writer.has_room());
+  writer.wants_room();
+  c.header->cursors()[0].next.store(1);  // the first reader took a frame, looked at the flag, and stopped
+  CHECK(c.header->writer_waits.load() != 0);
+  RingReader second = c.reader(1);
+  second.advance();
+  CHECK(c.rung(0));
+  CHECK(c.header->writer_waits.load() != 0);  // the writer's to take down
+  CHECK(writer.has_room());
+  CHECK_EQ(c.header->writer_waits.load(), 0u);
 }

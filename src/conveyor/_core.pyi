@@ -7,7 +7,7 @@ raises ``TypeError``.
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _Ref = TypeVar("_Ref", bound=RefCore)
 
@@ -15,11 +15,12 @@ KIND_VALUE: int
 KIND_ERROR: int
 KIND_CALL: int
 KIND_CONTROL: int
-KIND_CLOSE: int
 BELL_BITS: int
 """How many bits a bell has: bits are 0 to ``BELL_BITS - 1``."""
 ATTENTION_BIT: int
 """The bit that a death sets in every bell."""
+WAIT_TARGETS: int
+"""How many waits of one process can be noted for one kind of work."""
 RING_WRITER_MAY_WAIT: int
 """A ring's flag: its readers wake a writer that asked for it with ``wants_room``."""
 MAX_READERS: int
@@ -43,18 +44,20 @@ def set_codec(
     encode: Callable[[Any, Any], tuple[int, int, bytes, Sequence[Any] | None]],
     decode: Callable[[int, bytes, list[Buffer] | None], Any],
     announce: Callable[[bytes], None],
+    discard: Callable[[bytes], None],
     final_error: type[Exception],
     arena_full: Callable[[str, list[Holding]], Exception],
     held_alone: Callable[[Any], bool],
     state_error: type[Exception],
+    refused: Callable[[int, str], Exception],
 ) -> None:
     """Set what serves values that are not encoded natively, for the whole process.
 
     ``encode(value, sent)`` gives ``(codec, flags, meta, buffers)``, the codec's number being 16 or
     more; ``decode(codec, meta, buffers)`` gives the value; ``announce(meta)`` learns a frame's
-    definitions. ``final_error`` is the class of errors that decoding again would not mend,
+    definitions, ``discard(meta)`` hears of one that nobody will decode. ``final_error`` is the class of errors that decoding again would not mend,
     ``arena_full(message, holdings)`` makes what is raised at an arena's cap, ``state_error`` is raised
-    in forked children;
+    in forked children; ``refused(errno, text)`` makes what is raised for what the system has refused;
     ``held_alone(value)`` tells whether nothing else refers to a value's memory.
     """
 
@@ -69,6 +72,14 @@ def live_leases() -> int:
 
 def release_unpinned() -> None:
     """End the leases that only waited for a forked child to end."""
+
+def begin_exit(patience: float) -> bool:
+    """This thread ends the interpreter: no other gets out of this module into Python any more. Waits,
+    at most ``patience`` seconds, for those that are between the two; false if one still is.
+    """
+
+def sleep_for_ever() -> NoReturn:
+    """Without the GIL."""
 
 def monotonic_ns() -> int:
     """The clock of deadlines and status pages, in nanoseconds (``CLOCK_MONOTONIC``)."""
@@ -98,11 +109,17 @@ class Board:
     def deaths(self) -> int:
         """How many deaths were announced, modulo 2**32."""
 
-    def set_eventfd(self, slot: int, fd: int) -> None:
-        """Let this process wake ``slot`` from a poll through a duplicate of ``fd``."""
+    def set_eventfd(self, slot: int, fd: int, incarnation: int) -> None:
+        """Let this process wake the ``incarnation``-th process of ``slot`` from a poll through a
+        duplicate of ``fd``. Nothing if it has that of a later one. ``IndexError``, here and below,
+        where the board has no such slot.
+        """
 
     def close_fds(self) -> None:
         """At the end of a session: close every descriptor; the mapping stays."""
+
+    def eventfd(self, slot: int) -> int:
+        """The descriptor kept for that process, still the board's; -1 if there is none."""
 
     def forget_eventfd(self, slot: int) -> None:
         """Close the duplicate that ``set_eventfd`` made, if any."""
@@ -130,11 +147,21 @@ class Board:
     def leaving(self, slot: int) -> bool:
         """Whether the process has noted that."""
 
+    def memory(self, slot: int) -> int:
+        """Bytes with memory behind them in the arena of the process in ``slot``."""
+
+    @property
+    def session_memory(self) -> int:
+        """The same of all processes together: what the session's cap bounds."""
+
+    def forget_memory(self, slot: int) -> None:
+        """The process in ``slot`` has ended: what it had counts no more."""
+
     def death_number(self, slot: int) -> int:
         """Which of the session's deaths the slot's was, from 1; 0 if none was announced."""
 
     def ring(self, slot: int, bit: int) -> None:
-        """Set ``bit`` in the slot's bell and wake whoever sleeps on it; ``bit`` is not checked."""
+        """Set ``bit`` in the slot's bell and wake whoever sleeps on it."""
 
     def announce_death(self, slot: int) -> bool:
         """Mark the slot dead and ring every living process; false if it was marked already."""
@@ -154,8 +181,14 @@ class Board:
     def pid(self, slot: int) -> int:
         """The process's id as it sees itself, 0 before it is alive."""
 
-    def waits(self, slot: int) -> tuple[int, int, int]:
-        """(slot waited for or -1, number of waits begun, number of vain looks while waiting)."""
+    def waits(
+        self, slot: int, work: int
+    ) -> tuple[int, int, int, list[tuple[int, int, str]]] | None:
+        """What keeps that process from doing one kind of work: (version, how many questions all its
+        waits have answered, mode, waits as (slot, work, text)). ``None`` while it changes."""
+
+    def ask(self, slot: int) -> int:
+        """Have the waits of that process look once more; the number of the question."""
 
     def status(self, slot: int) -> tuple[int, int, int, int, int, int, str]:
         """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0
@@ -203,18 +236,21 @@ class Inbox:
     def poll(self) -> int:
         """Take the next ready bit, or -1, without waiting."""
 
-    def arm(self, seen: int) -> bool:
-        """Ask for the eventfd to be written at the next ring; true if ``count`` is still ``seen``:
-        sleep only then.
+    def arm(self, seen: int, own: int) -> bool:
+        """Ask for the eventfd to be written at every ring from now on, for the sleeper whose relay is
+        ``own``; true if ``count`` is still ``seen``: sleep only then.
         """
+
+    def disarm(self, own: int) -> None:
+        """This sleeper is awake, and needs no event."""
 
     def clear_event(self, own: int) -> None:
-        """Make the eventfd unreadable, and wake all others that sleep on it; ``own`` is the
-        caller's relay or -1.
-        """
+        """The same; also make the eventfd unreadable, and wake all others that sleep on it."""
 
     def add_relay(self, fd: int) -> None:
-        """Write to this eventfd whenever somebody else takes the event down; it stays the caller's."""
+        """Be a sleeper that goes by this eventfd, which is written when another takes the event down
+        that this one sleeps on. It stays the caller's.
+        """
 
     def remove_relay(self, fd: int) -> None:
         """Undo ``add_relay``."""
@@ -230,8 +266,16 @@ class Inbox:
         now.
         """
 
-    def waiting_for(self, slot: int) -> None:
-        """Note on the status page: waits for that process; -1: for nobody."""
+    @property
+    def asked(self) -> int:
+        """How many questions others have had for this process's waits."""
+
+    def note_waits(self, work: int, mode: int, waits: list[tuple[int, int, str]]) -> None:
+        """Note on the status page what keeps this process from doing one kind of work: any of these
+        waits, as (slot, work there, text); an empty list: nothing does. At most ``WAIT_TARGETS``."""
+
+    def answer(self, work: int, asked: int) -> None:
+        """Those waits have looked in vain since that question."""
 
 class Segment:
     """Shared memory that holds rings."""
@@ -287,6 +331,18 @@ class Limits:
     def cancelled(self, number: int) -> bool:
         """Whether it is, as long as it is under way."""
 
+    def count_failure(self) -> int:
+        """Before the executor is told of a task that has failed: how many there were before."""
+
+    def uncount_failure(self) -> None:
+        """It could not be told."""
+
+    def fail(self, number: int) -> None:
+        """Mark an execution as failed, which counts as cancelled; after the executor has been told."""
+
+    def failed(self, number: int) -> bool:
+        """Whether it is so marked, as long as it is under way."""
+
     @property
     def cancellations(self) -> int:
         """How often ``cancel`` was called."""
@@ -304,16 +360,27 @@ CANCELLED: bytes
 """``ErrorFrame.meta`` of what was not run because it had been cancelled."""
 OVERDUE: bytes
 """``ErrorFrame.meta`` of what was not run, or came, after the deadline."""
+UNSAID: bytes
+"""``ErrorFrame.meta`` where no memory was left to say what had gone wrong."""
+UNREAD: bytes
+"""``ErrorFrame.meta`` of a result that this process had no memory left to look at."""
+BROKEN: bytes
+"""``ErrorFrame.meta`` of a result that is not valid."""
 
 class Arena:
-    """Where this process puts its large payloads. Not thread-safe: keep the GIL."""
+    """Where this process puts its large payloads. A thread of its own, which starts with the first of
+    them and never takes the GIL, gives back what has been free for some seconds.
+    """
 
-    def close_fd(self) -> None:
-        """At the end of a session: nothing more can be allocated."""
+    def close(self) -> None:
+        """At the end of a session: nothing more can be allocated, and what is free is given back."""
 
-    def __init__(self, fd: int, size: int, cap: int) -> None:
-        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, at most ``cap`` bytes
-        of memory.
+    def __init__(
+        self, fd: int, size: int, cap: int, board: Board, slot: int, idle: float = 3.0
+    ) -> None:
+        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, of the process in ``slot``;
+        at most ``cap`` bytes of memory behind all arenas that are counted on ``board``. What has been
+        free for ``idle`` seconds is given back.
         """
 
     @staticmethod
@@ -325,11 +392,11 @@ class Arena:
         ``arena_full`` of ``set_codec`` if there is none.
         """
 
-    def trim(self, idle: float = 0.0) -> None:
-        """Free the memory of blocks that have been free for ``idle`` seconds."""
+    def give_back(self) -> None:
+        """Take back every block whose readers are done, and free the memory of all that are free."""
 
-    def reclaim(self) -> None:
-        """Take back every block whose readers are done or dead."""
+    def give_back_soon(self) -> None:
+        """Have the arena's thread do so."""
 
     @property
     def bytes_touched(self) -> int:
@@ -345,7 +412,7 @@ class Arena:
 
     @property
     def cap(self) -> int:
-        """The most that ``bytes_touched`` may become."""
+        """Of all arenas of the session."""
 
 class MemoryBudget:
     """What some channels' values may take of an arena, all together."""
@@ -362,8 +429,14 @@ class MemoryBudget:
 class ArenaView:
     """Another process's arena as this one reads it, mapped where it is used."""
 
-    def __init__(self, fd: int, size: int) -> None:
-        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses."""
+    def __init__(self, fd: int, size: int, board: Board, slot: int) -> None:
+        """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, of the process in ``slot``,
+        which is told of leases that have ended.
+        """
+
+    @property
+    def fd(self) -> int:
+        """The duplicate, which stays the view's."""
 
 class Buffer:
     """A window of received (leased) or own memory; exports the buffer protocol.
@@ -391,10 +464,11 @@ class Buffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Snapshot:
-    """An encoded value, to be decoded any number of times. To send it is to send the value."""
+    """An encoded value, to be decoded any number of times; also what a ref keeps of a result that has
+    come. To send it is to send the value."""
 
     def __init__(self, value: Any, sent: Any, share_from: int = 0) -> None:
-        """From ``share_from`` bytes on (0: never) it lies in a file that others can be given. Raises
+        """``sent`` has carried nothing. From ``share_from`` bytes on (0: never) it lies in a file that others can be given. Raises
         what the codec raises for ``value``.
         """
 
@@ -412,6 +486,18 @@ class Snapshot:
     def fd(self) -> int:
         """The file that it lies in, or -1; stays the snapshot's."""
 
+    @property
+    def has_refs(self) -> bool:
+        """Whether its value refers to refs, which its meta bytes name."""
+
+    @property
+    def meta(self) -> bytes:
+        """Of a value that the codec has encoded."""
+
+    def loose(self) -> tuple[int, bytes, list[Buffer] | None] | None:
+        """What the codec's ``decode`` takes, to be sent inside of another value. ``None`` if it was
+        encoded natively, or could not be decoded elsewhere."""
+
     def decode(self) -> Any:
         """A value equal to the one at the time of the snapshot; they share the snapshot's memory."""
 
@@ -424,6 +510,10 @@ class ErrorFrame:
     @property
     def meta(self) -> bytes:
         """The encoded exception."""
+
+    @property
+    def others(self) -> list[bytes] | None:
+        """Of an execution that fails as one: what else is known to have failed in it, encoded."""
 
 EVENT_BYTES: int
 """What one event of a trace takes."""
@@ -451,11 +541,12 @@ class Recorder:
         outputs: int,
         slots: int,
         threads: bool,
+        whose: str = "",
     ) -> None:
         """At ``offset``, with a ring of ``capacity`` events (a power of two) at ``events``; ``control``
         is shared by all recorders of a graph. ``outputs`` of the sends go to the driver, and the time
         of each of their last ``slots`` (a power of two) is kept. ``threads``: events name theirs.
-        ``OSError`` where the segment has no such place.
+        ``whose`` it is, for errors. ``OSError`` where the segment has no such place.
         """
 
     @staticmethod
@@ -475,10 +566,6 @@ class Recorder:
     def running(self) -> tuple[int, int, int] | None:
         """(task, execution, since) while a task runs, or if the process has ended in it."""
 
-    @property
-    def memory(self) -> int:
-        """Bytes behind the process's arena when it last sent a large value."""
-
     tracing: bool
     """Whether events are noted: of all recorders with the same ``control``. Set by the driver."""
 
@@ -486,7 +573,9 @@ class Recorder:
         """Forget the events that are there; keep at most ``limit`` from now on."""
 
     def drain(self) -> None:
-        """Take the events out of the ring."""
+        """Take the events out of the ring. ``OSError``, once, where a process has written over its
+        head.
+        """
 
     def take_events(self) -> builtins.bytes:
         """The events taken out of the ring, once: ``EVENT_BYTES`` each."""
@@ -596,9 +685,11 @@ class Reader:
         writer: tuple[int, int],
         view: ArenaView,
         readonly: bool,
+        carries: str = "",
     ) -> None:
         """End number ``reader``; ``writer``: the (slot, bit) to ring for room, ``view``: of its
-        arena. ``OSError`` where no such ring is.
+        arena, ``carries``: what goes over it, for errors. ``OSError`` where no such ring is; from
+        everything that looks at the ring, where a process has written over its head.
         """
 
     @property
@@ -637,11 +728,18 @@ class Reader:
         raises what decoding raises.
         """
 
+    def receive_kept(self) -> Any:
+        """The next frame as a ref keeps it: its value if that is immutable, an ``ErrorFrame``, else a
+        ``Snapshot``; ``EMPTY`` if there is no frame.
+        """
+
     def skip(self) -> bool:
         """Drop the next frame, but for the definitions in it; false if there is none."""
 
     def close(self) -> None:
-        """Take no more; the writer is rung and does not wait for this reader."""
+        """Take no more: the writer does not wait for this reader, and large values that it has not
+        taken, or that still come, are free again. The end of the object does the same.
+        """
 
 class Gate:
     """Submits under consecutive numbers, and finds each number's result on each reader."""
@@ -664,7 +762,7 @@ class Gate:
 
     def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
         """Like ``submit``, and make the ref of the first reader's result: an instance of ``type``,
-        with ``source``. ``None`` if there is no room.
+        with ``source``. ``None`` if there is no room, and if ``value`` is a ref.
         """
 
     def submit(self, value: Any, deadline: int = 0) -> int:
@@ -675,6 +773,20 @@ class Gate:
     def set_limits(self, limits: Limits) -> None:
         """Where deadlines are written."""
 
+    def set_failures(self, readers: list[Reader], together: bool) -> None:
+        """Hear of tasks that have failed, on these readers: frames as ``FailureTeller`` sends them. With
+        ``together`` each execution fails as one. After ``set_limits``.
+        """
+
+    def failed(self, number: int, reader: int) -> bool:
+        """Of a result that is here: whether it is an error."""
+
+    def hear(self) -> bool:
+        """Hear of what has failed since: whether there was anything."""
+
+    def failures(self) -> list[tuple[int, list[bytes]]]:
+        """Executions under way in which tasks have failed, with the errors in the order of coming."""
+
     def interrupt(self) -> None:
         """Whoever waits in ``get`` returns ``EMPTY`` and looks again. Rings this process's bell."""
 
@@ -684,12 +796,12 @@ class Gate:
         """
 
     def get(self, number: int, reader: int, timeout: float | None = None, deaths: int = -1) -> Any:
-        """Wait for a result and take it; ``EMPTY`` at the timeout, when closed, or when
-        ``Board.deaths`` is not ``deaths`` (-1: any).
+        """Wait for a result and take it, as ``Reader.receive_kept`` gives it; ``EMPTY`` at the timeout,
+        when closed, or when ``Board.deaths`` is not ``deaths`` (-1: any).
         """
 
     def take(self, number: int, reader: int) -> Any:
-        """Take a result that is here, else ``EMPTY``."""
+        """Take a result that is here, as ``Reader.receive_kept`` gives it, else ``EMPTY``."""
 
     def ready(self, number: int, reader: int) -> bool:
         """Whether the result is here."""
@@ -699,6 +811,9 @@ class Gate:
 
     def drain(self) -> None:
         """Move what has come out of the rings, so that their slots are free."""
+
+    def leave(self) -> None:
+        """``drain``, and take nothing that comes later: the readers are closed."""
 
     @property
     def has_room(self) -> bool:
@@ -743,7 +858,11 @@ class RefCore:
     _number: int
     """Of the submission; -1: there was none yet."""
     _outcome: Any
-    """``EMPTY`` until the ref is settled."""
+    """``EMPTY`` until the ref is settled; a ``Snapshot`` of what has come, or its value if that is
+    immutable."""
+
+    _inner: Any
+    """The refs that the value refers to, once they are held; else ``None``."""
 
     @property
     def _source(self) -> Any:
@@ -772,6 +891,14 @@ class RefCore:
     def _unclaim(self) -> None:
         """Give it back, and wake those who were refused."""
 
+def refs_get_soon(refs: list[Any]) -> list[Any] | None:
+    """The values of the first of ``refs``: of those before one that is not soon there, or has failed.
+    ``None`` if there is anything else than refs.
+    """
+
+def refs_among(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether one of the arguments is itself a ref; ``kwargs``: a dict, or ``None``."""
+
 class Program:
     """The steps of one actor's part of a graph."""
 
@@ -781,7 +908,7 @@ class Program:
         graph: int,
         bit: int,
         registers: int,
-        encode_error: Callable[[BaseException, str], bytes],
+        encode_error: Callable[[BaseException, str, int], bytes],
         check_elements: Callable[[Any, int, str], tuple[Any, ...]],
         recorder: Recorder,
     ) -> None:
@@ -849,8 +976,8 @@ class DeathWatch:
 
     @staticmethod
     def supported() -> bool:
-        """Whether this kernel can wait for many life words (Linux 5.16); else only fatal signals
-        are seen.
+        """Whether this kernel can wait for many life words (Linux 5.16), and lets us; else only fatal
+        signals are seen.
         """
 
     def add(self, slot: int) -> None:

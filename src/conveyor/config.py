@@ -21,7 +21,7 @@ class Config:
         ``None``: as many as there are cores.
     slot_bytes: what one slot of a ring holds in place; larger payloads go to the arena.
     memory_bytes: what values of this graph may take of each process's arena at the same time, those on
-        their way and those that somebody still holds; ``None``: only the arena's own cap holds. Beyond
+        their way and those that somebody still holds; ``None``: only the session's cap holds. Beyond
         it sending raises ``ArenaFullError``, in this graph only.
     spin_us: microseconds that the graph's processes spin at most before a wait sleeps, as long as it
         is there; 0 uses no core while waiting and costs the time that a wake-up takes. Where a process
@@ -32,6 +32,11 @@ class Config:
         own; ``None``: no limit.
     submit_timeout, get_timeout: seconds that ``execute`` and ``get`` wait where they are given no
         ``timeout``; ``None``: no limit. ``timeout=-1`` is no limit in any case.
+    fail_fast: an execution fails as one: as soon as one of its tasks raises, all of its results that
+        are not there yet come to that error, and tasks that have not begun are skipped. ``False``: each
+        result comes to what it depends on, and every task runs whose inputs are there.
+    cancel_with_await: an execution is cancelled when the last task that awaits one of its results is
+        (``asyncio.wait_for``, a client that disconnects). ``False``: it goes on.
     debug: note where the driver gets results, so that ``ArenaFullError`` can say where those were got
         that fill an arena. Costs a microsecond for each ``get``. ``CONVEYOR_DEBUG=1`` in the environment
         turns it on for all graphs.
@@ -49,6 +54,8 @@ class Config:
     deadline: float | None = None
     submit_timeout: float | None = None
     get_timeout: float | None = None
+    fail_fast: bool = True
+    cancel_with_await: bool = True
     ignore_unused: bool = False
     debug: bool = field(default_factory=lambda: os.environ.get("CONVEYOR_DEBUG") == "1")
 

@@ -12,18 +12,33 @@ __all__ = [
     "ActorDiedError",
     "ActorRestartedError",
     "ActorStartError",
+    "ActorUnavailableError",
     "ArenaFullError",
+    "ArgumentsError",
     "CapacityError",
-    "ChannelClosedError",
+    "ChannelError",
     "ConveyorError",
     "DeadlineExceededError",
     "DeadlockError",
     "ExecutionCancelledError",
+    "GetTimeoutError",
     "GraphError",
     "GraphTornDownError",
     "Held",
+    "NodeSentError",
+    "ObjectStoreFullError",
+    "OutOfMemoryError",
+    "RayActorError",
+    "RayCgraphCapacityExceeded",
+    "RayChannelError",
+    "RayChannelTimeoutError",
+    "RayError",
+    "RayTaskError",
     "RuntimeStateError",
     "SerializationError",
+    "SessionEndedError",
+    "SystemLimitError",
+    "TaskCancelledError",
     "TaskError",
     "WaitTimeoutError",
 ]
@@ -41,7 +56,20 @@ class SerializationError(ConveyorError, TypeError):
     """A value cannot be pickled, or a received value cannot be unpickled."""
 
 
-class WaitTimeoutError(ConveyorError, TimeoutError):
+class ArgumentsError(ConveyorError, TypeError, ValueError):
+    """Arguments do not fit: those of a graph's ``execute``, or what ``get`` or ``wait`` is given."""
+
+
+class NodeSentError(GraphError, SerializationError):
+    """A graph node is among what should be pickled: in an object that ``bind`` does not look into, or
+    in the arguments of ``remote``."""
+
+
+class ChannelError(ConveyorError):
+    """A graph's channels cannot be used: the graph was torn down, or a wait for them took too long."""
+
+
+class WaitTimeoutError(ChannelError, TimeoutError):
     """A wait with a timeout ended before its result was there. The same wait can be tried again."""
 
 
@@ -55,8 +83,12 @@ if TYPE_CHECKING:
     class ExecutionCancelledError(ConveyorError, CancelledError):
         """An execution, or a call, was cancelled. Also a ``concurrent.futures.CancelledError``."""
 
+    TaskCancelledError = ExecutionCancelledError
+
 
 def __getattr__(name: str) -> Any:
+    if name == "TaskCancelledError":
+        name = "ExecutionCancelledError"
     if name != "ExecutionCancelledError":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Made when it is asked for: concurrent.futures is slow to import.
@@ -97,7 +129,7 @@ class Held(NamedTuple):
 
 
 class ArenaFullError(ConveyorError, MemoryError):
-    """The memory cap of a process's arena is reached; the message says which values hold it.
+    """The session's memory cap is reached (or a graph's own); the message says which values hold it.
 
     ``held`` says the same for programs: those who hold most come first.
     """
@@ -110,16 +142,32 @@ class ArenaFullError(ConveyorError, MemoryError):
         return (type(self), (str(self), self.held))
 
 
-class ChannelClosedError(ConveyorError, RuntimeError):
-    """The channel's other side has closed it."""
+class OutOfMemoryError(ConveyorError, MemoryError):
+    """The system has refused memory, or addresses, to a process (``ulimit -v``, ``vm.max_map_count``).
+
+    The cap of a process's arena is another thing: :class:`ArenaFullError`. A ``get`` that raises this
+    itself can be tried again; in a task it is that task's error.
+    """
 
 
-class GraphTornDownError(ConveyorError, RuntimeError):
+class GraphTornDownError(ChannelError, RuntimeError):
     """A graph is used after its ``teardown()``."""
 
 
 class RuntimeStateError(ConveyorError, RuntimeError):
     """The library's state does not allow it (after ``shutdown``, in a forked child)."""
+
+
+class SessionEndedError(RuntimeStateError):
+    """The session has ended, by ``shutdown()`` or with the program: nothing of it can be had any more."""
+
+
+class SystemLimitError(ConveyorError, OSError):
+    """A limit of the system keeps the session from what it needs: descriptors, addresses, sizes of files,
+    processes. The message names the limit, how high it is, and what to do; ``errno`` is the system's."""
+
+    def __str__(self) -> str:
+        return str(self.args[1]) if len(self.args) == 2 else super().__str__()
 
 
 class DeadlockError(ConveyorError, RuntimeError):
@@ -242,3 +290,14 @@ class TaskError(ConveyorError):
 
     def __reduce__(self) -> tuple[type, tuple[str, BaseException | None, str, str, str]]:
         return TaskError, self._origin
+
+
+# Ray's names, for programs that catch these by ``ray.exceptions.X``.
+RayError = ConveyorError
+RayTaskError = TaskError
+RayActorError = ActorDiedError
+ActorUnavailableError = ActorRestartedError
+RayChannelError = ChannelError
+RayChannelTimeoutError = GetTimeoutError = WaitTimeoutError
+RayCgraphCapacityExceeded = CapacityError
+ObjectStoreFullError = ArenaFullError

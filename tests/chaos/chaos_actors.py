@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import struct
 import sys
@@ -15,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos_values import Payload, digest, make, scribble
+from chaos_forks import Children
+from chaos_values import Payload, arrays, digest, make, scribble
 
 import conveyor
 
@@ -29,6 +31,8 @@ ENDS = {
     "sys.exit": (None, 4),
 }
 RAISES = ("ValueError", "KeyError", "OwnError", "chained")
+#: Inside a method, too, but nobody else may notice.
+HARMLESS = ("a fork", "a fork that is waited for")
 
 
 class OwnError(Exception):
@@ -69,6 +73,7 @@ class Strike:
 
     kind: str
     slot: int
+    seconds: float = 0.0  # how long what it makes lives
 
 
 #: Faults of one actor: at which run of which task of which graph.
@@ -97,24 +102,59 @@ class Clock:
         self._memory[:] = bytes(8 * self.SLOTS)
 
 
+class Exits:
+    """The pids of those that have ended in good order: a file that each adds to."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def note(self, pid: int) -> None:
+        with open(self._path, "a") as file:
+            file.write(f"{pid}\n")
+
+    def read(self) -> set[int]:
+        try:
+            with open(self._path) as file:
+                return {int(line) for line in file}
+        except FileNotFoundError:
+            return set()
+
+
 class Chaos:
     """One object for an actor; plain Python evaluates graphs with others of the same class."""
 
     def __init__(self, clock: str = "") -> None:
         self._clock = Clock(clock) if clock else None
+        self._exits = Exits(clock + ".exits")
+        self._children = Children()
         self._runs: Counter[tuple[str, int]] = Counter()
         self._strikes: Strikes = {}
         self._noted: dict[str, int] = {}
 
     def begin(self, strikes: Strikes) -> int:
         """A new round."""
+        if wrong := self._children.reap():
+            raise AssertionError(wrong)
         self._runs.clear()
         self._noted.clear()
         self._strikes = strikes
         return os.getpid()
 
+    def __conveyor_exit__(self) -> None:
+        self._exits.note(os.getpid())
+
     def ping(self, x: Any) -> Any:
         return x
+
+    def limit_memory(self, more: int | None) -> None:
+        """Let this process take so many bytes of addresses beyond what it has; ``None``: any."""
+        with open("/proc/self/statm") as statm:
+            now = mmap.PAGESIZE * int(statm.read().split()[0])
+        limit = resource.RLIM_INFINITY if more is None else now + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+    def load(self, refs: list[Any]) -> Any:
+        return refs[0].get()
 
     def mix(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
         return make(step.payload, self._run(step, args, kwargs))
@@ -147,7 +187,7 @@ class Chaos:
         self._runs[where] += 1
         strike = self._strikes.get((*where, run))
         if strike is not None:
-            self._strike(strike, f"{where} run {run}")
+            self._strike(strike, f"{where} run {run}", (args, kwargs))
         seed = digest((step.graph, step.task, run if step.counted else 0, args, kwargs))
         if self._clock is not None:
             if step.overwrites:
@@ -156,7 +196,7 @@ class Chaos:
                 time.sleep(step.pause)
         return seed
 
-    def _strike(self, strike: Strike, where: str) -> None:
+    def _strike(self, strike: Strike, where: str, given: Any) -> None:
         kind = strike.kind
         if self._clock is not None:
             self._clock.stamp(strike.slot)
@@ -173,6 +213,11 @@ class Chaos:
                 raise ValueError(where) from error
         if self._clock is None:
             return  # plain Python lives on
+        if kind in HARMLESS:
+            wait = kind == "a fork that is waited for"
+            inherited = [(array, digest(array)) for array in arrays(given)]
+            self._children.fork(inherited, strike.seconds, wait, f"at {where}")
+            return
         if kind == "null pointer":
             ctypes.string_at(0)
         if kind == "own SIGSEGV":
@@ -187,6 +232,14 @@ class Chaos:
             sys.exit(4)
         time.sleep(60)  # a signal to oneself may take a moment
         raise AssertionError(kind)
+
+
+class HandlerChaos(Chaos):
+    """The same with a signal handler: its main thread sleeps where signals can wake it."""
+
+    def __init__(self, clock: str = "") -> None:
+        super().__init__(clock)
+        signal.signal(signal.SIGUSR2, lambda number, frame: None)
 
 
 class AsyncChaos(Chaos):

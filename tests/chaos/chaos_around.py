@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from chaos_actors import Clock
+from chaos_actors import Clock, Exits
+from chaos_elsewhere import Elsewhere
 from chaos_graphs import Failed, Graph
 from chaos_pool import Pool
 from chaos_tally import Tally
-from chaos_values import bulk, digest
+from chaos_values import arrays, bulk, digest
 from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
 
 #: ms after a fault until which whoever waits must know.
@@ -36,6 +37,8 @@ class Around:
     watchdog: Watchdog
     tally: Tally
     holdings: Holdings
+    elsewhere: Elsewhere
+    exits: Exits
 
 
 class Holdings:
@@ -51,6 +54,11 @@ class Holdings:
         size = bulk(value)
         self._held.append((value, checksum, size, where))
         self._bytes += size
+
+    def some_arrays(self) -> list[tuple[object, int]]:
+        """With their checksums: for children that inherit them."""
+        newest = list(self._held)[-20:]
+        return [(a, digest(a)) for value, *_ in newest for a in arrays(value)]
 
     def let_go(self, rng: Random, everything: bool = False) -> None:
         """Check some of them, and let them go."""
@@ -71,7 +79,13 @@ class Running:
     spec: Graph
     graph: Any
     expected: list[list[int | Failed]]
+    #: ``expected`` is what each result must be. Not exact: what it is if nothing fails in its
+    #: execution, which fails as one.
+    exact: bool = True
     next: int = 0
+    cancelled: set[int] = field(default_factory=set)
+    #: After each restart the first execution, and the first fault that can have had to do with it.
+    epochs: list[tuple[int, int]] = field(default_factory=list)
     died: bool = False  # somebody was told
     torn: bool = False
     pending: dict[int, list[Any]] = field(default_factory=dict)

@@ -103,8 +103,9 @@ def flatten(structure: Any, like: Any) -> Iterator[Any]:
 
 
 def random_graph(
-    rng: Random, name: str, asynchronous: Sequence[bool], counted: bool, crowd: int
-) -> Graph:
+    rng: Random, name: str, asynchronous: Sequence[bool], counted: bool, crowd: int,
+    pauses: Sequence[float] = (0, 0, 0, 0, 0, 0, 0.001, 0.005),
+) -> Graph:  # fmt: skip
     """A graph over actors of which ``asynchronous`` says which have coroutines. Not ``counted``: its
     results do not depend on the order of executions. ``crowd``: about how many executions."""
     mode = rng.choice(["whole", "whole", "parts", "parts", "both", "none"])
@@ -150,7 +151,7 @@ def random_graph(
         kwargs = {key: argument() for key in "xyz" if rng.random() < 0.15}
         payload = random_payload(rng, 4 * MB if large else 8000)
         large -= payload.size >= 64 << 10
-        pause = rng.choice([0, 0, 0, 0, 0, 0, 0.001, 0.005])
+        pause = rng.choice(pauses)
         step = Step(name, number, payload, counted, rng.random() < 0.5, pause)
         tasks.append(Task(actor, method, step, args, kwargs))
         elements = {"split2": 2, "split3": 3}.get(method)
@@ -246,14 +247,18 @@ def _without_disturbing(tasks: list[Task], outputs: Any) -> list[Task]:
     return checked
 
 
-def chain(name: str, actors: Sequence[int], executions: int) -> Graph:
-    """One task on each actor, each after the other."""
+def chain(
+    name: str, actors: Sequence[int], executions: int, counted: bool = True,
+    size: int = 4000, given: int = 5000,
+) -> Graph:  # fmt: skip
+    """One task on each actor, each after the other. ``size``: bytes of each result; ``given``: of the
+    input."""
     tasks: list[Task] = []
     for number, actor in enumerate(actors):
-        step = Step(name, number, Payload("array", 4000), True, False, 0)
-        given = Out(number - 1) if number else In(())
-        tasks.append(Task(actor, "mix", step, (given,), {}))
-    payloads = (Payload("bytes", 5000),) * 5
+        step = Step(name, number, Payload("array", size), counted, False, 0)
+        source = Out(number - 1) if number else In((0, "a"))
+        tasks.append(Task(actor, "mix", step, (source,), {}))
+    payloads = (Payload("bytes", given), *(Payload("int", 8),) * 4)
     last = Out(len(actors) - 1)
     return Graph(name, tuple(tasks), last, (), 1, (), payloads, 1, 2, executions)
 

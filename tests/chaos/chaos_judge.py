@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from random import Random
 from typing import Any
 
-from chaos_actors import RAISED, RAISES
+from chaos_actors import RAISED
 from chaos_around import REPORT_WITHIN, Around, Running, Wrong
 from chaos_faults import Fault, Faults, matches
 from chaos_graphs import Failed, Graph
@@ -16,7 +17,13 @@ from chaos_tally import Tally
 from chaos_values import digest
 from chaos_watch import busy_ns
 
-from conveyor.exceptions import ActorDiedError, GraphTornDownError, TaskError, WaitTimeoutError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ExecutionCancelledError,
+    GraphTornDownError,
+    TaskError,
+    WaitTimeoutError,
+)
 
 
 class Judge:
@@ -41,12 +48,14 @@ class Judge:
             raise Wrong(f"{where}: a timeout that does not say of what") from error
         self.tally.timeouts += 1
 
-    def _check_value(self, value: Any, expected: int | Failed, where: str) -> None:
+    def _check_value(
+        self, value: Any, expected: int | Failed, where: str, keep: bool = True
+    ) -> None:
         checksum = digest(value)
         if checksum != expected:
             raise Wrong(f"{where}: expected {expected}, got {checksum}: {value!r:.500}")
         self.tally.results += 1
-        if self.rng.random() < 0.1:
+        if keep and self.rng.random() < 0.1:
             self.around.holdings.keep(value, checksum, f"{where} of round {self.seed}")
             self.tally.held += 1
 
@@ -54,10 +63,12 @@ class Judge:
         self,
         error: BaseException,
         running: Running,
+        number: int,
         expected: int | Failed,
         since: int,
         where: str,
     ) -> None:
+        """``error`` came for ``expected``, which is a result of execution ``number``, or all of them."""
         if isinstance(error, ActorDiedError):
             self._died(error, running.spec, since)
             running.died = True
@@ -66,24 +77,45 @@ class Judge:
             if not running.torn:
                 raise Wrong(f"{where}: nobody has torn it down") from error
             return
-        if not isinstance(error, TaskError) or not isinstance(expected, Failed):
+        if isinstance(error, ExecutionCancelledError):
+            if number not in running.cancelled:
+                raise Wrong(f"{where}: nobody has cancelled it") from error
+            return
+        if not isinstance(error, TaskError):
             raise Wrong(f"{where}: expected {expected}") from error
-        for task, _ in expected.blamed:
-            blamed = running.spec.tasks[task]
-            for fault in self.faults.planned:
-                if (fault.graph, fault.task) != (running.index, task) or fault.kind not in RAISES:
-                    continue
-                place = f"('{running.spec.name}', {task}) run {fault.run}"
-                if (
-                    isinstance(error, RAISED[fault.kind])
-                    and place in str(error)
-                    and error.actor == self.members[blamed.actor].name
-                    and blamed.method in error.node
-                ):
-                    self._seen(fault, since)
-                    self.tally.errors += 1
-                    return
+        if not running.exact:
+            able = set(range(len(running.spec.tasks)))
+        elif isinstance(expected, Failed):
+            able = {task for task, _ in expected.blamed}
+        else:
+            raise Wrong(f"{where}: expected {expected}") from error
+        for fault in self.faults.planned:
+            here = fault.raises and fault.graph == running.index and fault.task in able
+            if here and self._tells_of(error, running, fault):
+                self._failed_with(fault, running, number, where)
+                self._seen(fault, since)
+                self.tally.errors += 1
+                return
         raise Wrong(f"{where}: the error tells of something else than {expected}") from error
+
+    def _tells_of(self, error: TaskError, running: Running, fault: Fault) -> bool:
+        """Whether ``error`` is that of ``fault``. Others of its execution follow behind in its text."""
+        blamed = running.spec.tasks[fault.task]
+        own = str(error).partition("also failed in this execution")[0]
+        return bool(
+            isinstance(error, RAISED[fault.kind])
+            and re.search(rf"\('{running.spec.name}', {fault.task}\) run {fault.run}\b", own)
+            and error.actor == self.members[blamed.actor].name
+            and blamed.method in (error.node or "")
+            and self.around.clock.read(fault.slot)
+        )
+
+    def _failed_with(self, fault: Fault, running: Running, number: int, where: str) -> None:
+        """A task raises once, so one execution fails with it."""
+        failed = (running.index, number)
+        if fault.execution not in (None, failed):
+            raise Wrong(f"{where}: {fault.execution} has failed with the same error")
+        fault.execution = failed
 
     def _died(
         self, error: ActorDiedError, spec: Graph | None, since: int = 0, place: int | None = None
@@ -94,8 +126,9 @@ class Judge:
         since = since or self.waiting_since
         able = [
             fault
-            for fault in self.faults.deadly
-            if self.members[fault.victim].name == error.actor
+            for fault in self._suspects()
+            if fault.victim >= 0
+            and self.members[fault.victim].name == error.actor
             and (spec is None or fault.victim in spec.actors)
             and (place is None or fault.victim == place)
         ]
@@ -114,6 +147,9 @@ class Judge:
                 f"{error.exit_code}, not {[f.name for f in struck]}"
             ) from error
 
+    def _suspects(self) -> list[Fault]:
+        return self.faults.deadly
+
     def _seen(self, fault: Fault, since: int, now: int | None = None) -> None:
         """Somebody who has waited since ``since`` was told of ``fault``."""
         if fault.reported_ns is not None:
@@ -131,11 +167,10 @@ class Judge:
         allowed = around.hiccups.worst(max(happened, since), now) / 1e6
         allowed += (busy_ns() - self.busy_at.ns) / 1e6
         if fault.kills:
-            ended = around.deaths.ended(self.members[fault.victim].pid)
+            ended = around.deaths.ended(fault.pid)
             allowed += ((ended or now) - happened) / 1e6
-        if any(other.kind.startswith("stop") for other in self.faults.planned):
-            allowed += 1e3 * max(other.pause for other in self.faults.planned)
-        if fault.kind in RAISES:
+        allowed += 1e3 * sum(other.holds_up for other in self.faults.planned)
+        if fault.raises:
             # The error comes behind what was on its way before.
             allowed += 1e3 * sum(task.step.pause for s in self.specs for task in s.tasks) * 40
         if ms > REPORT_WITHIN + allowed:

@@ -6,24 +6,33 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from chaos_actors import AsyncChaos, Chaos
+import psutil
+from chaos_actors import AsyncChaos, Chaos, HandlerChaos
 from chaos_tally import Tally
 from chaos_watch import DeathTimes
 
 import conveyor
 
-#: At each place an actor with coroutines or without.
-PLACES = (False, False, False, False, True, True)
+CLASSES = {"plain": Chaos, "handler": HandlerChaos, "coroutines": AsyncChaos}
+#: At each place an actor of this kind.
+PLACES = ("plain", "plain", "plain", "handler", "coroutines", "coroutines")
 
 
 @dataclass
 class Member:
+    """``restarts``: its ``max_restarts``."""
+
     handle: Any
     name: str
+    kind: str
     pid: int
     pidfd: int
-    asynchronous: bool
+    restarts: int = 0
     dead: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.kind == "coroutines"
 
 
 class Pool:
@@ -31,24 +40,36 @@ class Pool:
         self._clock = clock
         self._deaths = deaths
         self._tally = tally
-        self._classes = {False: conveyor.remote(Chaos), True: conveyor.remote(AsyncChaos)}
-        self.members = [self._start(asynchronous) for asynchronous in PLACES]
+        self._classes = {kind: conveyor.remote(cls) for kind, cls in CLASSES.items()}
+        self.members = [self.start(kind) for kind in PLACES]
 
     def replace_the_dead(self) -> None:
         for place, member in enumerate(self.members):
             if member.dead:
                 os.close(member.pidfd)
-                self.members[place] = self._start(member.asynchronous)
+                self.members[place] = self.start(member.kind)
 
     def close(self) -> None:
         for member in self.members:
             os.close(member.pidfd)
         self.members.clear()
 
-    def _start(self, asynchronous: bool) -> Member:
-        handle = self._classes[asynchronous].remote(self._clock)
+    @property
+    def server(self) -> int:
+        """The pid of the fork server."""
+        return psutil.Process(self.members[0].pid).ppid()
+
+    def start(self, kind: str, restarts: int = 0) -> Member:
+        handle = self._classes[kind].options(max_restarts=restarts).remote(self._clock)
         pid = conveyor.get(handle.begin.remote({}))
+        # It has its connection for refs from the beginning, so that descriptors can be compared.
+        if conveyor.get(handle.load.remote([conveyor.put(pid)])) != pid:
+            raise AssertionError("a ref gives another value than was put")
+        self._tally.started_actors += 1
+        return Member(handle, handle._id.name, kind, pid, self.watch(pid), restarts)
+
+    def watch(self, pid: int) -> int:
+        """A pidfd of ``pid``, whose end is noted from now on."""
         pidfd = os.pidfd_open(pid)
         self._deaths.add(pid, pidfd)
-        self._tally.started_actors += 1
-        return Member(handle, handle._id.name, pid, pidfd, asynchronous)
+        return pidfd

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from random import Random
-from typing import Any
 
 from chaos_around import SOON, Around, Running, Wrong
-from chaos_faults import Faults, random_faults, strike_from_outside
+from chaos_course import Course
+from chaos_faults import IN_GOOD_ORDER, random_faults
 from chaos_graphs import (
     Failed,
     arguments,
@@ -20,70 +18,47 @@ from chaos_graphs import (
     plain_objects,
     random_graph,
 )
-from chaos_judge import Judge
 from chaos_pool import Member
 
 import conveyor
 from conveyor.exceptions import (
     ActorDiedError,
-    CapacityError,
-    GraphTornDownError,
     TaskError,
-    WaitTimeoutError,
 )
 
 
-class Round(Judge):
-    def __init__(self, seed: int, around: Around) -> None:
-        self.seed = seed
-        self.around = around
-        self.tally = around.tally
-        self.rng = rng = Random(seed)
-        pool = around.pool.members
-        self.places = rng.sample(range(len(pool)), rng.randint(1, min(5, len(pool))))
-        self.members: list[Member] = [pool[place] for place in self.places]
+class Round(Course):
+    """Actors of the pool, graphs of all kinds, faults of all kinds."""
+
+    title = "usual"
+
+    def __init__(self, seed: int, around: Around, rng: Random) -> None:
+        super().__init__(seed, around, rng)
+        self._choose_members()
         self.style = rng.choice(["one thread"] * 6 + ["threads", "asyncio"])
-        counted = self.style == "one thread"
+        # How often a task has run can be known only where it is known which of them do.
+        self.exact = counted = self.style == "one thread" and rng.random() < 0.5
+        self.fail_fast = not counted and rng.random() < 0.8
         asynchronous = [member.asynchronous for member in self.members]
         count = rng.choice([1, 1, 1, 1, 2, 2, 3])
         self.specs = [
             random_graph(rng, f"g{i}", asynchronous, counted, 40 // count) for i in range(count)
         ]
-        self.faults: Faults = random_faults(rng, self.specs, raises=counted)
-        self.running: list[Running] = []
-        self.waiting_since = 0
-        self.busy_at = threading.local()
+        self.faults = random_faults(rng, self.specs)
 
     def describe(self) -> str:
-        """What this round is about, for people."""
-        lines = [f"seed {self.seed}, {self.style}, actors {[m.name for m in self.members]}"]
-        lines += [f"  {fault}" for fault in self.faults.planned]
-        if self.faults.tear_down is not None:
-            lines.append(f"  torn down after {self.faults.tear_down:.0%}")
-        for spec in self.specs:
-            lines.append(f"  {spec.name}: depth {spec.depth}, {spec.executions} executions")
-            lines += [f"    {i}: {task}" for i, task in enumerate(spec.tasks)]
-            lines.append(f"    results {spec.outputs}, effects {spec.effects}")
-        return "\n".join(lines)
-
-    def state(self) -> str:
-        """Where it has got to, in conveyor's own words."""
-        lines = []
-        for running in self.running:
-            lines.append(f"{running.graph!r}: {running.next} executions started")
-            lines.append(f"  doing: {running.graph.doing()}")
-            for number, refs in list(running.pending.items())[:5]:
-                lines.append(f"  execution {number}: {refs!r}"[:2000])
-        return "\n".join(lines)
+        style = f"{self.style}, exact {self.exact}, fail_fast {self.fail_fast}"
+        return f"{style}, {super().describe()}"
 
     # The course of a round
 
     def run(self) -> None:
-        watchdog, hand, tally = self.around.watchdog, self.around.hand, self.tally
+        watchdog, hand = self.around.watchdog, self.around.hand
         strikes = self.faults.strikes(self.specs)
         expected = []
         for spec in self.specs:
-            objects = plain_objects(strikes, set(range(len(self.members))))
+            struck = strikes if self.exact else {}
+            objects = plain_objects(struck, set(range(len(self.members))))
             expected.append(evaluate(spec, objects, spec.executions))
         watchdog.doing("begin")
         self.around.clock.clear()
@@ -92,12 +67,9 @@ class Round(Judge):
         if conveyor.get(refs) != [m.pid for m in self.members]:
             raise Wrong("begin() gave other pids")
         for fault in self.faults.planned:
+            fault.pid = self.members[fault.victim].pid
             if not fault.inside:
-                victim = self.members[fault.victim]
-                for delay, errand in strike_from_outside(
-                    fault, victim.pidfd, victim.handle, self.around.clock
-                ):
-                    hand.at(delay, errand)
+                self._send_out(fault)
         try:
             if self._compile(expected):
                 {
@@ -115,241 +87,22 @@ class Round(Judge):
         self._check_effects(expected)
         self._end_graphs()
         self._check_survivors()
-        tally.rounds += 1
-        for fault in self.faults.planned:
-            if self.around.clock.read(fault.slot):
-                tally.faults[fault.name] += 1
-        if self.faults.tear_down is not None:
-            tally.faults["teardown in mid-flight"] += 1
-        watchdog.idle()
+        self._count()
 
     def _compile(self, expected: list[list[list[int | Failed]]]) -> bool:
         for index, spec in enumerate(self.specs):
             dag = build(spec, [m.handle for m in self.members])
             self.waiting_since = self._doing(f"compile {spec.name}")
             try:
-                graph = dag.compile(depth=spec.depth, name=spec.name)
+                graph = dag.compile(depth=spec.depth, name=spec.name, fail_fast=self.fail_fast)
             except ActorDiedError as error:
                 self._died(error, spec)
                 return False
-            self.running.append(Running(index, spec, graph, expected[index]))
+            self.running.append(Running(index, spec, graph, expected[index], self.exact))
             self.tally.graphs += 1
         return True
 
-    # Executing in one thread
-
-    def _one_thread(self) -> None:
-        turns = [running for running in self.running for _ in range(running.spec.executions)]
-        self.rng.shuffle(turns)
-        stop_at = None
-        if self.faults.tear_down is not None:
-            stop_at = int(self.faults.tear_down * len(turns))
-        for turn, running in enumerate(turns):
-            if turn == stop_at:
-                self._tear_down_in_flight()
-            if running.died or running.torn:
-                continue
-            self._submit(running)
-            if self.rng.random() < 0.5:
-                self._do_something(running)
-
-    def _submit(self, running: Running) -> None:
-        number, rng = running.next, self.rng
-        args, kwargs = arguments(running.spec, number)
-        way = rng.choice(["execute", "execute", "execute", "try", "timeout"])
-        while True:
-            since = self._doing(f"execution {number} of {running.spec.name}")
-            try:
-                if way == "try":
-                    refs = running.graph.try_execute(*args, **kwargs)
-                elif way == "timeout":
-                    refs = running.graph.execute(*args, timeout=rng.random() * 0.003, **kwargs)
-                else:
-                    refs = running.graph.execute(*args, **kwargs)
-                break
-            except (CapacityError, WaitTimeoutError):
-                self.tally.timeouts += 1
-                way = "execute"
-            except ActorDiedError as error:
-                self._died(error, running.spec, since)
-                running.died = True
-                return
-        running.next += 1
-        running.pending[number] = list(flatten(refs, running.spec.outputs))
-        self.tally.executions += 1
-
-    def _do_something(self, running: Running) -> None:
-        rng = self.rng
-        numbers = list(running.pending)
-        what = rng.choice(["get", "get", "get all", "newest", "glance", "drop", "eager", "wait"])
-        if what in ("get", "newest") and numbers:
-            self._get(running, numbers[0 if what == "get" else -1])
-        elif what == "get all":
-            for number in numbers:
-                self._get(running, number)
-        elif what == "glance" and numbers:
-            self._get(running, rng.choice(numbers), rng.choice([0, 0.0005, 0.002]))
-        elif what == "drop" and numbers:
-            number = rng.choice(numbers)
-            if number + 1 < running.spec.executions:  # the last one tells that all have been
-                self.tally.dropped += len(running.pending.pop(number))
-        elif what == "eager":
-            self._eager(rng.randrange(len(self.members)))
-        elif what == "wait" and numbers:
-            refs = list({id(ref): ref for n in numbers for ref in running.pending[n]}.values())
-            self._doing(f"conveyor.wait for one of {len(refs)} of {running.spec.name}")
-            ready, rest = conveyor.wait(refs, timeout=rng.choice([None, 0.001]))
-            if len(ready) + len(rest) != len(refs):
-                raise Wrong("wait() lost refs")
-
-    def _get(self, running: Running, number: int, timeout: float | None = None) -> None:
-        refs = running.pending.pop(number)
-        late = False
-        order = list(range(len(refs)))
-        self.rng.shuffle(order)
-        for i in order:
-            late = self._check(running, number, i, refs[i], timeout) is None or late
-        if late:
-            running.pending[number] = refs  # to be got again
-
-    def _check(
-        self, running: Running, number: int, place: int, ref: Any, timeout: float | None = None
-    ) -> bool | None:
-        """One result. None: it has not come within ``timeout``."""
-        where = f"{running.spec.name}, execution {number}, result {place}"
-        since = self._doing(f"get of {where}")
-        try:
-            value = ref.get(timeout)
-        except WaitTimeoutError as error:
-            self._check_timeout(error, running, timeout, where)
-            return None
-        except BaseException as error:
-            self._check_error(error, running, running.expected[number][place], since, where)
-            return True
-        self._check_value(value, running.expected[number][place], where)
-        return True
-
-    def _eager(self, place: int) -> None:
-        member = self.members[place]
-        x = self.rng.random()
-        since = self._doing(f"an eager call of {member.name}")
-        try:
-            if member.handle.ping.remote(x).get() != x:
-                raise Wrong(f"ping of {member.name}")
-        except ActorDiedError as error:
-            self._died(error, None, since, place)
-        self.tally.eager += 1
-
-    # Executing in several threads, and on an event loop
-
-    def _threads(self) -> None:
-        failures: list[BaseException] = []
-        lock = threading.Lock()
-        seeds = [self.rng.random() for _ in range(3)]
-
-        def work(seed: float) -> None:
-            rng = Random(seed)
-            try:
-                while True:
-                    with lock:
-                        able = [
-                            r
-                            for r in self.running
-                            if r.next < r.spec.executions and not r.died and not r.torn
-                        ]
-                        if not able or failures:
-                            return
-                        running = rng.choice(able)
-                        number = running.next
-                        running.next += 1
-                    self._execute_and_get(running, number, rng)
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                self.around.watchdog.idle()
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in seeds]
-        for thread in threads:
-            thread.start()
-        if self.faults.tear_down is not None:
-            time.sleep(self.faults.tear_down * 0.02)
-            self._tear_down_in_flight()
-        for thread in threads:
-            self._doing("the end of the threads")
-            thread.join()
-        if failures:
-            raise failures[0]
-
-    def _execute_and_get(self, running: Running, number: int, rng: Random) -> None:
-        args, kwargs = arguments(running.spec, number)
-        since = self._doing(f"execution {number} of {running.spec.name} in a thread")
-        try:
-            refs = list(flatten(running.graph.execute(*args, **kwargs), running.spec.outputs))
-        except (ActorDiedError, GraphTornDownError) as error:
-            self._check_error(error, running, 0, since, f"{running.spec.name}, execution {number}")
-            return
-        self.tally.executions += 1
-        if rng.random() < 0.1 and number + 1 < running.spec.executions:
-            self.tally.dropped += len(refs)
-            return
-        rng.shuffle(order := list(range(len(refs))))
-        for i in order:
-            self._check(running, number, i, refs[i])
-
-    def _asyncio(self) -> None:
-        async def one(running: Running, number: int) -> None:
-            args, kwargs = arguments(running.spec, number)
-            where = f"{running.spec.name}, execution {number}"
-            since = time.monotonic_ns()
-            try:
-                refs = await running.graph.execute_async(*args, **kwargs)
-            except (ActorDiedError, GraphTornDownError) as error:
-                self._check_error(error, running, 0, since, where)
-                return
-            self.tally.executions += 1
-            refs = list(flatten(refs, running.spec.outputs))
-            for i, ref in enumerate(refs):
-                expected = running.expected[number][i]
-                since = time.monotonic_ns()
-                try:
-                    value = await ref
-                except BaseException as error:
-                    self._check_error(error, running, expected, since, f"{where}, result {i}")
-                else:
-                    self._check_value(value, expected, f"{where}, result {i}")
-                self._doing(f"an event loop after {where}")
-
-        async def main() -> None:
-            tasks = [
-                asyncio.create_task(one(running, number))
-                for running in self.running
-                for number in range(running.spec.executions)
-            ]
-            if self.faults.tear_down is not None:
-                await asyncio.sleep(self.faults.tear_down * 0.02)
-                self._tear_down_in_flight()
-            await asyncio.gather(*tasks)
-
-        for running in self.running:
-            running.next = running.spec.executions
-        self._doing("an event loop")
-        asyncio.run(main())
-
     # The end
-
-    def _tear_down_in_flight(self) -> None:
-        running = self.running[0]
-        self._doing(f"teardown of {running.spec.name} in mid-flight")
-        running.torn = True
-        running.graph.teardown()
-        self.tally.torn_down += 1
-
-    def _collect(self, running: Running) -> None:
-        numbers = list(running.pending)
-        if self.rng.random() < 0.5:
-            self.rng.shuffle(numbers)
-        for number in numbers:
-            self._get(running, number)
 
     def _let_run_out(self) -> None:
         """Wait for executions that nobody waits for: faults may lie in wait in them, too."""
@@ -403,6 +156,9 @@ class Round(Judge):
         else:
             raise Wrong(f"the dead {member.name} answers")
         member.dead = True
+        in_good_order = {f.kind for f in faults if clock.read(f.slot)} <= IN_GOOD_ORDER
+        if in_good_order and member.pid not in self.around.exits.read():
+            raise Wrong(f"{member.name} has ended by {first[1]} without __conveyor_exit__")
 
     def _use_the_dead(self, running: Running, member: Member) -> None:
         """Every task is needed for some result, so not all results can come."""
@@ -427,7 +183,7 @@ class Round(Judge):
         if self.style != "one thread" or self.faults.planned:
             return
         for running in self.running:
-            if running.torn:
+            if running.torn or running.cancelled:
                 continue
             objects = plain_objects({}, set(range(len(self.members))))
             evaluate(running.spec, objects, running.next)

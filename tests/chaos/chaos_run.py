@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import re
 import resource
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
 import psutil
-from chaos_actors import Clock
-from chaos_around import Around, Holdings, Wrong
-from chaos_pool import Pool
+from chaos_apart import Apart
+from chaos_around import Wrong
+from chaos_course import Course
+from chaos_memory import Memory
+from chaos_restarts import Restarts
 from chaos_round import Round
+from chaos_session import Session
+from chaos_session import descriptors as find_descriptors
 from chaos_tally import Tally
-from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
-
-import conveyor
+from chaos_watch import Hiccups, Watchdog
 
 MB = 1 << 20
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-#: s for what goes on behind a round: dropped graphs, ends of processes.
-SOON = 8.0
 #: What the driver may have grown by at the end of a run, beyond its size after a tenth of it.
 PRIVATE_GROWTH = 48 * MB
 SHARED_GROWTH = 256 * MB
+
+
+def kind_of(rng: Random) -> type[Course]:
+    """What kind of round a seed stands for."""
+    return rng.choices([Round, Restarts, Apart, Memory], [78, 10, 8, 4])[0]
 
 
 def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int = 0) -> int:
@@ -42,18 +43,20 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.setswitchinterval(0.001)  # the threads that measure are to run when they can
     tally = Tally()
-    before = _descriptors()
+    before = find_descriptors()
     shared_before = set(os.listdir("/dev/shm"))
     limit = replay or rounds
     draw = Random(seed)
     seeds = iter(lambda: seed if replay else draw.randrange(1 << 48), None)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # for whatever dumps core all the same
-        good = _session(seeds, seconds, limit, hang, tally, os.path.join(folder, "clock"))
+        everything = Run(seeds, hang, os.path.join(folder, "clock"), tally)
+        good = everything.rounds(seconds, limit)
+        everything.close()
         os.chdir("/")
     gc.collect()
     left = psutil.Process().children(recursive=True)
-    descriptors = {fd: what for fd, what in _descriptors().items() if before.get(fd) != what}
+    descriptors = {fd: what for fd, what in find_descriptors().items() if before.get(fd) != what}
     shared = {n for n in os.listdir("/dev/shm") if n not in shared_before and "conveyor" in n}
     print(tally.table())
     if good and (left or descriptors or shared):
@@ -63,112 +66,76 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
     return 0 if good else 1
 
 
-def _session(
-    seeds: Iterator[int], seconds: float, rounds: int | None, hang: float, tally: Tally, clock: str
-) -> bool:
-    """Whether all went well in all rounds of one session."""
-    current: list[Round] = []
-    conveyor.init(log_to_driver=False)
-    deaths, hand, hiccups = DeathTimes(), Hand(), Hiccups()
-    pool = Pool(clock, deaths, tally)
-    watchdog = Watchdog(
-        hang,
-        lambda: "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in current),
-        lambda: [member.pid for member in pool.members],
-    )
-    around = Around(pool, Clock(clock), hand, hiccups, deaths, watchdog, tally, Holdings())
-    end = time.monotonic() + seconds
-    usual = _kinds_of_descriptors()
-    good = True
-    try:
-        while time.monotonic() < end and (rounds is None or tally.rounds < rounds):
-            current[:] = [Round(next(seeds), around)]
-            current[0].run()
-            current.clear()
-            watchdog.doing("between rounds")
-            pool.replace_the_dead()
-            settled = tally.rounds % 20 == 1
-            around.holdings.let_go(Random(tally.rounds), everything=settled)
-            if settled:
-                _check_descriptors(usual)
-                _check_processes(pool)
-                tally.memory.append(_memory())
-        watchdog.doing("the end")
-        around.holdings.let_go(Random(0), everything=True)
-        gc.collect()
-        tally.memory.append(_memory())
-        _check_memory(tally)
-    except BaseException:
-        good = False
-        traceback.print_exc()
-        for broken in current:
-            print(f"\n{_how_to(broken.seed)}\n{broken.describe()}", file=sys.stderr)
-            print(broken.state(), file=sys.stderr)
-    current.clear()
-    hand.close()
-    watchdog.doing("shutdown")
-    conveyor.shutdown()
-    watchdog.close()
-    hiccups.close()
-    deaths.close()
-    pool.close()
-    return good
+class Run:
+    """The rounds, the sessions that they need, and who watches."""
+
+    def __init__(self, seeds: Iterator[int], hang: float, clock: str, tally: Tally) -> None:
+        self._seeds = seeds
+        self._clock = clock
+        self._tally = tally
+        self._current: list[Course] = []
+        self._session: Session | None = None
+        self.hiccups = Hiccups()
+        self.watchdog = Watchdog(hang, self._describe, self._pids)
+
+    def rounds(self, seconds: float, limit: int | None) -> bool:
+        """Whether all went well in all of them."""
+        tally = self._tally
+        end = time.monotonic() + seconds
+        try:
+            while time.monotonic() < end and (limit is None or tally.rounds < limit):
+                self._round(next(self._seeds))
+            self.watchdog.doing("the end")
+            if self._session is not None:
+                self._session.settle()
+                _check_memory(tally)
+                self._session.close()
+            return True
+        except BaseException:
+            traceback.print_exc()
+            if self._current:
+                print(self._describe(), file=sys.stderr)
+            self._current.clear()
+            self.watchdog.doing("shutdown")
+            if self._session is not None:
+                self._session.give_up()
+            return False
+
+    def close(self) -> None:
+        self._session = None  # with its clock
+        self.watchdog.close()
+        self.hiccups.close()
+
+    def _round(self, seed: int) -> None:
+        rng = Random(seed)
+        kind = kind_of(rng)
+        cap = Memory.session_cap(seed) if kind is Memory else None
+        if self._session is not None and cap != self._session.cap:
+            self.watchdog.doing("the end of a session")
+            self._session.settle()
+            self._session.close()
+            self._session = None
+        if self._session is None:
+            self.watchdog.doing("the beginning of a session")
+            self._session = Session(self._clock, cap, self.watchdog, self.hiccups, self._tally)
+        self._current[:] = [kind(seed, self._session.around, rng)]
+        self._current[0].run()
+        self._current.clear()
+        self.watchdog.doing("between rounds")
+        self._session.after_round()
+
+    def _describe(self) -> str:
+        return "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in self._current)
+
+    def _pids(self) -> list[int]:
+        members = [] if self._session is None else self._session.around.pool.members
+        return [member.pid for round_ in self._current for member in round_.members] or [
+            member.pid for member in members
+        ]
 
 
 def _how_to(seed: int) -> str:
     return f"again: python tests/chaos --replay {seed}"
-
-
-def _descriptors() -> dict[int, str]:
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:  # the listing's own
-            continue
-    return found
-
-
-def _kinds_of_descriptors() -> list[str]:
-    return sorted(re.sub(r"\d+", "", what) for what in _descriptors().values())
-
-
-def _check_descriptors(usual: list[str]) -> None:
-    """With all actors there, no graph, and no values held, the driver always has the same ones."""
-    end = time.monotonic() + SOON
-    while (kinds := _kinds_of_descriptors()) != usual:
-        if time.monotonic() > end:
-            more, fewer = Counter(kinds) - Counter(usual), Counter(usual) - Counter(kinds)
-            raise Wrong(f"descriptors: too many {dict(more)}, missing {dict(fewer)}")
-        gc.collect()  # dropped graphs
-        time.sleep(0.001)
-
-
-def _check_processes(pool: Pool) -> None:
-    """Beside the fork server there are the actors of the pool, and nobody else."""
-    pids = {member.pid for member in pool.members}
-    end = time.monotonic() + SOON
-    while True:
-        others = [p for p in psutil.Process().children(recursive=True) if p.pid not in pids]
-        if len(others) <= 1:
-            return
-        if time.monotonic() > end:
-            raise Wrong(f"processes that should have ended: {others}")
-        time.sleep(0.005)
-
-
-def _memory() -> tuple[int, int]:
-    """Private and shared bytes of the driver that are in memory. Without what its allocator keeps of
-    large values that are gone: that can be any amount, and is no leak."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
-    found = {}
-    with open("/proc/self/status") as status:
-        for line in status:
-            name, _, rest = line.partition(":")
-            if name in ("RssAnon", "RssShmem"):
-                found[name] = int(rest.split()[0]) * 1024
-    return found["RssAnon"], found["RssShmem"]
 
 
 def _check_memory(tally: Tally) -> None:

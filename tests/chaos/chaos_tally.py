@@ -20,8 +20,14 @@ class Tally:
     held: int = 0
     eager: int = 0
     torn_down: int = 0
+    cancelled: int = 0
+    forks: int = 0  # by the driver
     started_actors: int = 0
     unknown_ends: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # of rounds
+    sessions: int = 0
+    restarts: int = 0  # of actors
+    fulls: int = 0  # ArenaFullError
     faults: Counter[str] = field(default_factory=Counter)
     #: By kind of fault, in ms: how long somebody waited on after it; when a pidfd told of it.
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -32,12 +38,15 @@ class Tally:
     def table(self) -> str:
         seconds = time.monotonic() - self.started
         lines = [
-            f"{self.rounds} rounds in {seconds:.0f} s ({self.rounds / seconds:.1f}/s)",
+            f"{self.rounds} rounds in {seconds:.0f} s ({self.rounds / seconds:.1f}/s) "
+            f"in {self.sessions} sessions: {dict(self.kinds)}",
             f"{self.graphs} graphs, {self.executions} executions, {self.results} results right, "
             f"{self.errors} exceptions right",
             f"{self.eager} eager calls, {self.dropped} refs dropped, {self.held} results held, "
             f"{self.timeouts} timeouts, {self.torn_down} graphs torn down in mid-flight, "
-            f"{self.started_actors} actors started",
+            f"{self.cancelled} executions cancelled",
+            f"{self.started_actors} actors started, {self.restarts} started again, "
+            f"{self.forks} forks of the driver, {self.fulls} times no memory",
             "",
             "ms from the fault (or from the wait, if that began later) to the error, "
             "and to what a pidfd tells",

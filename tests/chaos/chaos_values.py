@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from conveyor import ObjectRef
 from conveyor.dag.parts import InputData
 
 KINDS = ("int", "str", "bytes", "array", "array", "tuple", "dict", "pair", "none")
 MB = 1 << 20
+#: s for the value of a ref that somebody has put before.
+REF_LIMIT = 60
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ def make(payload: Payload, seed: int) -> Any:
 
 
 def digest(value: Any, so_far: int = 0) -> int:
-    """A checksum of everything in ``value``, its types among it."""
+    """A checksum of everything in ``value``, its types among it. A ref counts as its value."""
+    if isinstance(value, ObjectRef):
+        return digest(value.get(timeout=REF_LIMIT), so_far)
     crc = zlib.crc32(type(value).__name__.encode(), so_far)
     if isinstance(value, np.ndarray):
         crc = zlib.crc32(f"{value.dtype.str}{value.shape}".encode(), crc)
@@ -88,20 +93,26 @@ def digest(value: Any, so_far: int = 0) -> int:
     return zlib.crc32(repr(value).encode(), crc)
 
 
+def arrays(value: Any) -> list[np.ndarray]:
+    """Every array in ``value``; not those behind refs."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in arrays(item)]
+    if isinstance(value, dict):
+        return [array for item in value.values() for array in arrays(item)]
+    if isinstance(value, InputData):
+        return arrays((value.args, value.kwargs))
+    if is_dataclass(value):
+        return [array for field in fields(value) for array in arrays(getattr(value, field.name))]
+    return []
+
+
 def scribble(value: Any) -> None:
     """Overwrite every array in ``value`` that may be written."""
-    if isinstance(value, np.ndarray):
-        if value.flags.writeable:
-            value[:] = -1
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            scribble(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            scribble(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            scribble(getattr(value, field.name))
+    for array in arrays(value):
+        if array.flags.writeable:
+            array[:] = -1
 
 
 def bulk(value: Any) -> int:

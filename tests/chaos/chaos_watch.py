@@ -206,6 +206,7 @@ class Hand:
                 errand()
             except BaseException as error:
                 self.failure = error
+            del errand  # it may hold the last handle of an actor
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()

@@ -9,7 +9,7 @@ import pytest
 
 import conveyor
 
-SECONDS = 60
+SECONDS = 40
 #: Rounds in this time if the machine is as slow as can be thought of.
 ENOUGH = 30
 

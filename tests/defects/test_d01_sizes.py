@@ -73,7 +73,9 @@ def test_d01_the_size_given_is_the_size_of_the_channels(stages):
             # Behind the rings are addresses for a trace of each of the three processes, without memory.
             least = edges * depth * slot_bytes + 3 * EVENT_CAPACITY * _core.EVENT_BYTES
             for now, then in zip(sizes(), before, strict=True):
-                assert least <= now - then <= least + edges * depth * 256 + 64 * 1024
+                # And rings on which two actors tell of failures, as sparse.
+                failures = 2 * depth * max(slot_bytes, 64 * 1024)
+                assert least <= now - then <= least + edges * depth * 256 + failures + 128 * 1024
         del graph
         assert sizes() == before
 

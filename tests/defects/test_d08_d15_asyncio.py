@@ -203,7 +203,7 @@ def test_d11_results_dropped_unawaited_leave_their_room(a, b, tmp_path, unraisab
     place: after as many as the graph is deep, nothing runs any more. Here dropped results, before
     or after they come, and awaits that were given up must leave all of the room."""
     depth, path = 2, tmp_path / "go"
-    with held(a, b, str(path)).compile(depth=depth) as graph:
+    with held(a, b, str(path)).compile(depth=depth, cancel_with_await=False) as graph:
 
         async def main():
             for i in range(4 * depth):

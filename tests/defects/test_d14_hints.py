@@ -33,10 +33,11 @@ def test_d14_a_copy_of_a_hint_says_the_same(copied):
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_d14_a_copy_of_a_hinted_node_is_planned_the_same(a, copied):
     """And a copy of a node must keep its hint: the plan follows it as it follows the original's."""
-    plain = single(a.take)
-    hinted = plain.with_tensor_transport("shm", device="cpu")
-    with copied(plain).compile() as graph:
+    with copied(single(a.take)).compile() as graph:
         assert "asked for by with_tensor_transport" not in graph.explain()
+    hinted = single(a.take).with_tensor_transport("shm", device="cpu")
     with copied(hinted).compile() as graph, hinted.compile() as original:
         assert "asked for by with_tensor_transport" in graph.explain()
-        assert graph.explain() == original.explain()
+        numbers, originals = graph.get_id(), original.get_id()
+        assert numbers != originals
+        assert graph.explain().partition(":")[2] == original.explain().partition(":")[2]

@@ -1,6 +1,7 @@
 """Actors of the local engine, through the public API."""
 
 import asyncio
+import gc
 import os
 import random
 import sys
@@ -14,6 +15,7 @@ import pytest
 from integration_helpers import WAIT, hold
 
 import conveyor
+from conveyor.dag import InputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
@@ -261,9 +263,10 @@ def test_a_failed_argument_fails_the_call(echo, other):
     assert conveyor.get(other.echo.remote(1), timeout=WAIT) == 1
 
 
-def test_a_reference_inside_a_container_is_sent_as_its_value(echo):
+def test_a_reference_inside_a_container_stays_one(echo):
     ref = echo.echo.remote(1)
-    assert conveyor.get(echo.echo.remote([ref]), timeout=WAIT) == [1]
+    (back,) = conveyor.get(echo.echo.remote([ref]), timeout=WAIT)
+    assert conveyor.get(back, timeout=WAIT) == 1
 
 
 def test_an_element_reference_is_an_argument(echo, other):
@@ -539,6 +542,26 @@ def test_an_actor_ends_when_its_last_handle_is_gone(wait_until):
     del actor
     # Nothing else happens in this process: it must not need to.
     wait_until(lambda: not psutil.pid_exists(pid), 5, "the actor's end")
+
+
+@pytest.mark.parametrize("end", ["teardown", "drop"])
+def test_a_graph_lets_go_of_all_its_actors_though_one_was_killed(end, wait_until):
+    actors = [Echo.remote() for _ in range(4)]
+    pids = conveyor.get([actor.pid.remote() for actor in actors], timeout=WAIT)
+    with InputNode() as inp:
+        node = inp
+        for actor in actors:
+            node = actor.echo.bind(node)
+    graph = node.compile()
+    assert graph.execute(1).get(timeout=WAIT) == 1
+    conveyor.kill(actors[0])
+    conveyor.kill(actors[2])
+    del actors, actor, node, inp  # from now on only the graph needs them
+    if end == "teardown":
+        graph.teardown()
+    del graph
+    gc.collect()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of all")
 
 
 def test_calls_of_a_dropped_actor_are_still_answered(latches, wait_until):

@@ -323,8 +323,11 @@ def test_cancelling_an_awaiting_task(echo, a, latches):
     async def get(ref):
         return await ref
 
+    with InputNode() as inp:
+        graph = a.hold.bind(inp).compile(cancel_with_await=False)
+
     async def main():
-        ref = a.hold.remote(go.path)
+        ref = graph.execute(go.path)
         for _ in range(10):
             task = asyncio.create_task(get(ref))
             await asyncio.sleep(0.01)
@@ -379,8 +382,11 @@ def test_several_loops_one_after_the_other(echo, a):
 def test_a_reference_made_in_one_loop_awaited_in_the_next(a, latches):
     go = latches()
 
+    with InputNode() as inp:
+        graph = a.hold.bind(inp).compile(cancel_with_await=False)
+
     async def start():
-        ref = a.hold.remote(go.path)
+        ref = graph.execute(go.path)
         task = asyncio.ensure_future(get(ref))
         await asyncio.sleep(0.02)
         assert not task.done()

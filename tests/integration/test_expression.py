@@ -209,7 +209,7 @@ def test_get_of_other_shapes(two):
     a, _ = two
     refs = [a.add.remote(i) for i in range(4)]
     assert conveyor.get({"a": refs[0], "b": (refs[1], [refs[2]])}) == {"a": 1, "b": (2, [3])}
-    with pytest.raises(TypeError, match=r"element \['a'\]\[1\] is a int"):
+    with pytest.raises(TypeError, match=r"element \['a'\]\[1\] is of type int"):
         conveyor.get({"a": [refs[0], 5]})
 
 

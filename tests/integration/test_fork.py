@@ -246,6 +246,138 @@ def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_unt
         os.kill(child, 9)
 
 
+def test_arrays_made_in_place_are_a_childs_own(scripts):
+    run(
+        scripts,
+        """
+        arrays = [conveyor.empty((n,), np.uint8) for n in (100, N, 30 << 20)]
+        for i, x in enumerate(arrays):
+            x[:] = i
+        go_read, go_write = os.pipe()
+        wrote_read, wrote_write = os.pipe()
+        def grandchild():
+            assert all(x[0] == 77 for x in arrays)
+            for x in arrays:
+                x[1] = 78
+        def body():
+            os.close(go_write)
+            for x in arrays:
+                x[0] = 77
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    grandchild()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            finish(pid)
+            os.write(wrote_write, b"x")
+            os.read(go_read, 1)   # the parent has dropped, sent, and used the memory again
+            for i, x in enumerate(arrays):
+                assert x[0] == 77 and (x[1:] == i).all(), i
+        child = in_child(body)
+        os.close(go_read)
+        os.read(wrote_read, 1)
+        assert all((x == i).all() for i, x in enumerate(arrays))
+        # What travels is a copy: the actor may keep it, and the child still reads the original.
+        last = arrays.pop()
+        assert (conveyor.get(maker.echo.remote(last)) == 2).all()
+        sizes = [last.nbytes] + [x.nbytes for x in arrays]
+        arrays.clear()
+        del x, last
+        gc.collect()
+        for n in sizes * 3:
+            assert (conveyor.get(maker.echo.remote(np.full(n, 5, np.uint8))) == 5).all()
+            y = conveyor.empty((n,), np.uint8)
+            y[:] = 6
+            assert (conveyor.get(maker.echo.remote(y)) == 6).all()
+        os.close(go_write)
+        finish(child)
+        """,
+    )
+
+
+def test_what_children_cost_a_parent_that_holds_values(scripts):
+    run(
+        scripts,
+        """
+        import threading
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+        before = descriptors()
+        for _ in range(50):
+            finish(in_child(lambda: None))
+        assert descriptors() <= before + 1, (before, descriptors())
+        go_read, go_write = os.pipe()
+        def waiting():
+            os.close(go_write)
+            os.read(go_read, 1)
+            assert all((x == i).all() for i, x in enumerate(held))
+        children = []
+        def forks():   # in a thread: the child has no other
+            for _ in range(3):
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        waiting()
+                        os._exit(0)
+                    finally:
+                        os._exit(1)
+                children.append(pid)
+        threads = [threading.Thread(target=forks) for _ in range(2)]
+        for t in threads: t.start()
+        for t in threads: t.join(20)
+        assert descriptors() <= before + len(children) + 3, (before, descriptors())
+        held.clear()
+        gc.collect()
+        churn(graph)
+        os.close(go_write)
+        for child in children:
+            finish(child)
+        os.close(go_read)
+        churn(graph)
+        conveyor._core.release_unpinned()   # as before every sleep
+        assert descriptors() <= before + 1, (before, descriptors())
+        """,
+    )
+
+
+def test_a_child_that_cannot_have_pages_of_its_own(scripts):
+    scripts.run(
+        program(
+            """
+        import resource
+        x = conveyor.empty((N,), np.uint8)
+        x[:] = 1
+        child = os.fork()
+        if child == 0:
+            resource.setrlimit(resource.RLIMIT_DATA, (1, 1))
+            grandchild = os.fork()   # whose values cannot be made its own: but they were its parent's
+            if grandchild == 0:
+                x[0] = 7
+                os._exit(0)
+            _, status = os.waitpid(grandchild, 0)
+            os._exit(int(x[0]) if os.waitstatus_to_exitcode(status) == 0 else 99)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 1, status
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (1, hard))
+        child = os.fork()
+        if child == 0:
+            if x[5] != 1:   # it can be read
+                os._exit(3)
+            x[0] = 7
+            os._exit(4)
+        _, status = os.waitpid(child, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV, status
+        assert (x == 1).all()
+        """
+        )
+    )
+    assert "cannot be made its own" in scripts.stderr
+
+
 def test_multiprocessing_with_fork(scripts):
     run(
         scripts,

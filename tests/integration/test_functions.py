@@ -140,7 +140,7 @@ def test_a_chain_stays_in_one_process_and_branches_do_not(local):
     inp = InputNode()
     chain = pid.bind(square.bind(square.bind(inp)))
     with chain.compile() as graph:
-        assert graph.explain().startswith("1 actor")
+        assert ": 1 actor" in graph.explain()
     branches = MultiOutputNode([pid.bind(inp) for _ in range(4)])
     with branches.compile(function_workers=3) as graph:
         assert len(set(conveyor.get(graph.execute(1)))) == 3

@@ -106,7 +106,7 @@ class Submitter:
 
     def with_ref(self, graph, other, bad=False):
         ref = (other.fail if bad else other.echo).remote("from a ref")
-        return conveyor.get(graph.execute([ref]), timeout=WAIT)
+        return conveyor.get(graph.execute(ref), timeout=WAIT)
 
     def unsendable(self, graph):
         graph.execute(threading.Lock())
@@ -231,7 +231,7 @@ def test_errors_arrive(a, graph, submitter):
 
 
 def test_refs_as_arguments_there(graph, a, submitter):
-    assert get(submitter.with_ref.remote(graph, a)) == ["from a ref"]
+    assert get(submitter.with_ref.remote(graph, a)) == "from a ref"
     with pytest.raises(KeyError, match="from a ref"):
         get(submitter.with_ref.remote(graph, a, bad=True))
 

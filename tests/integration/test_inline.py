@@ -30,6 +30,7 @@ from conveyor.exceptions import (
     DeadlockError,
     ExecutionCancelledError,
     RuntimeStateError,
+    SessionEndedError,
     TaskError,
 )
 from conveyor.runtime.waiting import patience
@@ -623,7 +624,7 @@ def test_sessions_one_after_the_other(leaves_nothing):
         del caught
         conveyor.shutdown()
         assert ref.get() == [1]
-        with pytest.raises(ActorDiedError):
+        with pytest.raises(SessionEndedError):
             pending.get()
         with pytest.raises(RuntimeStateError, match="shut down"):
             graph.execute(1)

@@ -255,7 +255,7 @@ def test_an_actor_returns_refs_of_its_own(a, b):
     (ref,) = get(a.call.remote(b, "through"))
     assert get(ref) == "through"
     assert ref.done()
-    assert get(b.echo.remote([ref])) == ["through"]  # an argument: its value is sent
+    assert get(b.echo.remote(ref)) == "through"
     (failed,) = get(a.call_fail.remote(b))
     with pytest.raises(ValueError, match="deep"):
         get(failed)

@@ -548,7 +548,7 @@ def test_nothing_is_left_of_many_restarts(wait_until):
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_refs_inside_of_arguments_are_values_the_next_time_too(ready, wait_until):
+def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until):
     @conveyor.remote
     class Made:
         def slow(self, x):
@@ -564,7 +564,7 @@ def test_refs_inside_of_arguments_are_values_the_next_time_too(ready, wait_until
             self.parts = parts
 
         def held(self):
-            return self.parts, os.getpid()
+            return {name: conveyor.get(ref) for name, ref in self.parts.items()}, os.getpid()
 
     maker = Made.remote()
     ref = maker.slow.remote([1, 2])

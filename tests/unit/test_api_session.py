@@ -46,8 +46,8 @@ class FakeRuntime:
         self.log.append(("wait", refs, num_returns, timeout))
         return refs[:num_returns], refs[num_returns:]
 
-    def kill(self, actor):
-        self.log.append(("kill", actor))
+    def kill(self, actor, no_restart, graceful):
+        self.log.append(("kill", actor, no_restart, graceful))
 
     def retain(self, actor): ...
 
@@ -138,7 +138,9 @@ def test_get_actor_and_kill(runtime):
     actor.tell.remote(1, x=2)
     assert runtime.log.pop() == (ActorId(5, "teller"), "tell", (1,), {"x": 2}, 2)
     api.kill(actor, no_restart=True)
-    assert runtime.log == [("kill", ActorId(5, "teller"))]
+    api.kill(actor, no_restart=False, graceful=True)
+    teller = ActorId(5, "teller")
+    assert runtime.log == [("kill", teller, True, False), ("kill", teller, False, True)]
 
 
 def test_an_actor_that_is_not_there(runtime):

@@ -217,7 +217,7 @@ def test_sparse_and_quantized_tensors():
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"a": [t]}, torch.nn.Parameter])
 def test_tensor_on_another_device(wrap):
     tensor = torch.empty(3, device="meta")
-    with pytest.raises(SerializationError, match=r"device 'meta'.*\.cpu\(\).*tensor transport"):
+    with pytest.raises(SerializationError, match=r"device 'meta' has no values.*shape and dtype"):
         Channel().send(wrap(tensor))
 
 

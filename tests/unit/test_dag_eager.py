@@ -53,6 +53,12 @@ class Host:
     def put(self, value):
         return Ref(value)
 
+    def value(self, value):
+        return value.value if isinstance(value, Ref) else value
+
+    def itself(self, value):
+        return value
+
     def get(self, refs):
         self.gets += 1
         return [ref.value for ref in refs]

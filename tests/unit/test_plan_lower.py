@@ -287,7 +287,7 @@ def test_the_same_graph_can_be_lowered_again_and_extended():
     assert len(plan_of(call(B, "g", x)).tasks) == 2
 
 
-def test_hinted_views_are_the_same_value():
+def test_hints_change_no_value():
     inp = InputNode()
     hinted = inp.with_tensor_transport()
     x = call(A, "f", hinted)
@@ -397,20 +397,11 @@ def test_leaves_are_named_by_their_ends():
     assert text.startswith("b.end, c.split do not reach the output")
 
 
-def test_a_leaf_below_a_hinted_view():
+def test_a_leaf_below_a_hinted_node():
     inp = InputNode()
     x = call(A, "f", inp)
     call(B, "log", [x.with_tensor_transport()])
     assert "b.log" in refused(x)
-
-
-def test_a_view_that_nobody_uses_is_no_leaf():
-    inp = InputNode()
-    x = call(A, "f", inp)
-    view = x.with_tensor_transport("nccl")
-    first, second = call(B, "split", x, n=2)
-    assert len(plan_of(first).tasks) == 2
-    assert (view.label, second.index) == ("a.f", 1)
 
 
 def test_another_graph_on_the_same_actors_is_no_leaf():

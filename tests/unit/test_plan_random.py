@@ -21,7 +21,6 @@ from conveyor.dag import (
 from conveyor.dag.containers import replace_nodes
 from conveyor.dag.inputs import key_of
 from conveyor.dag.methods import bind
-from conveyor.dag.node import origin
 from conveyor.dag.parts import given as input_part
 from conveyor.plan import (
     DRIVER,
@@ -117,7 +116,7 @@ def graphs(draw: st.DrawFn) -> Any:
 
 
 def _task(node: Any) -> Any:
-    base = origin(node)
+    base = node
     return base.task if isinstance(base, OutputElementNode) else base
 
 
@@ -137,7 +136,7 @@ def evaluate(root: Any, executions: list[tuple[tuple[Any, ...], dict[str, Any]]]
         made: dict[MethodNode, Any] = {}
 
         def value(node: Any, args: Any = args, kwargs: Any = kwargs, made: Any = made) -> Any:
-            base = origin(node)
+            base = node
             if isinstance(base, InputNode):
                 return args[0]
             if isinstance(base, InputAttributeNode):

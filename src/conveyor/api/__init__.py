@@ -8,7 +8,13 @@ from __future__ import annotations
 from conveyor.api import graphs as _graphs
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, ActorMethod
-from conveyor.api.functions import get, get_actor, kill, put, wait
+from conveyor.api.functions import cancel, get, get_actor, kill, put, wait
+from conveyor.api.machine import (
+    available_resources,
+    cluster_resources,
+    get_runtime_context,
+    nodes,
+)
 from conveyor.api.methods import method
 from conveyor.api.remote import remote
 from conveyor.api.remote_function import RemoteFunction
@@ -24,12 +30,17 @@ __all__ = [
     "ActorHandle",
     "ActorMethod",
     "RemoteFunction",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
     "get",
     "get_actor",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
     "method",
+    "nodes",
     "put",
     "remote",
     "shutdown",

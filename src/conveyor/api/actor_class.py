@@ -17,6 +17,8 @@ from conveyor.runtime.protocol import ActorSpec, MethodInfo
 
 T = TypeVar("T")
 
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
+
 
 class ActorClass(Generic[T]):
     """What ``remote`` makes of a class; the class itself is ``__wrapped__``.
@@ -27,14 +29,10 @@ class ActorClass(Generic[T]):
     __wrapped__: type[T]
 
     def __init__(self, cls: type[T], options: ActorOptions) -> None:
-        names = ("__module__", "__name__", "__qualname__", "__doc__")
-        functools.update_wrapper(self, cls, assigned=names, updated=())
+        # Nothing else is asked of the class here: it may be half made. A class that refers to itself
+        # (its methods start more actors of it) is received with this object among its contents.
+        functools.update_wrapper(self, cls, assigned=_NAMES, updated=())
         self._options = options
-        signature = self._signature
-        if signature is not None:
-            # On the instance: as an attribute of the class it would be taken for the signature of
-            # ActorClass.
-            self.__signature__ = signature
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Start an actor with these arguments for its ``__init__``. Returns at once.
@@ -46,6 +44,14 @@ class ActorClass(Generic[T]):
         check_arguments(cls.__name__, self._signature, args, kwargs)
         runtime = context.current()
         options = self._options
+        if options.get_if_exists:
+            if options.name is None:
+                raise ValueError("get_if_exists looks for an actor by its name: give it a name")
+            try:
+                actor, class_name, methods = runtime.find_actor(options.name)
+                return ActorHandle(runtime, actor, class_name, make_table(methods))
+            except ValueError:  # there is none yet
+                pass
         spec = ActorSpec(
             cls=cls,
             args=args,
@@ -90,8 +96,11 @@ class ActorClass(Generic[T]):
             f"instance in this process, use {name}.__wrapped__(...)"
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         cls = self.__dict__.get("__wrapped__")
+        # Not an attribute of the class, which would be taken for the signature of ActorClass.
+        if name == "__signature__" and cls is not None and self._signature is not None:
+            return self._signature
         message = f"actor class {getattr(cls, '__name__', '')} has no attribute {name!r}"
         if name == "bind":
             message += "; a graph binds methods of running actors: start one with remote() first"
@@ -113,4 +122,6 @@ class ActorClass(Generic[T]):
             found = getattr(found, part, None)
         if found is self and self.__module__ != "__main__":
             return name
-        return ActorClass, (self.__wrapped__, self._options)
+        # The names are sent too, since the class may have none yet when this is received.
+        names = {name: self.__dict__[name] for name in _NAMES}
+        return ActorClass, (self.__wrapped__, self._options), names

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 from conveyor.api.methods import Entry, Table, check_num_returns, make_table
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime import context
+from conveyor.runtime import context, ending
+from conveyor.runtime.calls.generators import RAY_CALL
 from conveyor.runtime.protocol import ActorId, MethodInfo, Runtime
 
 
@@ -17,7 +18,9 @@ class ActorHandle:
     """An actor: its methods are the handle's attributes.
 
     Handles can be kept, compared, used as dict keys, and sent to other actors. The actor ends
-    after its last handle is gone. A handle has no public attributes but the actor's methods.
+    after its last handle is gone, unless it has a name. A handle has no public attributes but the
+    actor's methods.
+    ``handle.__ray_call__.remote(function, ...)`` calls ``function(instance, ...)`` in the actor.
     """
 
     # Nothing public, so that every method name is free; methods are made when they are asked for,
@@ -36,6 +39,8 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
         # table yet. None of them is a method but `__call__`, if the class has it.
+        if name == RAY_CALL:
+            return ActorMethod(self, _RAY_CALL_ENTRY, 1)
         if name.startswith("_") and name != "__call__":
             raise AttributeError(
                 f"an actor's handle has no attribute {name!r}: what starts with an underscore is "
@@ -75,6 +80,10 @@ class ActorHandle:
         return _unpickle, (self._id, self._class_name, methods)
 
 
+# handle.__ray_call__.remote(function, *args) runs function(instance, *args) in the actor.
+_RAY_CALL_ENTRY = Entry(MethodInfo(RAY_CALL, 1, False, False, None))
+
+
 class ActorMethod:
     """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph."""
 
@@ -86,7 +95,8 @@ class ActorMethod:
         self._num_returns = num_returns
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method. References among the arguments are replaced by their values.
+        """Call the method. References that are arguments are replaced by their values, those
+        inside of arguments arrive as references.
 
         Returns:
             A reference to the result at once, or a list of references for ``num_returns > 1``. For a
@@ -161,6 +171,8 @@ class ActorMethod:
 def check_usable(handle: ActorHandle) -> None:
     """Raise unless ``handle`` belongs to the session that this process has now."""
     if context.running() is not handle._runtime:
+        if ending.begun_elsewhere():
+            raise ending.ended()
         raise RuntimeStateError(
             f"{handle!r} cannot be used here: it belongs to a session that was shut down, or to "
             f"the process that this one was forked from"

@@ -16,7 +16,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
     Args:
         refs: a reference, as returned by ``remote``, ``put`` and a graph's ``execute``, or a list
-            of references. It can be got again.
+            of references. It can be got again, and gives another value like it.
         timeout: seconds to wait for all of them; without it, as long as it takes.
 
     Raises:
@@ -30,12 +30,16 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
 
 def put(value: Any) -> Any:
-    """Keep ``value`` for others, and return a reference to it."""
+    """Keep ``value`` as it is now for others, and return a reference to it."""
     return context.current().put(value)
 
 
 def wait(
-    refs: Sequence[Any], *, num_returns: int = 1, timeout: float | None = None
+    refs: Sequence[Any],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Wait until some references have their values (or their errors).
 
@@ -43,6 +47,7 @@ def wait(
         refs: a list of different references.
         num_returns: how many of them to wait for.
         timeout: seconds after which to return with fewer.
+        fetch_local: accepted for Ray code; on one machine all values are local.
 
     Returns:
         Those that are ready, at most ``num_returns`` of them, and the rest, in the order given.
@@ -59,16 +64,37 @@ def wait(
     return context.current().wait(list(refs), num_returns, timeout)
 
 
-def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
+    """Cancel what ``ref`` is the result of; nothing if that is done already. See ``ref.cancel()``, which
+    also says whether it came in time.
+
+    Args:
+        force: accepted for Ray code. A method that runs is not interrupted; ``kill`` ends its actor.
+        recursive: accepted for Ray code. What the method has called goes on.
+
+    Raises:
+        TypeError: ``ref`` is no reference.
+    """
+    if not isinstance(ref, Ref):
+        raise TypeError(f"cancel() takes a reference, not {type(ref).__name__}")
+    ref.cancel()
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True, graceful: bool = False) -> None:
     """End an actor at once, whatever it does. Everyone who waits for it gets ``ActorDiedError``.
 
     Args:
-        no_restart: accepted for Ray code; a killed actor is not started again.
+        no_restart: with ``False`` an actor that was started with ``max_restarts`` is started again, if
+            any are left.
+        graceful: end it in good order instead: what it runs is done, calls that it has not begun
+            are dropped, then it ends as a program does, with its ``__conveyor_exit__`` method. Returns
+            when it has ended. One that has not within the session's ``grace_seconds`` is killed. An
+            actor that ends itself this way goes on until its method returns.
     """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"kill() takes an actor's handle, not {type(actor).__name__}")
     check_usable(actor)
-    actor._runtime.kill(actor._id)
+    actor._runtime.kill(actor._id, no_restart, graceful)
 
 
 def get_actor(name: str) -> ActorHandle:

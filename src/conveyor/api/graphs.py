@@ -13,6 +13,7 @@ from conveyor.dag.survey import survey
 from conveyor.plan.place import Worker, place
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.ref import Itself, Ref
 
 if TYPE_CHECKING:
     from conveyor.dag import ActorRef, DAGNode, MethodNode
@@ -73,7 +74,13 @@ class _Host:
         return call_function(function, cast("ActorHandle | None", owner), args, kwargs, num_returns)
 
     def put(self, value: Any) -> Any:
-        return context.current().put(value)
+        return value if isinstance(value, Ref) else context.current().keep(value)
+
+    def value(self, value: Any) -> Any:
+        return value.get() if isinstance(value, Ref) else value
+
+    def itself(self, value: Any) -> Any:
+        return Itself.of(value)
 
     def get(self, refs: Sequence[Any]) -> list[Any]:
         values: list[Any] = context.current().get(list(refs), None)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conveyor.api.unused import ACTOR_OPTIONS, take_out
+
 
 @dataclass(frozen=True, slots=True)
 class ActorOptions:
@@ -17,17 +19,26 @@ class ActorOptions:
     max_concurrency: int | None = None
     max_restarts: int = 0
     env_vars: Mapping[str, str] = field(default_factory=dict)
+    get_if_exists: bool = False
 
     def updated(self, **options: Any) -> ActorOptions:
         """A copy with ``options`` changed.
 
-        ``runtime_env={"env_vars": ...}`` is Ray's spelling of ``env_vars``.
+        ``runtime_env={"env_vars": ...}`` is Ray's spelling of ``env_vars``. Options of Ray's that have
+        nothing to do here are taken with a warning.
 
         Raises:
+            NotImplementedError: ``concurrency_groups``, which would have to mean something.
             TypeError: an option that does not exist, or a value of the wrong type.
             ValueError: a value out of range.
         """
-        rays = _runtime_env(options.pop("runtime_env", None))
+        rays = runtime_env(options.pop("runtime_env", None))
+        if options.pop("concurrency_groups", None):
+            raise NotImplementedError(
+                "concurrency_groups are not supported: max_concurrency is one limit for all methods of "
+                "an actor; put methods with limits of their own into actors of their own"
+            )
+        take_out(options, ACTOR_OPTIONS, "an actor")
         for name, value in options.items():
             if name not in _CHECKS:
                 raise TypeError(f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}")
@@ -39,7 +50,12 @@ class ActorOptions:
         return replace(self, **options)
 
 
-def _runtime_env(value: Any) -> Mapping[str, str]:
+def runtime_env(value: Any) -> Mapping[str, str]:
+    """The environment variables in Ray's ``runtime_env``, which may hold nothing else.
+
+    Raises:
+        TypeError: it is no dict, or holds something else.
+    """
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -61,6 +77,11 @@ def _check_name(option: str, value: Any) -> None:
         raise TypeError(f"{option} must be a str, not {type(value).__name__}")
     if value == "":
         raise ValueError(f"{option} must not be empty")
+
+
+def _check_flag(option: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{option} must be True or False, not {value!r}")
 
 
 def _check_amount(option: str, value: Any) -> None:
@@ -105,4 +126,5 @@ _CHECKS = {
     "max_concurrency": _check_count,
     "max_restarts": _check_restarts,
     "env_vars": _check_env_vars,
+    "get_if_exists": _check_flag,
 }

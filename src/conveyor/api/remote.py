@@ -72,7 +72,9 @@ def remote(*args: Any, **options: Any) -> Any:
         TypeError: what is decorated is neither class nor function, or an option does not exist.
     """
     if not args:
-        ActorOptions().updated(**{name: options[name] for name in options if name != "num_returns"})
+        # Wrong ones are found here; those of functions alone are looked at once it is known to be one.
+        others = ("num_returns", "max_calls", "max_retries", "retry_exceptions")
+        ActorOptions().updated(**{k: v for k, v in options.items() if k not in others})
         return lambda made: _remote(made, options)
     if len(args) > 1 or options:
         raise TypeError(

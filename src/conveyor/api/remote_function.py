@@ -12,12 +12,14 @@ from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.methods import check_num_returns
 from conveyor.api.options import ActorOptions
+from conveyor.api.unused import FUNCTION_OPTIONS, take_out
 from conveyor.dag.functions import UNPLACED, Function, function_of
 from conveyor.dag.methods import bind, check_arguments
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
 
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _WORKER_OPTIONS = ("num_cpus", "num_gpus")
 
 
@@ -30,6 +32,10 @@ class AsyncWorker:
 
     async def ready(self) -> None:
         """An actor with an async method has an event loop."""
+
+
+# How they are called in messages and in status: like no class of a user's.
+Worker.__name__ = AsyncWorker.__name__ = "<functions>"
 
 
 class RemoteFunction:
@@ -52,7 +58,7 @@ class RemoteFunction:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function in a process of its own kind (or in the actor chosen with ``on``), which is
-        kept for later calls. References among the arguments are replaced by their values.
+        kept for later calls. References that are arguments are replaced by their values.
 
         Returns:
             A reference to the result at once; a list of references for ``num_returns > 1``, and a
@@ -133,7 +139,13 @@ class RemoteFunction:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFunction, (self.__wrapped__, self._worker, self._num_returns, self._on)
+        # The names are sent too: a function that refers to itself has none yet when this is received.
+        names = {name: self.__dict__[name] for name in _NAMES if name in self.__dict__}
+        return (
+            RemoteFunction,
+            (self.__wrapped__, self._worker, self._num_returns, self._on),
+            names,
+        )
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._function.name})"
@@ -141,12 +153,14 @@ class RemoteFunction:
 
 def checked_worker_options(options: Mapping[str, Any]) -> dict[str, Hashable]:
     """``options`` of a function's worker; ``TypeError`` for one that does not exist."""
+    options = dict(options)
+    take_out(options, FUNCTION_OPTIONS, "a function")
     for name in options:
         if name not in _WORKER_OPTIONS:
             known = ", ".join(("num_returns", *_WORKER_OPTIONS))
             raise TypeError(f"unknown option {name!r} of a function; known are {known}")
     ActorOptions().updated(**options)
-    return dict(options)
+    return options
 
 
 def call_function(

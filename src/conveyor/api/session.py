@@ -6,14 +6,16 @@ import os
 from importlib import import_module
 from typing import Any
 
+from conveyor.api.options import runtime_env
+from conveyor.api.unused import INIT_OPTIONS, take_out
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
 
 _ENGINES = ("local", "inline")
 
-# What Ray programs pass to `init`, and what has no meaning here.
-_IGNORED = ("address", "num_cpus", "logging_level", "include_dashboard")
+# Addresses of Ray's that mean this machine.
+_HERE = ("auto", "local")
 
 
 def init(
@@ -21,6 +23,8 @@ def init(
     *,
     ignore_reinit_error: bool = False,
     log_to_driver: bool = True,
+    grace_seconds: float | None = None,
+    handle_sigterm: bool = True,
     **options: Any,
 ) -> None:
     """Start a session. Optional: what needs one starts it with the defaults.
@@ -31,21 +35,47 @@ def init(
             else ``"local"``.
         ignore_reinit_error: do nothing if a session is running already.
         log_to_driver: whether what actors print is shown here.
-        **options: the engine's own options. Ray's ``address``, ``num_cpus``, ``logging_level`` and
-            ``include_dashboard`` are accepted and have no effect.
+        grace_seconds: how long actors may take to end in good order (see the guide) before they are
+            killed; at least 0, which is at once. Default: what ``CONVEYOR_GRACE_SECONDS`` in the
+            environment says, else 5.
+        handle_sigterm: end the session in good order when this process gets SIGTERM; then it dies of
+            the signal as always. Only if nothing else handles it, and the session is started on the
+            main thread.
+        **options: the engine's own options: ``arena_bytes`` (the memory cap), ``env_vars`` of all actors,
+            and ``raise_descriptor_limit=False``, which leaves this process's soft limit of descriptors as
+            it is instead of raising it to the hard one (at most to 65,536). Of Ray's, ``address`` may be
+            ``"auto"`` or ``"local"``, ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of
+            ``runtime_env`` are set in every actor, and those that have nothing to do on one machine are
+            taken with a warning.
 
     Raises:
         RuntimeStateError: a session is running already.
-        ValueError: an unknown engine.
+        ValueError: an unknown engine, a setting out of its range.
         TypeError: an option that the engine does not have.
     """
+    address = options.pop("address", None)
+    if engine is not None and engine not in _ENGINES and _is_address(engine):
+        engine, address = None, engine  # Ray's first argument
+    if address is not None and address not in _HERE:
+        raise ValueError(
+            f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
+            f"this machine, and nothing has to be started for them"
+        )
     engine = engine or _default_engine()
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")
-    for name in _IGNORED:
-        options.pop(name, None)
+    take_out(options, INIT_OPTIONS, "init()")
+    memory = options.pop("object_store_memory", None)
+    if memory is not None:
+        options.setdefault("arena_bytes", memory)
+    if "runtime_env" in options:
+        options["env_vars"] = runtime_env(options.pop("runtime_env"))
     if not log_to_driver:
         options["log_to_driver"] = False
+    if grace_seconds is not None:
+        options["grace_seconds"] = grace_seconds
+    if not handle_sigterm:
+        options["handle_sigterm"] = False
     # The lock under which `context.current` starts a default session, so that there is only one.
     with context._lock:
         if context.running() is None:
@@ -58,8 +88,14 @@ def init(
         )
 
 
+def _is_address(text: str) -> bool:
+    return text in _HERE or "://" in text or text.rpartition(":")[2].isdigit()
+
+
 def shutdown() -> None:
-    """End the session with all its actors and graphs. Does nothing if there is none."""
+    """End the session with all its actors and graphs, in good order and at most within the grace period
+    (see ``init``). Who waits in other threads gets ``SessionEndedError``. Does nothing if there is no
+    session."""
     runtime = context.running()
     if runtime is None:
         return

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.channel.byvalue import SentDefinitions
-from conveyor.channel.codec import announce, decode, encode
+from conveyor.channel.codec import announce, decode, discard, encode
 from conveyor.channel.errors import append_to_message, decode_error, encode_error
 from conveyor.channel.full import arena_full
-from conveyor.channel.pickling import SENT, add_reducers, drop_picklers, dumps_by_value, loads
+from conveyor.channel.pickling import (
+    SENT,
+    add_reducers,
+    blame_argument,
+    drop_picklers,
+    dumps_by_value,
+    loads,
+)
+from conveyor.channel.refused import refused
+from conveyor.channel.siblings import add_sibling, summarize_error
 from conveyor.channel.tensors import held_alone
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
@@ -15,13 +24,16 @@ __all__ = [
     "SENT",
     "SentDefinitions",
     "add_reducers",
+    "add_sibling",
     "append_to_message",
+    "blame_argument",
     "decode_error",
     "drop_picklers",
     "dumps_by_value",
     "encode_error",
     "loads",
     "set_up_codec",
+    "summarize_error",
 ]
 
 
@@ -31,8 +43,10 @@ def set_up_codec() -> None:
         encode,
         decode,
         announce,
+        discard,
         final_error=SerializationError,
         arena_full=arena_full,
         held_alone=held_alone,
         state_error=RuntimeStateError,
+        refused=refused,
     )

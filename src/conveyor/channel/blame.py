@@ -6,10 +6,10 @@ import dis
 import functools
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["cannot_send"]
+__all__ = ["cannot_send", "cannot_send_argument"]
 
 _SECONDS = 0.5
 _DEPTH = 50
@@ -18,8 +18,29 @@ _BREADTH = 10_000
 
 def cannot_send(value: Any, error: BaseException, can_pickle: Callable[[Any], bool]) -> str:
     """The message for a ``value`` that failed with ``error``."""
+    return _text(f"a value of type {_name(type(value))} cannot be sent", value, error, can_pickle)
+
+
+def cannot_send_argument(
+    label: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    error: BaseException,
+    can_pickle: Callable[[Any], bool],
+) -> str | None:
+    """The message for a call of ``label`` that failed with ``error``; ``None`` if each of its arguments
+    can be sent."""
+    named = [(str(place), value) for place, value in enumerate(args)]
+    named += [(repr(name), value) for name, value in kwargs.items()]
+    for name, value in named:
+        if not can_pickle(value):
+            what = f"argument {name} of {label}, a {_name(type(value))}, cannot be sent"
+            return _text(what, value, error, can_pickle)
+    return None
+
+
+def _text(what: str, value: Any, error: BaseException, can_pickle: Callable[[Any], bool]) -> str:
     path, culprit = _find(value, can_pickle)
-    what = f"a value of type {_name(type(value))} cannot be sent"
     if path:
         what += f": its part {path} is of type {_name(type(culprit))}"
     return (

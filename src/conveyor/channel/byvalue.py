@@ -34,6 +34,7 @@ __all__ = [
     "definitions_of",
     "entry_of",
     "modules_in_memory",
+    "name_in",
     "pack",
     "resolve",
     "unpack",
@@ -71,19 +72,27 @@ class Entry:
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""
 
-    __slots__ = ("by_value", "groups", "values")
+    __slots__ = ("by_value", "groups", "readers")
 
-    def __init__(self, values: bool = False) -> None:
-        # Whether this channel carries arguments: references in them travel as their values.
-        self.values = values
+    def __init__(self, readers: int = 1) -> None:
+        # How many decode each frame: so often a claim in it is made good.
+        self.readers = readers
         self.groups: set[Token] = set()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False
 
+    def forget(self) -> None:
+        """A reader has lost a frame with definitions: they are all sent again."""
+        self.groups.clear()
+
     def undo(self, meta: bytes) -> None:
-        """A frame with definitions was encoded and will not be published: they are not sent."""
-        definitions, _ = unpack(meta)
+        """A frame with a header was encoded and will not be published: its definitions are not sent, and
+        nobody comes for its claims."""
+        from conveyor.channel import claims  # which is above
+
+        definitions, made, _ = unpack(meta)
         self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
+        claims.drop(made)
 
 
 class KnownDefinitions:
@@ -112,18 +121,19 @@ Definition = tuple[tuple[Token, ...], bytes, tuple[Token, ...]]
 _header_size = struct.Struct("<I")
 
 
-def pack(definitions: Sequence[Definition], pickled: bytes) -> bytes:
-    """The meta bytes of a frame with definitions."""
-    header = pickle.dumps(definitions, 5)
+def pack(definitions: Sequence[Definition], pickled: bytes, claims: Sequence[Any] = ()) -> bytes:
+    """The meta bytes of a frame with definitions, or with claims to refs (``channel.claims``)."""
+    header = pickle.dumps((definitions, claims), 5)
     return b"".join((_header_size.pack(len(header)), header, pickled))
 
 
-def unpack(meta: bytes) -> tuple[Sequence[Definition], memoryview]:
-    """The definitions and the pickle in a frame's meta bytes. Runs no code of the user's."""
+def unpack(meta: bytes) -> tuple[Sequence[Definition], Sequence[Any], memoryview]:
+    """The definitions, the claims and the pickle in a frame's meta bytes. Runs no code of the user's."""
     view = memoryview(meta)
     (size,) = _header_size.unpack_from(view)
     body = _header_size.size + size
-    return pickle.loads(view[_header_size.size : body]), view[body:]
+    definitions, claims = pickle.loads(view[_header_size.size : body])
+    return definitions, claims, view[body:]
 
 
 def definitions_of(groups: Iterable[Group], sent: SentDefinitions) -> list[Definition]:
@@ -286,7 +296,30 @@ def _load(group: Group) -> dict[Token, Any]:
         pin = _pins.get(group.key)
         if pin is not None:
             pin.objects = tuple(objects.values())
+        if _home is not None:
+            for obj in objects.values():
+                _name(obj, _home)
     return objects
+
+
+# Where received definitions of ``__main__`` have their names too.
+_home: ModuleType | None = None
+
+
+def name_in(module: ModuleType) -> None:
+    """Give what is received of ``__main__`` its name in ``module`` too, the latest under each name.
+
+    The ``__main__`` of an actor is empty otherwise, and ``multiprocessing`` would not find there what it
+    pickles by name.
+    """
+    global _home
+    _home = module
+
+
+def _name(obj: Any, module: ModuleType) -> None:
+    name = obj.__qualname__
+    if obj.__module__ == module.__name__ and name.isidentifier():
+        setattr(module, name, obj)
 
 
 def construct(token: Token, make: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ else comes here, and goes by its exact type to an encoder, or to the general pic
 codec name     meta
 ===== ======== =================================================================================
 16    PICKLE   a pickle of protocol 5
-17    DEFINING definitions by value, then a pickle (the frame has FLAG_DEFINITIONS)
+17    DEFINING definitions by value and claims to refs, then a pickle (FLAG_DEFINITIONS)
 18    ARRAY    header of an ``numpy.ndarray``; one buffer, or none if it has no elements
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
 ===== ======== =================================================================================
@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.channel import arrays, pickling, tensors
+from conveyor.channel import arrays, claims, pickling, tensors
 from conveyor.channel.arrays import ARRAY
 from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
-from conveyor.channel.pickling import DEFINING, FLAG_DEFINITIONS, PICKLE, Encoded
+from conveyor.channel.pickling import DEFINING, FLAG_DEFINITIONS, FLAG_REFS, PICKLE, Encoded
 from conveyor.channel.tensors import TENSOR
 from conveyor.exceptions import SerializationError
 
@@ -32,6 +32,7 @@ __all__ = [
     "ARRAY",
     "DEFINING",
     "FLAG_DEFINITIONS",
+    "FLAG_REFS",
     "PICKLE",
     "TENSOR",
     "Encoded",
@@ -39,6 +40,7 @@ __all__ = [
     "SentDefinitions",
     "announce",
     "decode",
+    "discard",
     "encode",
 ]
 
@@ -82,6 +84,12 @@ def decode(
 def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
     """Take note of the definitions in a frame with ``FLAG_DEFINITIONS`` that nobody will decode."""
     pickling.learn(meta, known)
+
+
+def discard(meta: bytes) -> None:
+    """Take note of the definitions in a frame that nobody will ever decode, and give its claims up."""
+    announce(meta)
+    claims.give_up(meta)
 
 
 def _numpy_is_here() -> None:

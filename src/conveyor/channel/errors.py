@@ -19,11 +19,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import conveyor.exceptions
+from conveyor import _core
 from conveyor.channel.byvalue import KnownDefinitions
 from conveyor.channel.pickling import dumps_by_value, loads
-from conveyor.exceptions import TaskError
+from conveyor.exceptions import OutOfMemoryError, SerializationError, TaskError
 
-__all__ = ["append_to_message", "decode_error", "encode_error"]
+__all__ = ["append_to_message", "decode_error", "encode_error", "read_error"]
 
 
 class _Frame(NamedTuple):
@@ -41,10 +42,18 @@ class _Frame(NamedTuple):
 
 
 def encode_error(error: BaseException, actor: str, node: str) -> bytes:
-    """``error`` as it was caught in ``node`` of ``actor``. Never fails.
+    """``error`` as it was caught in ``node`` of ``actor``. Never fails: where there is no memory, that
+    is what it says.
 
     A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
     """
+    try:
+        return _encode_error(error, actor, node)
+    except MemoryError:
+        return _core.UNSAID
+
+
+def _encode_error(error: BaseException, actor: str, node: str) -> bytes:
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         return pickle.dumps(tuple(_travelling(error)), 5)
     lost: list[str] = []
@@ -55,7 +64,7 @@ def encode_error(error: BaseException, actor: str, node: str) -> bytes:
         node=node,
         remote_traceback=_format_traceback(error),
         forms=_forms(error, lost),
-        lost=tuple(lost),
+        lost=tuple(dict.fromkeys(lost)),  # each form has met them
         notes=_notes(error),
     )
     return pickle.dumps(tuple(frame), 5)
@@ -63,7 +72,7 @@ def encode_error(error: BaseException, actor: str, node: str) -> bytes:
 
 def decode_error(meta: bytes) -> TaskError:
     """The error to raise at the caller. Never fails."""
-    frame = _Frame(*pickle.loads(meta))
+    frame = read_error(meta)
     cause = _load_first(frame.forms)
     error = None
     if cause is not None:
@@ -74,7 +83,8 @@ def decode_error(meta: bytes) -> TaskError:
     else:
         message = frame.message
     if frame.lost:
-        message += f"\n(not carried over, since it cannot be pickled: {', '.join(frame.lost)})"
+        kept_back = ", ".join(frame.lost)
+        message += f"\n(of the exception this is not carried over, since it cannot be pickled: {kept_back})"
     state = error.__dict__
     state["_origin"] = (message, cause, frame.actor, frame.node, frame.remote_traceback)
     state["_frame"] = frame
@@ -82,6 +92,28 @@ def decode_error(meta: bytes) -> TaskError:
         state["__notes__"] = list(frame.notes)
     _set_cause(error, cause)
     return error
+
+
+#: Errors for which nothing could be allocated where they came up.
+_STAND_INS: dict[bytes, Callable[[], Exception]] = {
+    _core.UNSAID: lambda: OutOfMemoryError(
+        "a task has failed, and its process had no memory left to say why"
+    ),
+    _core.UNREAD: lambda: OutOfMemoryError(
+        "a result has come that could not be mapped here: this process had no memory, or no "
+        "addresses, left for it (ulimit -v, vm.max_map_count)"
+    ),
+    _core.BROKEN: lambda: SerializationError(
+        "a result has come that cannot be read (was shared memory overwritten?)"
+    ),
+}
+
+
+def read_error(meta: bytes) -> _Frame:
+    """The texts of an error, as they were sent."""
+    if meta in _STAND_INS:
+        meta = _encode_error(_STAND_INS[meta](), "", "")
+    return _Frame(*pickle.loads(meta))
 
 
 def append_to_message(error: TaskError, text: str) -> None:
@@ -144,6 +176,11 @@ def _format_traceback(error: BaseException) -> str:
         summary = traceback.TracebackException.from_exception(error)
         _trim(summary, set())
         text = "".join(summary.format())
+        # A message of many lines stands before the traceback already.
+        said = "".join(summary.format_exception_only())
+        first, _, rest = said.partition("\n")
+        if rest.count("\n") > 1 and text.endswith(said) and not isinstance(error, SyntaxError):
+            text = f"{text.removesuffix(said)}{first} [...]\n"
     except Exception as failure:
         return f"{_type_name(type(error))}: <no traceback: {type(failure).__name__}>\n"
     if len(text) > _LONGEST:

@@ -28,7 +28,7 @@ def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:
     if held:
         lines.append(
             "Let go of what is not needed, copy what is kept for long, or raise the cap (of a graph: "
-            "memory_bytes, of a process: CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the "
+            "memory_bytes, of the session: CONVEYOR_ARENA_BYTES). CONVEYOR_DEBUG=1 says where in the "
             "program results were got"
         )
     return ArenaFullError("\n".join([message, *lines]), tuple(held))

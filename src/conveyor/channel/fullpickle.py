@@ -26,6 +26,8 @@ ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Callable[[Any
 
 _LARGE_DEFINITION = 16 << 20
 
+_make_skeleton_class = cloudpickle.cloudpickle._make_skeleton_class
+
 
 class _Sink:
     __slots__ = ("write",)
@@ -90,6 +92,8 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             return NotImplemented
         if len(reduction) != 6:  # NoneType and its like
             return reduction
+        if reduction[0] is _make_skeleton_class and "__slots__" in obj.__dict__:
+            reduction = _with_slots(obj, reduction)
         self.by_value = True
         place = _wrapped_at(obj)
         if place is not None:
@@ -145,6 +149,25 @@ def _define(obj: Any, make_reducers: ReducerFactory) -> None:
         )
     group = Group(tuple(pickler.members), payload, tuple(pickler.groups.values()))
     byvalue.register(group, pickler.members)
+
+
+def _with_slots(cls: type, reduction: Any) -> Any:
+    """The reduction of a class that has ``__slots__``.
+
+    cloudpickle sets them once the reader's class is there, which is too late: its instances would
+    have a ``__dict__``, and their state would not fit the sender's class when they come back.
+    """
+    make, (kind, name, bases, namespace, *rest), (contents, more), *others = reduction
+    if typing.NamedTuple in bases:
+        return reduction  # it makes its own, and takes none
+    slots = cls.__dict__["__slots__"]
+    if not isinstance(slots, (str, dict)):
+        slots = tuple(slots)
+    # What the slots make of themselves, private ones under other names than those in `__slots__`.
+    made = {key for key, value in cls.__dict__.items() if type(value) is types.MemberDescriptorType}
+    contents = {k: v for k, v in contents.items() if k not in made and k != "__slots__"}
+    namespace = {**namespace, "__slots__": slots}
+    return (make, (kind, name, bases, namespace, *rest), (contents, more), *others)
 
 
 def _has_identity(obj: Any) -> bool:

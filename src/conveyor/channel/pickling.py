@@ -9,10 +9,10 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from conveyor.channel import byvalue
+from conveyor.channel import byvalue, claims
 from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
 from conveyor.exceptions import SerializationError
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFINING",
+    "FLAG_BOUND",
     "FLAG_DEFINITIONS",
+    "FLAG_REFS",
     "PICKLE",
     "SENT",
     "Encoded",
     "LeasedBuffer",
     "add_reducers",
+    "blame_argument",
     "drop_picklers",
     "dump",
     "dumps_by_value",
@@ -42,7 +45,12 @@ DEFINING = 17
 """Codec: the same, behind the definitions that it needs."""
 
 FLAG_DEFINITIONS = 1
-"""The frame carries definitions: every reader must decode it, or at least announce it."""
+"""The frame has a header: every reader must decode it, or at least announce it."""
+FLAG_REFS = 4
+"""There are claims to refs in the header."""
+FLAG_BOUND = 8
+"""The frame refers to definitions, which its channel may have carried before: in another channel it
+would not be understood."""
 
 Encoded: TypeAlias = "tuple[int, int, bytes, list[Any] | None]"
 """codec, flags, meta, buffers"""
@@ -201,9 +209,11 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         try:
             pickler.dump(value)
         except SerializationError:
+            claims.drop_noted(pickler.notes)
             raise
         except Exception:
-            return _dump_fully(value, sent)
+            return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
+        made = pickler.notes.pop(claims.CLAIMS, None) if len(pickler.notes) > 1 else None
         parts = pickler.parts
         meta = parts[0] if len(parts) == 1 else b"".join(parts)
         buffers = None
@@ -219,23 +229,35 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             if meta.find(pattern) >= 0:  # three times as fast as `in`
                 break
         else:
-            return PICKLE, 0, meta, buffers
+            if not made:
+                return PICKLE, 0, meta, buffers
+            meta = byvalue.pack((), meta, [claim for _, claim in made.values()])
+            return DEFINING, FLAG_DEFINITIONS | FLAG_REFS, meta, buffers
+        return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
 
 
-def _dump_fully(value: Any, sent: SentDefinitions) -> Encoded:
+def _dump_fully(
+    value: Any, sent: SentDefinitions, made: dict[int, tuple[Any, Any]] | None = None
+) -> Encoded:
+    """``made``: the claims of an attempt to pickle it before."""
     pool = _full_pool
     try:
         pickler = pool.pop()
     except IndexError:
         pickler = _full_pickler()
     pickler.notes[SENT] = sent
+    if made:
+        pickler.notes[claims.CLAIMS] = made
     try:
         pickler.dump(value)
     except SerializationError:
+        claims.drop_noted(pickler.notes)
         raise
     except Exception:
+        claims.drop_noted(pickler.notes)
         pickler = _try_again(value, sent, out_of_band=True)
+    made = pickler.notes.pop(claims.CLAIMS, None)
     meta = pickler.payload()
     buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
     definitions = None
@@ -244,16 +266,18 @@ def _dump_fully(value: Any, sent: SentDefinitions) -> Encoded:
             definitions = byvalue.definitions_of(pickler.groups.values(), sent)
             break
     by_value = pickler.by_value
+    flags = FLAG_BOUND if pickler.groups else 0
     if len(meta) < _KEEP_BELOW:
         pickler.reset()
         pool.append(pickler)
-    if definitions is None:
-        sent.by_value = by_value
-        return PICKLE, 0, meta, buffers
-    meta = byvalue.pack(definitions, meta)
     sent.by_value = by_value
-    sent.groups.update(tokens[0] for tokens, _, _ in definitions)
-    return DEFINING, FLAG_DEFINITIONS, meta, buffers
+    if definitions is None and not made:
+        return PICKLE, flags, meta, buffers
+    if made:
+        flags |= FLAG_REFS
+    meta = byvalue.pack(definitions or (), meta, [claim for _, claim in (made or {}).values()])
+    sent.groups.update(tokens[0] for tokens, _, _ in definitions or ())
+    return DEFINING, flags | FLAG_DEFINITIONS, meta, buffers
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:
@@ -276,17 +300,36 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
         pickler.dump(value)
         return pickler
     except SerializationError:
+        claims.drop_noted(pickler.notes)
         raise
     except Exception as error:
+        claims.drop_noted(pickler.notes)
         text = blame.cannot_send(value, error, _can_pickle)
         raise SerializationError(text) from error
 
 
+def blame_argument(
+    error: SerializationError, label: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> SerializationError:
+    """``error`` of a call of ``label``, in terms of the argument that cannot be sent."""
+    from conveyor.channel import blame
+
+    if type(error) is not SerializationError:
+        return error  # it says what it is about
+    cause = error.__cause__ or error
+    text = blame.cannot_send_argument(label, args, kwargs, cause, _can_pickle)
+    return error if text is None else SerializationError(text)
+
+
 def _can_pickle(value: Any) -> bool:
+    pickler = _full_pickler()
+    pickler.notes[SENT] = SentDefinitions()
     try:
-        _full_pickler().dump(value)
+        pickler.dump(value)
     except Exception:
         return False
+    finally:
+        claims.drop_noted(pickler.notes)
     return True
 
 
@@ -335,7 +378,7 @@ def load(
         pickled = learn(meta, known)
     try:
         return pickle.loads(pickled, buffers=buffers)
-    except SerializationError:
+    except (SerializationError, MemoryError):  # it may be tried again when there is memory
         raise
     except Exception as error:
         raise SerializationError(_cannot_rebuild(error)) from error
@@ -348,7 +391,7 @@ def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
 
 def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
     """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
-    definitions, pickled = byvalue.unpack(meta)
+    definitions, _, pickled = byvalue.unpack(meta)
     (_known_to_all if known is None else known).learn(definitions)
     return pickled
 

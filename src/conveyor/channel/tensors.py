@@ -66,6 +66,11 @@ def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
 
 
 def _check_device(on: torch.Tensor | torch.UntypedStorage) -> None:
+    if on.device.type == "meta":
+        raise SerializationError(
+            "a tensor on device 'meta' has no values that could be sent: send its shape and dtype, or "
+            "make it on a real device (torch.empty_like(x, device='cpu'))"
+        )
     if on.device.type != "cpu":
         raise SerializationError(
             f"a tensor on device {str(on.device)!r} cannot be sent through shared memory: call "

@@ -14,6 +14,7 @@ can be compiled, extended and executed eagerly as often as one likes, from any t
 
 from __future__ import annotations
 
+from conveyor.dag.context import DAGContext
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.inputs import InputAttributeNode, InputNode
 from conveyor.dag.methods import MethodNode, OutputElementNode
@@ -27,6 +28,7 @@ ClassMethodNode = MethodNode
 __all__ = [
     "ActorRef",
     "ClassMethodNode",
+    "DAGContext",
     "DAGNode",
     "InputAttributeNode",
     "InputData",

@@ -9,9 +9,10 @@ from conveyor.dag.containers import find_nodes, replace_nodes, with_fields
 from conveyor.dag.hooks import Host
 from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
 from conveyor.dag.methods import MethodNode, OutputElementNode
-from conveyor.dag.node import DAGNode, origin
-from conveyor.dag.parts import Key, given
+from conveyor.dag.node import DAGNode
+from conveyor.dag.parts import InputData, Key, Path, given
 from conveyor.dag.survey import Survey, survey
+from conveyor.exceptions import ArgumentsError
 
 
 def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -20,7 +21,7 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
     Results in a shape give references in the same shape; effects are started and not waited for.
     """
     shape = survey(root)
-    parts = _match(shape, args, kwargs)
+    parts = _match(shape, host, args, kwargs)
     for owner in {id(task.owner): task.owner for task in shape.tasks}.values():
         host.check(owner)
 
@@ -29,9 +30,8 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
     def reference(node: DAGNode) -> Any:
         if isinstance(node, OutputElementNode):
             return made[node.task][node.index]
-        base = origin(node)
-        assert isinstance(base, MethodNode)
-        return made[base]
+        assert isinstance(node, MethodNode)
+        return made[node]
 
     def resolve(value: Any) -> Any:
         if isinstance(value, InputNode):
@@ -47,7 +47,9 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
         values: dict[DAGNode, Any] = {}
         if tasks:
             values.update(zip(tasks, host.get([reference(n) for n in tasks]), strict=True))
-        return replace_nodes(value, lambda node: values[node] if node in values else resolve(node))
+        return replace_nodes(
+            value, lambda node: values[node] if node in values else host.value(resolve(node))
+        )
 
     for task in shape.tasks:
         given_args = tuple(resolve(value) for value in task.args)
@@ -76,25 +78,39 @@ def execute(root: DAGNode, host: Host, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _match(
-    shape: Survey, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    shape: Survey, host: Host, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[Key | None, Any]:
     """The value of each used part of the input; the whole input's key is ``None``."""
     positional, names = shape.parameters
     if len(args) != positional:
-        raise TypeError(
+        raise ArgumentsError(
             f"execute() takes {_count(positional, 'positional argument')} for this graph, but "
             f"{len(args)} {'was' if len(args) == 1 else 'were'} given"
         )
     for name in names:
         if name not in kwargs:
-            raise TypeError(f"execute() lacks the argument {name!r}, which this graph uses")
+            raise ArgumentsError(f"execute() lacks the argument {name!r}, which this graph uses")
     for name in kwargs:
         if name not in names:
-            raise TypeError(f"execute() got the argument {name!r}, which this graph does not use")
+            raise ArgumentsError(
+                f"execute() got the argument {name!r}, which this graph does not use"
+            )
     used: list[Key | None] = [*shape.keys]
     if shape.whole:
         used.append(None)
-    return {key: given(key, args, kwargs) for key in used}
+
+    def part(key: Key | None) -> Any:
+        if isinstance(key, Path):
+            # A reference is an argument's value; one that is found inside is a part like any other.
+            root = host.value(args[key.root] if isinstance(key.root, int) else kwargs[key.root])
+            return host.itself(key.pick(root))
+        value = given(key, args, kwargs)
+        if isinstance(value, InputData):
+            values = {name: host.value(a) for name, a in value.kwargs.items()}
+            return InputData(tuple(map(host.value, value.args)), values)
+        return value
+
+    return {key: part(key) for key in used}
 
 
 def _count(number: int, noun: str) -> str:

@@ -63,7 +63,15 @@ class Host(Protocol):
         ...
 
     def put(self, value: Any) -> Any:
-        """A ref to ``value``, which is there already."""
+        """A ref to ``value``, which is there already; ``value`` itself if it is one."""
+        ...
+
+    def value(self, value: Any) -> Any:
+        """The value of a ref, which is waited for; anything else as it is."""
+        ...
+
+    def itself(self, value: Any) -> Any:
+        """``value``, to be an argument of a call as it is, even if it is a ref."""
         ...
 
     def get(self, refs: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from conveyor.dag.hints import TransportHint
-from conveyor.dag.node import DAGNode, Record, assign, hint_of, origin
+from conveyor.dag.node import DAGNode, Record, assign
 from conveyor.dag.parts import Key, Path, key_label, root_of
 from conveyor.exceptions import GraphError
 
@@ -38,8 +38,10 @@ class InputNode(DAGNode):
     can only be written ``inp["name"]``. The ``with`` block is for the eye; it may be left out.
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_hints", "_parts")
 
+    # The hints of its parts, which come and go.
+    _hints: dict[Key, TransportHint]
     # Weak, because parts refer to this node. Two threads may still make the same part twice; that
     # harms nothing, since a part is known by its key.
     _parts: WeakValueDictionary[Key, InputAttributeNode]
@@ -49,7 +51,7 @@ class InputNode(DAGNode):
             raise GraphError(
                 "InputNode() takes no arguments: what the graph is given is said at execute(...)"
             )
-        assign(self, _base=None, _hint=None, _record=Record("input"), _parts=WeakValueDictionary())
+        assign(self, _hint=None, _hints={}, _record=Record("input"), _parts=WeakValueDictionary())
 
     def __enter__(self) -> InputNode:
         return self
@@ -89,12 +91,6 @@ class InputNode(DAGNode):
     def __repr__(self) -> str:
         return "InputNode()"
 
-    def _view(self) -> InputNode:
-        view = object.__new__(InputNode)
-        # Its own parts: they carry its hint.
-        assign(view, _parts=WeakValueDictionary())
-        return view
-
     def _upstream(self) -> tuple[DAGNode, ...]:
         return ()
 
@@ -110,8 +106,7 @@ class InputAttributeNode(DAGNode):
     def __init__(self, whole: InputNode, key: Key) -> None:
         assign(
             self,
-            _base=None,
-            _hint=hint_of(whole),
+            _hint=None,
             _record=whole._record,
             _input=whole,
             _key=key,
@@ -151,16 +146,15 @@ class InputAttributeNode(DAGNode):
     def __repr__(self) -> str:
         return key_label(self._key, "InputNode()")
 
-    def _hinted(self, hint: TransportHint) -> InputAttributeNode:
-        view = super()._hinted(hint)
-        assign(view, _input=self._input, _key=self._key)
-        return view
+    def _set_hint(self, hint: TransportHint) -> None:
+        self._input._hints[self._key] = hint
 
-    def _view(self) -> InputAttributeNode:
-        return object.__new__(InputAttributeNode)
+    def _get_hint(self) -> TransportHint | None:
+        # What was said of the whole input holds for parts of which nothing was said.
+        return self._input._hints.get(self._key, self._input._hint)
 
     def _upstream(self) -> tuple[DAGNode, ...]:
-        return (origin(self._input),)
+        return (self._input,)
 
 
 def key_of(node: InputAttributeNode) -> Key:

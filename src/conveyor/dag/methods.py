@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.functions import Function
-from conveyor.dag.hints import TransportHint
-from conveyor.dag.node import ActorRef, DAGNode, Record, assign, origin
+from conveyor.dag.node import ActorRef, DAGNode, Record, assign
 from conveyor.exceptions import GraphError
 
 
@@ -69,17 +68,15 @@ class MethodNode(DAGNode):
                         f"{which} of {label} is a {type(node).__name__}, which only ends a graph: pass a "
                         f"list of its nodes instead"
                     )
-                base = origin(node)
-                if isinstance(base, MethodNode) and base.streams:
+                if isinstance(node, MethodNode) and node.streams:
                     raise GraphError(
-                        f"{which} of {label} is what {base.label} yields, and the items of a generator "
+                        f"{which} of {label} is what {node.label} yields, and the items of a generator "
                         f"go to the driver only: return a list from it, or bind it with "
                         f"options(num_returns=n)"
                     )
                 needs[node] = None
         assign(
             self,
-            _base=None,
             _hint=None,
             _record=Record(label),
             _actor=actor,
@@ -163,15 +160,6 @@ class MethodNode(DAGNode):
     def __repr__(self) -> str:
         return f"<MethodNode {self.label}>"
 
-    def _hinted(self, hint: TransportHint) -> MethodNode:
-        view = super()._hinted(hint)
-        for name in MethodNode.__slots__:
-            object.__setattr__(view, name, getattr(self, name))
-        return view
-
-    def _view(self) -> MethodNode:
-        return object.__new__(MethodNode)
-
     def _upstream(self) -> tuple[DAGNode, ...]:
         return self._needs
 
@@ -185,7 +173,7 @@ class OutputElementNode(DAGNode):
     _index: int
 
     def __init__(self, task: MethodNode, index: int) -> None:
-        assign(self, _base=None, _hint=None, _record=task._record, _task=task, _index=index)
+        assign(self, _hint=None, _record=task._record, _task=task, _index=index)
 
     @property
     def task(self) -> MethodNode:
@@ -199,14 +187,6 @@ class OutputElementNode(DAGNode):
 
     def __repr__(self) -> str:
         return f"<OutputElementNode {self._task.label}[{self._index}]>"
-
-    def _hinted(self, hint: TransportHint) -> OutputElementNode:
-        view = super()._hinted(hint)
-        assign(view, _task=self._task, _index=self._index)
-        return view
-
-    def _view(self) -> OutputElementNode:
-        return object.__new__(OutputElementNode)
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return (self._task,)

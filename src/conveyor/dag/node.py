@@ -7,7 +7,9 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
 from conveyor.config import Config
 from conveyor.dag import hooks
+from conveyor.dag.context import DAGContext
 from conveyor.dag.hints import TransportHint
+from conveyor.exceptions import NodeSentError
 
 # Bind order. One counter for the whole process, because the order of an actor's tasks must not
 # depend on which of its handles a task was bound through. ``next`` on it is atomic.
@@ -49,19 +51,18 @@ NodeT = TypeVar("NodeT", bound="DAGNode")
 
 
 class DAGNode:
-    """A value that a graph will have at each execution. Made by ``bind``, never changed afterwards.
+    """A value that a graph will have at each execution. Made by ``bind``, never changed afterwards but
+    for how it should travel (``with_tensor_transport``).
 
     A node is an argument for further ``bind`` calls, alone or inside lists, tuples and dicts. The
     node that stands for the result (or a ``MultiOutputNode`` of several) is what is compiled.
     """
 
-    __slots__ = ("__weakref__", "_base", "_hint", "_record")
+    __slots__ = ("__weakref__", "_hint", "_record")
 
     #: Whether it only ends a graph, and stands for no value that could be bound.
     ends_graph: ClassVar[bool] = False
 
-    # What this node is a hinted view of; None if it is no view (itself would be a cycle).
-    _base: DAGNode | None
     _hint: TransportHint | None
     _record: Record
 
@@ -81,10 +82,10 @@ class DAGNode:
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
+        raise NodeSentError(
             f"{self!r} is a graph node, which cannot be pickled or sent to an actor; did you mean "
-            f"bind() instead of remote()? (A node may also be inside a list, tuple or dict that is "
-            f"given to bind(), but not inside other objects.)"
+            f"bind() instead of remote()? (A node may also be inside a list, tuple, dict or dataclass "
+            f"that is given to bind(), but not inside other objects.)"
         )
 
     # Nodes never change, so a copy is as good as the original.
@@ -133,14 +134,18 @@ class DAGNode:
     ) -> Any:
         """``compile`` under Ray's name and with Ray's parameters.
 
-        ``_max_inflight_executions`` is our ``depth``. The other parameters are accepted and have
-        nothing to do here: submission waits for room (or takes a timeout of its own), values of
-        any size pass without a buffer size, every graph serves ``get`` and ``await`` alike,
-        results are not counted, and transfers are planned per edge.
+        ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
+        our ``submit_timeout``. The other parameters are accepted and have nothing to do here: values
+        of any size pass without a buffer size, every graph serves ``get`` and ``await`` alike,
+        results are not counted, and transfers are planned per edge. What is left out is taken from
+        ``DAGContext.get_current()``, as far as the program has changed that.
         """
-        if _max_inflight_executions is None:
-            return self.compile()
-        return self.compile(depth=_max_inflight_executions)
+        options = DAGContext.get_current().options()
+        if _max_inflight_executions is not None:
+            options["depth"] = _max_inflight_executions
+        if _submit_timeout is not None:
+            options["submit_timeout"] = None if _submit_timeout < 0 else _submit_timeout
+        return self.compile(**options)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph once without compiling it, through ordinary actor calls.
@@ -165,11 +170,11 @@ class DAGNode:
         _static_shape: bool = False,
         _direct_return: bool = False,
     ) -> NodeT:
-        """This node with a hint how its tensors should travel to their readers.
-
-        The node itself stays as it is: use what is returned, for the same value. ::
+        """Say how this node's tensors should travel to their readers, and return the node. ::
 
             x = sender.send.bind(inp).with_tensor_transport(transport="shm")
+
+        The latest call counts, for graphs that are compiled after it.
 
         Args:
             transport: ``"auto"``, ``"shm"`` (host memory), or ``"nccl"``, also spelled
@@ -180,16 +185,14 @@ class DAGNode:
         Raises:
             ValueError: an unknown transport or device.
         """
-        return self._hinted(TransportHint(transport, device, _static_shape, _direct_return))
+        self._set_hint(TransportHint(transport, device, _static_shape, _direct_return))
+        return self
 
-    def _hinted(self: NodeT, hint: TransportHint) -> NodeT:
-        view = self._view()
-        assign(view, _base=origin(self), _hint=hint, _record=self._record)
-        return view
+    def _set_hint(self, hint: TransportHint) -> None:
+        assign(self, _hint=hint)
 
-    def _view(self: NodeT) -> NodeT:
-        """A second object for the same value, without this class's own attributes."""
-        raise NotImplementedError
+    def _get_hint(self) -> TransportHint | None:
+        return self._hint
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         """The nodes this one directly needs, in order, each once."""
@@ -202,15 +205,9 @@ def assign(node: DAGNode, **attributes: Any) -> None:
         object.__setattr__(node, name, value)
 
 
-def origin(node: NodeT) -> NodeT:
-    """The node that ``node`` is a hinted view of; itself, if it is none."""
-    base = node._base
-    return node if base is None else base  # type: ignore[return-value]  # a view has its base's type
-
-
 def hint_of(node: DAGNode) -> TransportHint | None:
     """The transport hint given to ``node``."""
-    return node._hint
+    return node._get_hint()
 
 
 def upstream_of(node: DAGNode) -> tuple[DAGNode, ...]:

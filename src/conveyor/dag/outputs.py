@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.methods import MethodNode, OutputElementNode
-from conveyor.dag.node import DAGNode, Record, assign, origin, record_of
+from conveyor.dag.node import DAGNode, Record, assign, record_of
 from conveyor.exceptions import GraphError
 
 
@@ -71,7 +71,6 @@ class MultiOutputNode(DAGNode):
             )
         assign(
             self,
-            _base=None,
             _hint=None,
             _record=Record("output"),
             _nodes=tuple(found),
@@ -98,11 +97,10 @@ class MultiOutputNode(DAGNode):
         effects = f", effects={list(self._effects)!r}" if self._effects else ""
         return f"MultiOutputNode({self._structure!r}{effects})"
 
-    def _hinted(self, hint: TransportHint) -> Any:
+    def _set_hint(self, hint: TransportHint) -> None:
         # It has no value of its own that could travel: the hint is for its elements.
-        return MultiOutputNode(
-            replace_nodes(self._structure, lambda node: node._hinted(hint)), self._effects
-        )
+        for node in self._nodes:
+            node._set_hint(hint)
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return tuple(dict.fromkeys([*self._nodes, *self._effects]))
@@ -111,11 +109,10 @@ class MultiOutputNode(DAGNode):
 def _effect(node: Any) -> MethodNode:
     if isinstance(node, OutputElementNode):
         node = node.task
-    base = origin(node) if isinstance(node, DAGNode) else node
-    if not isinstance(base, MethodNode):
+    if not isinstance(node, MethodNode):
         raise GraphError(f"effects are bound methods; one is {node!r}")
-    if base.streams:
+    if node.streams:
         raise GraphError(
-            f"{base.label} is a generator, and as an effect nobody would take its items: make it a result"
+            f"{node.label} is a generator, and as an effect nobody would take its items: make it a result"
         )
-    return base
+    return node

@@ -17,10 +17,6 @@ class Path(NamedTuple):
         """The part of ``argument``. Raises ``TypeError`` if it has none of that kind."""
         value = argument
         for item, key in self.steps:
-            # A reference stands in for its value.
-            stands_for = getattr(type(value), "__conveyor_value__", None)
-            if stands_for is not None:
-                value = stands_for(value)
             try:
                 value = value[key] if item else getattr(value, key)
             except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
 from conveyor.dag.methods import MethodNode
-from conveyor.dag.node import DAGNode, Record, origin, record_of, upstream_of
+from conveyor.dag.node import DAGNode, Record, record_of, upstream_of
 from conveyor.dag.outputs import MultiOutputNode
 from conveyor.dag.parts import Key, Path, root_of
 from conveyor.exceptions import GraphError
@@ -61,21 +61,20 @@ def survey(root: DAGNode) -> Survey:
     inputs: dict[InputNode, None] = {}
     parts: dict[Key, None] = {}
     tasks: dict[MethodNode, None] = {}
-    whole = isinstance(origin(root), InputNode)
+    whole = isinstance(root, InputNode)
 
     seen: set[DAGNode] = {root}
     stack: list[DAGNode] = [root]
     while stack:  # no recursion: chains of any length are fine
         node = stack.pop()
-        base = origin(node)
-        if isinstance(base, InputNode):
-            inputs[base] = None
-        elif isinstance(base, InputAttributeNode):
-            parts[key_of(base)] = None
-        elif isinstance(base, MethodNode):
-            tasks[base] = None
-        for needed in upstream_of(base):
-            if isinstance(needed, InputNode) and not isinstance(base, InputAttributeNode):
+        if isinstance(node, InputNode):
+            inputs[node] = None
+        elif isinstance(node, InputAttributeNode):
+            parts[key_of(node)] = None
+        elif isinstance(node, MethodNode):
+            tasks[node] = None
+        for needed in upstream_of(node):
+            if isinstance(needed, InputNode) and not isinstance(node, InputAttributeNode):
                 whole = True
             if needed not in seen:
                 seen.add(needed)

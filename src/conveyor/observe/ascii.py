@@ -22,6 +22,8 @@ def write_ascii(plan: Plan, channel_details: bool, schedule: bool) -> str:
     ]
     if schedule:
         blocks.append(_titled("Schedule", _schedule(plan)))
+    if plan.name:
+        blocks.insert(0, plan.name)
     return "\n\n".join(blocks) + "\n"
 
 

@@ -71,7 +71,7 @@ class _Part:
 def _summary(plan: Plan) -> str:
     counts = ((plan.actors, "actor"), (plan.tasks, "task"), (plan.edges, "edge"))
     text = ", ".join(f"{len(what)} {noun}{'' if len(what) == 1 else 's'}" for what, noun in counts)
-    return f"{text}; depth {plan.depth}"
+    return f"{plan.name}{plan.name and ': '}{text}; depth {plan.depth}"
 
 
 def _graph(plan: Plan, flow: Dataflow, details: bool) -> _Part:

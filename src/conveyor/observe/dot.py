@@ -16,6 +16,8 @@ def write_dot(plan: Plan, channel_details: bool, schedule: bool) -> str:
         f'  node [style=filled, fontname="monospace", fontcolor="{INK}"];',
         '  edge [fontname="monospace", fontsize=10];',
     ]
+    if plan.name:
+        lines.append(f'  label={_quoted(plan.name)}; labelloc=t; fontname="monospace";')
     for place, node in enumerate(flow.nodes):
         colour = actor_colour(node.actor)
         shape = "box" if node.kind == "task" else "oval"

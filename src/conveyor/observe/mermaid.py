@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from conveyor.observe.dataflow import arrow_lines, dataflow
 from conveyor.observe.palette import INK, actor_colour
 from conveyor.observe.schedule import columns
@@ -11,7 +13,8 @@ from conveyor.plan.model import DRIVER, Plan
 def write_mermaid(plan: Plan, channel_details: bool, schedule: bool) -> str:
     """The source of a flowchart from top to bottom."""
     flow = dataflow(plan)
-    lines = ["flowchart TD"]
+    title = ["---", f"title: {json.dumps(plan.name)}", "---"] if plan.name else []
+    lines = [*title, "flowchart TD"]
     for place, node in enumerate(flow.nodes):
         left, right = ("[", "]") if node.kind == "task" else ("([", "])")
         lines.append(f"  n{place}{left}{_quoted(node.label)}{right}:::{_class(node.actor)}")

@@ -23,14 +23,17 @@ from conveyor.plan.model import (
     Send,
 )
 
+#: The widest column of the table of edges, in characters.
+_WIDEST = 48
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 40
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: Plan, name: str = "") -> str:
     """What every process will do at each execution, in order, over which channel, and why. ::
 
-    2 actors, 2 tasks, 3 edges; up to 16 executions on the way
+    name: 2 actors, 2 tasks, 3 edges; up to 16 executions on the way
 
     driver
       1  send  input            to a
@@ -45,8 +48,8 @@ def explain(plan: Plan) -> str:
       #0  input   driver → a   shm, depth 16: same host
     """
     blocks = [
-        f"{_count(len(plan.actors), 'actor')}, {_count(len(plan.tasks), 'task')}, "
-        f"{_count(len(plan.edges), 'edge')}; up to {_count(plan.depth, 'execution')} on the way\n"
+        f"{name}{name and ': '}{counted(len(plan.actors), 'actor')}, {counted(len(plan.tasks), 'task')}, "
+        f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
         _block("driver", _driver_steps(plan)),
     ]
@@ -194,13 +197,20 @@ def _block(title: str, steps: list[tuple[str, str, str]]) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows with their columns aligned; one long cell does not push all others far away."""
-    widths = [min(max(map(len, column)), 48) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    """The rows with their columns aligned. What follows a long cell begins on the next line, so that it
+    neither leaves its column nor pushes all others far away."""
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        line = at = "  "
+        for cell, width in zip(row, widths, strict=True):
+            if len(line) > len(at):
+                lines.append(line.rstrip())
+                line = at
+            line += cell.ljust(width) + "  "
+            at += " " * (width + 2)
+        lines.append(line.rstrip())
+    return lines
 
 
 def _to(plan: Plan, edge: int) -> str:
@@ -219,5 +229,6 @@ def _name(plan: Plan, place: int) -> str:
     return "driver" if place == DRIVER else plan.actors[place].name
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """``1 task``, ``2 tasks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -16,7 +16,7 @@ from conveyor.dag import (
     TransportHint,
 )
 from conveyor.dag.inputs import key_of
-from conveyor.dag.node import hint_of, origin, upstream_of
+from conveyor.dag.node import hint_of, upstream_of
 from conveyor.dag.parts import Key, key_label
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import DRIVER, ActorInfo
@@ -177,9 +177,8 @@ def _source(node: DAGNode, task_of: Mapping[MethodNode, int]) -> Source:
         return Part(key_of(node))
     if isinstance(node, OutputElementNode):
         return Made(task_of[node.task], node.index)
-    base = origin(node)
-    assert isinstance(base, MethodNode)
-    return Made(task_of[base], None)
+    assert isinstance(node, MethodNode)
+    return Made(task_of[node], None)
 
 
 def _named(actors: list[Any]) -> tuple[ActorInfo, ...]:

@@ -60,6 +60,7 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
             for items, edge in edge_of.items()
             if isinstance(items, Items)
         ),
+        name=config.name,
     )
 
 

@@ -184,7 +184,7 @@ class Plan:
     a task without a result has run. ``streams`` are pairs of edges: an output that says that a
     generator has ended, and the one on which its items come. ``positional`` and ``keywords`` are what
     ``execute`` must be given; ``whole_input`` tells that this is one argument and that it travels as
-    it is."""
+    it is. ``name`` is the graph's, if it was given one."""
 
     actors: tuple[ActorInfo, ...]
     tasks: tuple[Task, ...]
@@ -200,3 +200,4 @@ class Plan:
     shape: Shape | None = None
     effects: tuple[int, ...] = ()
     streams: tuple[tuple[int, int], ...] = ()
+    name: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from conveyor.dag import MethodNode
 from conveyor.dag.functions import UNPLACED
 from conveyor.dag.methods import OutputElementNode
-from conveyor.dag.node import origin, upstream_of
+from conveyor.dag.node import upstream_of
 from conveyor.dag.survey import Survey
 
 Worker = tuple[Hashable, int]
@@ -48,7 +48,7 @@ def _makers(task: MethodNode) -> list[MethodNode]:
     """The tasks whose results ``task`` uses."""
     makers = []
     for node in upstream_of(task):
-        base = node.task if isinstance(node, OutputElementNode) else origin(node)
+        base = node.task if isinstance(node, OutputElementNode) else node
         if isinstance(base, MethodNode):
             makers.append(base)
     return makers

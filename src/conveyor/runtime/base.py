@@ -18,8 +18,9 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.waiting.patience import Patience, outstanding
+from conveyor.runtime.refs.ref import Ref, blockers_of
+from conveyor.runtime.waiting.deadlock import Blockers, Lanes, Wait
+from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
 from conveyor.runtime.waiting.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ class PutRef(Ref):
 
     __slots__ = ("_snapshot",)
 
-    def __init__(self, snapshot: _core.Snapshot) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__(_NOWHERE, -1)
-        self._snapshot = snapshot
+        self._snapshot = _core.Snapshot(value, SentDefinitions())
+        self._hold(self._snapshot)
 
     def get(self, timeout: float | None = None) -> Any:
         return self._snapshot.decode()
+
+    def to_send(self) -> Any:
+        return self._snapshot
 
     def done(self) -> bool:
         return True
@@ -49,12 +54,16 @@ class _Nowhere:
     """The source of refs that were never on their way."""
 
     gate: Any = None
+    cancel_with_await = False
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         raise AssertionError("a put value is always there")
 
     def is_ready(self, ref: Ref) -> bool:
         return True
+
+    def has_failed(self, ref: Ref) -> bool:
+        return False
 
     def cancel(self, ref: Ref) -> bool:
         return False
@@ -64,6 +73,9 @@ class _Nowhere:
 
     def describe(self, ref: Ref) -> str:
         return "put"
+
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return ()
 
     def doing(self) -> str:
         return "nobody makes it"
@@ -116,6 +128,9 @@ class Pump:
 class CallingRuntime:
     """Calls and results, the same in the driver and in an actor."""
 
+    #: The actor whose process this is; ``None`` in the driver.
+    own_actor: ActorId | None = None
+
     def __init__(self, process: Process) -> None:
         self.process = process
 
@@ -135,6 +150,10 @@ class CallingRuntime:
     @property
     def inbox(self) -> _core.Inbox:
         return self.process.inbox
+
+    @property
+    def lanes(self) -> Lanes:
+        return self.process.lanes
 
     def link(self, actor: ActorId) -> Link:
         """A link to the process that ``actor`` has now; raises its death if there is none."""
@@ -196,7 +215,7 @@ class CallingRuntime:
     def put(self, value: Any) -> Ref:
         if isinstance(value, Ref):
             raise TypeError("put takes a value, not a ref")
-        return PutRef(_core.Snapshot(value, SentDefinitions()))
+        return PutRef(value)
 
     def gots(self) -> Gots:
         """Where results were got; of graphs in debug mode."""
@@ -207,8 +226,8 @@ class CallingRuntime:
         return self._gots
 
     def keep(self, value: Any) -> Ref:
-        """Like ``put``; refs in ``value``, or in place of it, are kept as their values."""
-        return PutRef(_core.Snapshot(value, SentDefinitions(values=True)))
+        """Like ``put``, of anything: a ref to a ref as well."""
+        return PutRef(value)
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
@@ -224,14 +243,39 @@ class CallingRuntime:
         if timeout is not None and timeout < 0:
             timeout = None
         patience = Patience(timeout)
-        while True:
-            seen = self.process.inbox.count
-            done = [ref for ref in refs if ref.done()][:num_returns]
-            over = timeout is not None and patience.over()
-            if len(done) >= num_returns or over:
-                chosen = set(map(id, done))
-                return done, [ref for ref in refs if id(ref) not in chosen]
-            if not self.process.inbox.wait(seen, patience.step()) and timeout is None:
-                patience.check(
-                    lambda: f"{num_returns} of {len(refs)} results", lambda: outstanding(refs)
-                )
+        done: list[Any] = []
+
+        def ready() -> bool:
+            done[:] = [ref for ref in refs if ref.done()][:num_returns]
+            return len(done) >= num_returns or (timeout is not None and patience.over())
+
+        def ask(question: int) -> Blockers | None:
+            missing = [ref for ref in refs if not ref.done()]
+            # As many as must not all fail to come.
+            enough = missing[: len(missing) - (num_returns - len(refs) + len(missing)) + 1]
+            found = [blockers_of(ref, question) for ref in enough]
+            known = [blockers for blockers in found if blockers is not None]
+            if len(known) < len(found):
+                return None
+            return tuple(itertools.chain(*known)) if all(known) else ()
+
+        def wait_for_them(wait: Wait | None) -> None:
+            wait_patiently(
+                self.process.inbox,
+                ready,
+                patience,
+                lambda: f"{num_returns} of {len(refs)} results",
+                lambda: outstanding(refs),
+                wait,
+            )
+
+        # With a timeout it is a look, which finds what there is, and never waits for ever.
+        if ready():
+            pass
+        elif timeout is None:
+            with self.process.lanes.waiting(ask, True) as wait:
+                wait_for_them(wait)
+        else:
+            wait_for_them(None)
+        chosen = set(map(id, done))
+        return done, [ref for ref in refs if id(ref) not in chosen]

@@ -1,4 +1,4 @@
-"""Which runtime this process has. The only module-level state of the package."""
+"""Which runtime this process has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import ending
 from conveyor.runtime.protocol import Runtime
 
 _lock = threading.Lock()
@@ -29,6 +30,8 @@ def current() -> Runtime:
         raise RuntimeStateError("no engine is configured; import conveyor, not its inner modules")
     with _lock:
         if _current is None:
+            if ending.begun_elsewhere():
+                raise ending.ended()
             install(_start_default())
         assert _current is not None
         return _current

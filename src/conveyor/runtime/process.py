@@ -5,43 +5,41 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting.deadlock import Lanes
 
 #: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
 CALL_SLOTS = 64
 CALL_STRIDE = 2048
-CONTROL_SLOTS = 64
+
+
+#: Of the sessions that begin from now on.
+IDLE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaSize:
-    """``file``: addresses; ``cap``: bytes with memory behind them."""
+    """``file``: addresses of each arena; ``cap``: bytes with memory behind all of a session's;
+    ``idle``: seconds after which memory that is free goes back."""
 
     file: int
     cap: int
+    idle: float = field(default_factory=lambda: IDLE_SECONDS)
 
 
 def default_arena_size() -> ArenaSize:
-    """Half of what this process may use, by the machine or the cgroup; ``CONVEYOR_ARENA_BYTES`` wins."""
+    """Half of what this process may use, by the machine and its memory groups; ``CONVEYOR_ARENA_BYTES``
+    wins."""
     chosen = os.environ.get("CONVEYOR_ARENA_BYTES")
-    cap = int(float(chosen)) if chosen else _memory_limit() // 2
+    cap = int(float(chosen)) if chosen else memory_limit() // 2
     cap = max(cap, 1 << 20)
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
-
-
-def _memory_limit() -> int:
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            text = file.read().strip()
-    except OSError:
-        return limit
-    return min(limit, int(text)) if text.isdigit() else limit
 
 
 class Process:
@@ -60,15 +58,39 @@ class Process:
             self.inbox.spin_ns = max(int(float(spin) * 1000), 0)
         self._spin_ns = self.inbox.spin_ns
         self._spin_limits: dict[int, int] = {}
-        board.set_eventfd(slot, eventfd)  # threads of this process ring it too
+        # Threads of this process ring it too.
+        board.set_eventfd(slot, eventfd, board.incarnation(slot))
+        #: The session is over for this process's threads, though its processes may still be ending.
+        self.ended = False
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
-        self.arena = _core.Arena(arena_fd, arena.file, arena.cap)
-        self._views: dict[int, _core.ArenaView] = {}
+        self.lanes = Lanes(self.inbox, board, slot)
+        self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
+        #: Of the peers, by slot: which of its processes it is, and its arena.
+        self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
+        self._peers_lock = threading.Lock()
 
-    def adopt(self, slot: int, arena_fd: int, eventfd: int) -> None:
-        """Make the process in ``slot`` a peer. The descriptors stay the caller's."""
-        self._views[slot] = _core.ArenaView(arena_fd, self.arena_size.file)
-        self.board.set_eventfd(slot, eventfd)
+    def adopt(self, slot: int, incarnation: int, arena_fd: int, eventfd: int) -> None:
+        """Make the ``incarnation``-th process of ``slot`` a peer. The descriptors stay the caller's.
+        One that has replaced it stays: introductions that come on two ways may overtake each other."""
+        with self._peers_lock:
+            known = self._peers.get(slot)
+            if known is None or known[0] <= incarnation:
+                view = _core.ArenaView(arena_fd, self.arena_size.file, self.board, slot)
+                self._peers[slot] = incarnation, view
+                self.board.set_eventfd(slot, eventfd, incarnation)
+
+    def descriptors(self, slot: int) -> tuple[int, int]:
+        """Arena and eventfd of a peer, to be passed on; they stay this process's until it is forgotten."""
+        return self._peers[slot][1].fd, self.board.eventfd(slot)
+
+    def forget_gone(self) -> None:
+        """Let go of what is kept of peers that are dead and will not be heard of again."""
+        for slot, (incarnation, _) in list(self._peers.items()):
+            if self.board.gone(slot, incarnation):
+                with self._peers_lock:
+                    if self._peers.get(slot, (0,))[0] == incarnation:
+                        del self._peers[slot]
+                        self.board.forget_eventfd(slot)
 
     def limit_spin(self, graph: int, microseconds: float | None) -> None:
         """What this process may spin while it has a part in ``graph``; ``None``: that is over, or it
@@ -82,15 +104,16 @@ class Process:
     def close(self) -> None:
         """The session is over: values that are held stay, nothing new can come or go."""
         self.alarm.close()
-        self._views.clear()
+        self._peers.clear()
         self.board.close_fds()
-        self.arena.close_fd()
+        self.arena.close()
         self.inbox.close_fds()
 
     def forget(self, slot: int) -> None:
         """``slot`` is no peer any more; values received from it stay as long as they are held."""
-        self._views.pop(slot, None)
-        self.board.forget_eventfd(slot)
+        with self._peers_lock:
+            self._peers.pop(slot, None)
+            self.board.forget_eventfd(slot)
 
     def writer(
         self,
@@ -101,20 +124,18 @@ class Process:
         graph: int = 0,
         edge: int = 0,
         *,
-        arguments: bool = False,
         budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
         """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``carries`` says
-        in words, and ``graph`` and ``edge`` say by number, what goes over it. ``arguments``: refs in
-        what it sends travel as their values. ``budget``: what its values, and others', may take of
-        the arena."""
+        in words, and ``graph`` and ``edge`` say by number, what goes over it. ``budget``: what its
+        values, and others', may take of the arena."""
         return _core.Writer(
             segment,
             offset,
             self.board,
             targets,
             self.arena,
-            SentDefinitions(values=arguments),
+            SentDefinitions(readers=len(targets)),
             graph,
             edge,
             carries,
@@ -127,20 +148,39 @@ class Process:
         offset: int,
         index: int,
         writer: tuple[int, int],
+        carries: str,
         *,
         shared: bool,
     ) -> _core.Reader:
-        """Reading end ``index`` of a ring written by process ``writer[0]``. Large values of a
-        ``shared`` ring are read-only, because somebody else reads the same memory."""
-        view = self._views.get(writer[0])
-        if view is None:  # whoever lays a channel introduces its ends first
-            raise RuntimeStateError(f"{self.board.name(writer[0])} has died: nothing comes from it")
-        return _core.Reader(segment, offset, index, self.board, writer, view, shared)
+        """Reading end ``index`` of a ring written by process ``writer[0]``. ``carries`` says what goes
+        over it. Large values of a ``shared`` ring are read-only, because somebody else reads the same
+        memory."""
+        arena = self.arena_of(writer[0])
+        return _core.Reader(segment, offset, index, self.board, writer, arena, shared, carries)
+
+    def arena_of(self, slot: int) -> _core.ArenaView:
+        """Of a peer."""
+        peer = self._peers.get(slot)
+        if peer is None:  # whoever lays a channel introduces its ends first
+            raise RuntimeStateError(f"{self.board.name(slot)} has died: nothing comes from it")
+        return peer[1]
 
 
 def close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def dup_all(fds: Iterable[int]) -> list[int]:
+    """Duplicates of all of them, or of none."""
+    made: list[int] = []
+    try:
+        for fd in fds:
+            made.append(os.dup(fd))
+    except OSError:
+        close_all(made)
+        raise
+    return made
 
 
 class BellBits:
@@ -156,7 +196,11 @@ class BellBits:
         if self._returned:
             return self._returned.pop()
         if self._next == _core.BELL_BITS:
-            raise RuntimeError("a process has more channels than its bell has bits")
+            raise RuntimeStateError(
+                f"an actor can be in at most {_core.BELL_BITS - 1} compiled graphs and links to actors "
+                f"that call it, together, and this one is: tear down graphs that are not needed, or "
+                f"spread the work over more actors"
+            )
         self._next += 1
         return self._next - 1
 

@@ -7,7 +7,7 @@ processes, an actor's process and the inline engine each provide one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
     from conveyor.runtime.refs.imports import Table
+    from conveyor.runtime.waiting.deadlock import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.
@@ -70,7 +71,7 @@ class ActorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActorId:
-    """An actor's identity within a session: its slot on the board, and its name for people."""
+    """An actor's identity within a session: a number of its own, and its name for people."""
 
     index: int
     name: str
@@ -85,6 +86,11 @@ class Runtime(Protocol):
         ...
 
     @property
+    def lanes(self) -> Lanes:
+        """Who of this process's threads waits for whom."""
+        ...
+
+    @property
     def watcher(self) -> Watcher:
         """Tells when refs are done."""
         ...
@@ -92,6 +98,14 @@ class Runtime(Protocol):
     @property
     def exports(self) -> Table:
         """The refs that were pickled here, and those that were loaded."""
+        ...
+
+    #: The actor whose process this is; ``None`` in the driver and on the inline engine.
+    own_actor: ActorId | None
+
+    @property
+    def graphs(self) -> Iterable[Any]:
+        """The compiled graphs that this process has, as far as somebody still holds them."""
         ...
 
     def create_actor(self, spec: ActorSpec) -> ActorId: ...
@@ -133,13 +147,17 @@ class Runtime(Protocol):
 
     def get(self, refs: Any, timeout: float | None) -> Any: ...
 
+    def keep(self, value: Any) -> Any:
+        """Like ``put``, of anything: a ref to a ref as well."""
+        ...
+
     def put(self, value: Any) -> Any: ...
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]: ...
 
-    def kill(self, actor: ActorId) -> None: ...
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None: ...
 
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from conveyor import _core
+from conveyor.runtime.waiting.deadlock import STEPS
 
 ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead"]
 Label = Callable[[int, int], str | None]
@@ -106,7 +107,7 @@ def actor_status(
     status = ActorStatus(name, pid, now)
     if state == _RUNNING:
         method = (label(graph, node) if label is not None else None) if graph else what
-        target, _, _ = board.waits(slot)
+        waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         status = ActorStatus(
             name,
             pid,
@@ -116,7 +117,7 @@ def actor_status(
             execution if graph else None,
             None if graph else execution,
             time.time() - (_core.monotonic_ns() - since_ns) / 1e9,
-            blocked_on=board.name(target) if target >= 0 else None,
+            blocked_on=board.name(waits[0][0]) if waits else None,
         )
     return replace(status, state="stopped") if pid and _is_stopped(pid) else status
 

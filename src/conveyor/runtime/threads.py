@@ -21,10 +21,14 @@ _FAULTS = frozenset(
 )
 
 
+class Background(threading.Thread):
+    """A thread of the library's own."""
+
+
 def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
     """Start a daemon thread that is handed no signal: those are the main thread's, which lets them in
     only while it sleeps and would not wake up if another thread took one."""
-    thread = threading.Thread(target=target, args=args, name=f"conveyor-{name}", daemon=True)
+    thread = Background(target=target, args=args, name=f"conveyor-{name}", daemon=True)
     # It inherits the mask, so there is no moment at which it could be handed one.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:

@@ -25,35 +25,37 @@ call of the same thread waits for ever (this is logged after 10 s). What ends a 
 
 from __future__ import annotations
 
-import atexit
-import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from conveyor.engine.inline.runtime import InlineRuntime
-from conveyor.runtime import context
+from conveyor.engine.program_end import ProgramEnd, grace_period
 from conveyor.runtime.process import ArenaSize
 
 
 def start(
-    *, log_to_driver: bool = True, arena_bytes: int | None = None, **unknown: Any
+    *,
+    log_to_driver: bool = True,
+    arena_bytes: int | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    grace_seconds: float | None = None,
+    handle_sigterm: bool = True,
+    raise_descriptor_limit: bool = True,
+    **unknown: Any,
 ) -> InlineRuntime:
     """Start a session in this process.
 
-    log_to_driver: has no effect; what actors print is printed.
+    log_to_driver, env_vars: have no effect; what actors print is printed, and their environment is the
+        driver's.
     arena_bytes: the memory cap of large values on their way, all actors together.
+    grace_seconds: how long the end waits for coroutines, and for ``__conveyor_exit__`` where it is one.
+    handle_sigterm: see ``conveyor.init``.
+    raise_descriptor_limit: has no effect; there are no processes that descriptors are needed for.
     """
     if unknown:
         raise TypeError(f"the inline engine has no option {next(iter(unknown))!r}")
+    grace = grace_period(grace_seconds)
     size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
-    runtime = InlineRuntime(size)
-    # A session that is over and forgotten is nobody's at the program's end either.
-    atexit.register(_shut_down, weakref.ref(runtime))
+    runtime = InlineRuntime(size, grace)
+    runtime.at_shutdown = ProgramEnd(runtime, grace, handle_sigterm).cancel
     return runtime
-
-
-def _shut_down(session: weakref.ref[InlineRuntime]) -> None:
-    runtime = session()
-    if runtime is not None:
-        runtime.shutdown()
-        if context.running() is runtime:
-            context.install(None)

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.lines import Host, Job, Line
+from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
+from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators, find_method
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
+from conveyor.runtime.refs.values import with_values
+from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.outbox import Outbox
@@ -135,17 +138,29 @@ class Actor:
         code: int | None = None,
         *,
         for_good: bool = True,
+        orderly: bool = True,
+        error: BaseException | None = None,
     ) -> None:
-        """It is dead from now on. A method that still runs is not stopped, but nobody hears of it."""
+        """It is dead from now on. A method that still runs is not stopped, but nobody hears of it.
+        ``orderly``: with what its class does at the end. ``error``: for who waits for it, if that is
+        not its death."""
         self._for_good = self._for_good or for_good
         if self._end is not None:
             return
         self._end = (how, doing, code)
         for call in list(self.calls):
-            call.settle(error=self.death())
+            call.settle(error=error or self.death())
             self.host.lines.finished(call)
-        self.instance = None
-        self.host.close()
+        instance, self.instance = self.instance, None
+
+        def at_the_end(run: Run) -> None:
+            nonlocal instance
+            if orderly:
+                self.generators.close()
+                call_exit_hook(instance, self.name, run)
+            instance = None
+
+        self.host.close(at_the_end)
 
     def retire(self) -> None:
         """Nobody can call it any more: it ends when what was asked of it is done."""
@@ -226,6 +241,7 @@ class Call(Job):
 
     #: For `Ref`: there is no channel that a result would have to be taken out of.
     gate: Any = None
+    cancel_with_await = True
 
     def __init__(self, actor: Actor, method: str, num_returns: int) -> None:
         super().__init__(actor.host, f"{actor.name}.{method} (not sent yet)")
@@ -247,13 +263,12 @@ class Call(Job):
         return self._ref
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments across; refs in them by value. Raises what keeps it from being sent:
-        ``RefNotThere`` and ``RefFailed`` among it."""
-        message = (self.method, args, dict(kwargs) or None, self._num_returns)
+        """Take the arguments across; refs among them, which are done, as their values. Raises what keeps
+        it from being sent: ``RefFailed`` among it."""
+        args, named = with_values(args, kwargs)
+        message = (self.method, args, named or None, self._num_returns)
         try:
-            _, self._args, given_there, _ = self.actor.crossing.carry(
-                message, shared=False, arguments=True
-            )
+            _, self._args, given_there, _ = self.actor.crossing.carry(message, shared=False)
             self._kwargs = given_there or {}
         except ArrivalError as error:
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
@@ -281,7 +296,7 @@ class Call(Job):
         args, kwargs, self._args, self._kwargs = self._args, self._kwargs, (), {}
         failure = self._arrival or actor.start_failure
         if failure is not None:
-            self.settle(error=failure.error())
+            self.settle(error=failure)
             return None
         try:
             method, is_async = find_method(actor.instance, actor.generators, self.method)
@@ -315,14 +330,14 @@ class Call(Job):
             raise error
         else:
             label = f"{self.actor.name}.{self.method}"
-            self.settle(error=Failure(error, self.actor.name, label).error())
+            self.settle(error=Failure(error, self.actor.name, label))
 
     def _returned(self, result: Any) -> None:
         count = self._num_returns
         try:
             if count > 1:
                 result = elements(result, count, f"{self.actor.name}.{self.method}")
-            value = self.actor.crossing.carry(result, shared=True)
+            value = self.actor.crossing.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)
         except Exception as error:
@@ -333,14 +348,16 @@ class Call(Job):
     def interrupted(self, error: BaseException) -> None:
         self.settle(error=error)
 
-    def settle(self, value: Any = None, *, error: BaseException | None = None) -> None:
+    def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
         """Give the ref its outcome; the first one counts."""
         with self.host.lines.changed:
             ref, self._ref = self._ref, None
             if ref is None:
                 return
             self.actor.calls.discard(self)
-            if error is not None:
+            if isinstance(error, Failure):
+                ref._fail(error.error(), error.error)
+            elif error is not None:
                 ref._fail(error)
             else:
                 ref._arrived(value)
@@ -366,6 +383,9 @@ class Call(Job):
             self.host.finish(self, timeout)
         return ref._outcome
 
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return ()  # lines find cycles themselves
+
     def is_ready(self, ref: Ref) -> bool:
         return ref._outcome is not EMPTY
 
@@ -374,6 +394,9 @@ class Call(Job):
         self.host.cancel(self)
         self.host.lines.finished(self)
         return True
+
+    def has_failed(self, ref: Ref) -> bool:
+        return False  # one that has has its outcome
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
         return cancelled_error(self.label)

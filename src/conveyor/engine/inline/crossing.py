@@ -33,47 +33,41 @@ class Crossing:
         self._stride = -(-slot_bytes // 64) * 64
         self._rings = threading.local()
 
-    def carry(self, value: Any, *, shared: bool, arguments: bool = False) -> Any:
-        """What arrives when ``value`` is sent. ``shared``: others read the same memory; ``arguments``:
-        refs in it travel as their values.
+    def carry(self, value: Any, *, shared: bool, kept: bool = False) -> Any:
+        """What arrives when ``value`` is sent. ``shared``: others read the same memory; ``kept``: it
+        arrives as a ref keeps it.
 
         Raises ``SerializationError`` or ``ArenaFullError`` where it cannot be sent, ``ArrivalError``
         where it cannot be rebuilt.
         """
         try:
-            writer, reader = self._rings.ends[shared, arguments]
+            writer, reader = self._rings.ends[shared]
         except AttributeError:
-            self._rings.ends = {
-                (s, a): self._make(shared=s, arguments=a)
-                for s in (False, True)
-                for a in (False, True)
-            }
-            writer, reader = self._rings.ends[shared, arguments]
+            self._rings.ends = [self._make(shared=s) for s in (False, True)]
+            writer, reader = self._rings.ends[shared]
         writer.send(value, 0)
         try:
-            return reader.receive()
+            return reader.receive_kept() if kept else reader.receive()
         except Exception as error:
             raise ArrivalError(error) from None
 
     @property
     def sent_bytes(self) -> int:
         """The size of all frames that this thread has sent."""
-        ends = getattr(self._rings, "ends", {})
-        return sum(writer.bytes for writer, _ in ends.values())
+        ends = getattr(self._rings, "ends", ())
+        return sum(writer.bytes for writer, _ in ends)
 
     def close(self) -> None:
         """Nothing is carried any more; what was carried stays as long as it is held."""
         self._rings = threading.local()
 
-    def _make(self, shared: bool, arguments: bool) -> tuple[_core.Writer, _core.Reader]:
+    def _make(self, shared: bool) -> tuple[_core.Writer, _core.Reader]:
         # More than one slot: user code that runs while a value is rebuilt may send another.
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
         me = (self._process.slot, RESULT_BIT)
         carries = "values between actors"
-        writer = self._process.writer(
-            segment, 0, [me], carries, arguments=arguments, budget=self._budget
-        )
-        reader = self._process.reader(segment, 0, 0, me, shared=shared)
+        writer = self._process.writer(segment, 0, [me], carries, budget=self._budget)
+        reader = self._process.reader(segment, 0, 0, me, carries, shared=shared)
         segment.close_fd()
         return writer, reader

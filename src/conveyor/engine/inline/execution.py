@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from conveyor._core import monotonic_ns
@@ -13,58 +12,12 @@ from conveyor.engine.inline.actor import Actor, Expired, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.notes import Notes
+from conveyor.engine.inline.order import Stage, in_order
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError
-from conveyor.plan import DRIVER, Argument, Call, Const, Plan, Recv, Reg, Send, Task, fill
+from conveyor.plan import DRIVER, Argument, Const, Plan, Reg, Task, fill
 from conveyor.runtime.calls.returns import elements
-from conveyor.runtime.refs.values import when_there
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One task with what its actor's program has it receive before and send afterwards."""
-
-    actor: int
-    receives: tuple[Recv, ...]
-    call: Call
-    sends: tuple[Send, ...]
-
-
-def in_order(plan: Plan) -> tuple[Stage, ...]:
-    """The whole Plan in one order that every program allows, as near as can be to bind order."""
-    programs = [_stages(program.actor, program.steps) for program in plan.programs]
-    position = [0] * len(programs)
-    published = {edge.id for edge in plan.edges if edge.writer == DRIVER}
-    order: list[Stage] = []
-    while True:
-        ready = [
-            (stages[at].call.task, index)
-            for index, (stages, at) in enumerate(zip(programs, position, strict=True))
-            if at < len(stages) and all(r.edge in published for r in stages[at].receives)
-        ]
-        if not ready:
-            return tuple(order)  # `lower` has proved that this is all
-        _, index = min(ready)
-        stage = programs[index][position[index]]
-        position[index] += 1
-        published.update(send.edge for send in stage.sends)
-        order.append(stage)
-
-
-def _stages(actor: int, steps: Sequence[Recv | Call | Send]) -> list[Stage]:
-    stages: list[Stage] = []
-    receives: list[Recv] = []
-    for i, step in enumerate(steps):
-        if isinstance(step, Recv):
-            receives.append(step)
-        elif isinstance(step, Call):
-            end = i + 1
-            while end < len(steps) and isinstance(steps[end], Send):
-                end += 1
-            sends = [s for s in steps[i + 1 : end] if isinstance(s, Send)]
-            stages.append(Stage(actor, tuple(receives), step, tuple(sends)))
-            receives = []
-    return stages
+from conveyor.runtime.refs.values import with_bound_values
 
 
 class Loaded:
@@ -99,9 +52,7 @@ class Loaded:
 
 def _carried(own: Mapping[int, Task], actor: Actor) -> dict[int, Task]:
     try:
-        arrived: dict[int, Task] = when_there(
-            lambda: actor.crossing.carry(dict(own), shared=False, arguments=True)
-        )
+        arrived: dict[int, Task] = actor.crossing.carry(with_bound_values(own), shared=False)
     except ArrivalError as error:
         raise Failure(error.error, actor.name, f"{actor.name}.call").error() from error.error
     return arrived
@@ -129,12 +80,17 @@ class Execution:
     """One run through the Plan. A failed task leaves a ``Failure`` where its result would be; who
     needs it passes it on instead of running."""
 
-    def __init__(self, loaded: Loaded, inputs: tuple[Any, ...], deadline: int = 0) -> None:
+    def __init__(
+        self, loaded: Loaded, inputs: tuple[Any, ...], deadline: int = 0, together: bool = True
+    ) -> None:
         """Takes the inputs across; raises what keeps one of them from being sent.
 
-        deadline: on the monotonic clock, in nanoseconds; 0: none.
+        deadline: on the monotonic clock, in nanoseconds; 0: none. together: see ``Config.fail_fast``.
         """
         self.deadline = deadline
+        #: What has failed first, of one that fails as one.
+        self.failure: Failure | None = None
+        self._together = together
         self.ran: set[int] = set()
         self.skipped = -1
         self.late: Callable[[], BaseException] = DeadlineExceededError
@@ -146,7 +102,7 @@ class Execution:
         sent = []
         for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
             begin = monotonic_ns()
-            size = self._publish(bundle.edge, value, arguments=True)
+            size = self._publish(bundle.edge, value)
             sent.append((bundle.edge, begin, monotonic_ns(), size))
         self.number = next(loaded.executions)
         # Only now: one that cannot be sent leaves no trace.
@@ -180,7 +136,7 @@ class Execution:
         failed = isinstance(value, (Failure, _Undecoded))
         self.loaded.notes.received(place, edge, self.number, begin, monotonic_ns(), failed)
 
-    def _publish(self, edge: int, value: Any, arguments: bool = False) -> int:
+    def _publish(self, edge: int, value: Any) -> int:
         """The size of the frame, which every reader gets."""
         readers = self.loaded.readers[edge]
         before = self.loaded.crossing.sent_bytes
@@ -188,11 +144,17 @@ class Execution:
             # A result that can be got again is shared even if nobody else reads it.
             shared = len(readers) > 1 or reader == DRIVER
             try:
-                arrived = self.loaded.crossing.carry(value, shared=shared, arguments=arguments)
+                arrived = self.loaded.crossing.carry(value, shared=shared, kept=reader == DRIVER)
             except ArrivalError as error:
                 arrived = _Undecoded(error.error)
             self._frames[edge, reader] = arrived
         return (self.loaded.crossing.sent_bytes - before) // len(readers)
+
+    def _note(self, value: Any) -> None:
+        """A task, or a value on its way, has come to ``value``."""
+        if self._together and self.failure is None and isinstance(value, Failure):
+            # An execution that is late is no task's failure.
+            self.failure = None if isinstance(value, Expired) else value
 
     # The parts of a stage, in the actor's turn
 
@@ -204,6 +166,7 @@ class Execution:
             self._received(stage.actor, step.edge, begin, value)
             if isinstance(value, _Undecoded):
                 value = Failure(value.error, actor.name, self.loaded.sources[step.edge])
+                self._note(value)
             if step.spread is None:
                 assert step.reg is not None
                 regs[step.reg] = value
@@ -237,6 +200,7 @@ class Execution:
                 value = elements(value, count, task.label)
             except Exception as error:
                 value = Failure(error, actor.name, task.label)
+        self._note(value)
         if step.out is not None:
             regs[step.out] = value
         for i, reg in enumerate(step.outs):
@@ -254,6 +218,7 @@ class Execution:
                     size = self._publish(step.edge, None if step.only_done else value)
                 except Exception as error:
                     value = Failure(error, actor.name, self.loaded.sources[step.edge])
+                    self._note(value)
             failed = isinstance(value, Failure)
             if failed:
                 for reader in self.loaded.readers[step.edge]:
@@ -281,7 +246,7 @@ class _StageJob(Job):
         if not self._actor.alive:
             return None
         execution.receive(stage, self._actor)
-        arguments = execution.arguments(stage, task)
+        arguments = execution.failure or execution.arguments(stage, task)
         if isinstance(arguments, Failure):
             execution.store(stage, task, self._actor, arguments)
             execution.loaded.notes.skipped(task.id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor._core import monotonic_ns
 from conveyor.config import Config
-from conveyor.engine.inline.actor import Actor, Failure
+from conveyor.engine.inline.actor import Actor, Expired, Failure
 from conveyor.engine.inline.crossing import Crossing
 from conveyor.engine.inline.execution import Execution, Loaded
 from conveyor.engine.inline.lines import Job
@@ -25,7 +25,7 @@ from conveyor.exceptions import (
     GraphTornDownError,
 )
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime.graph.arguments import match_inputs
+from conveyor.runtime.graph.arguments import check_inputs, match_inputs, takes_parts
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.execution import late_error
 from conveyor.runtime.graph.recording import Progress, Track
@@ -34,8 +34,15 @@ from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
-from conveyor.runtime.refs.values import RefFailed, RefNotThere, when_there
+from conveyor.runtime.refs.values import (
+    RefFailed,
+    lacking,
+    refs_among,
+    wait_for_all,
+    with_values,
+)
 from conveyor.runtime.status import ActorStatus
+from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime
@@ -86,14 +93,11 @@ class InlineGraph(CompiledGraph):
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         seconds = self._seconds(deadline, kwargs)
-        try:
-            return self._execute_now(args, kwargs, seconds)
-        except RefFailed as failed:
-            return self._results.failed(failed.error, self)
-        except RefNotThere as missing:
-            raise CapacityError(
-                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
-            ) from None
+        check_inputs(self.plan, self.name, args, kwargs)
+        lacked = lacking(args, kwargs)
+        if lacked is not None:
+            raise CapacityError(f"{self.name}: {lacked!r}, which is an argument, is not there yet")
+        return self._execute_now(args, kwargs, seconds)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         return self._execute(args, kwargs, deadline)
@@ -102,14 +106,19 @@ class InlineGraph(CompiledGraph):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None
     ) -> Any:
         seconds = self._seconds(deadline, kwargs)
-        try:
-            return when_there(lambda: self._execute_now(args, kwargs, seconds))
-        except RefFailed as failed:
-            return self._results.failed(failed.error, self)
+        if refs_among(args, kwargs):
+            check_inputs(self.plan, self.name, args, kwargs)
+            wait_for_all(args, kwargs)
+        return self._execute_now(args, kwargs, seconds)
 
     def _execute_now(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float | None
     ) -> Any:
+        if refs_among(args, kwargs):
+            try:
+                args, kwargs = with_values(args, kwargs, takes_parts(self.plan))
+            except RefFailed as failed:
+                return self._results.failed(failed.error, self)
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         job = _ExecutionJob(self, inputs, seconds)
@@ -125,7 +134,7 @@ class InlineGraph(CompiledGraph):
         """One execution, in the graph's turn: its distinct results."""
         self._check()
         began = monotonic_ns()
-        execution = Execution(self._loaded, inputs, deadline)
+        execution = Execution(self._loaded, inputs, deadline, self.config.fail_fast)
         self._notes.submitted += 1
         if deadline:
             execution.late = lambda: late_error(
@@ -148,8 +157,15 @@ class InlineGraph(CompiledGraph):
         except BaseException:
             self._notes.submitted -= 1  # interrupted: nobody has a ref of it
             raise
-        for edge, production in execution.productions.items():
-            self.productions[execution.number, edge] = production
+        failed = execution.failure
+        cut = set()  # the ends of generators that the failure has ended
+        for ended, items in self.plan.streams:
+            production = execution.productions.get(items)
+            if production is not None:
+                self.productions[execution.number, items] = production
+                if failed is not None and not production.over:
+                    production.close()
+                    cut.add(ended)
         for ref, edge in zip(refs, edges, strict=True):
             try:
                 value = execution.output(edge)
@@ -159,8 +175,11 @@ class InlineGraph(CompiledGraph):
             except ConveyorError as error:
                 ref._fail(error)
             else:
-                if isinstance(value, Failure):
-                    ref._fail(value.error())
+                if isinstance(value, Failure) or edge in cut:
+                    failure = failed or value
+                    # What has expired is told from the execution, which ends here.
+                    again = None if isinstance(failure, Expired) else failure.error
+                    ref._fail(failure.error(), again)
                 else:
                     ref._arrived(value)
         execution.late = DeadlineExceededError  # it referred to the execution
@@ -239,8 +258,14 @@ class InlineGraph(CompiledGraph):
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         raise AssertionError("a ref that execute() has returned has its outcome")
 
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return ()  # lines find cycles themselves
+
     def is_ready(self, ref: Ref) -> bool:
         return True
+
+    def has_failed(self, ref: Ref) -> bool:
+        return False  # one that has has its outcome
 
     def doing(self) -> str:
         return "everything runs in this process"

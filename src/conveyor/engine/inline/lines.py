@@ -17,6 +17,15 @@ from conveyor.exceptions import DeadlockError
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.patience import Patience
 
+#: Runs a coroutine to its end.
+Run = Callable[[Coroutine[Any, Any, Any]], object]
+
+
+def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
+    import asyncio
+
+    asyncio.run(coroutine)
+
 
 class Line:
     """One thread: the hosts it is inside of, outermost first, and the job that it waits for."""
@@ -125,8 +134,10 @@ class Host:
     def rests(self, job: Job, seen: set[Job]) -> bool:
         raise NotImplementedError
 
-    def close(self) -> None:
-        """No more jobs will come, and those that run are not wanted."""
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        """No more jobs will come, and those that run are not wanted. ``at_the_end(run)`` is called when
+        they have ended, as far as they can be ended; ``run`` runs a coroutine."""
+        at_the_end(_run_alone)
 
     def cancel(self, job: Job) -> None:
         """Nobody wants ``job`` any more: end it if it is a coroutine."""

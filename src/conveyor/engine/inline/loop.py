@@ -14,14 +14,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from conveyor.engine.inline.lines import Host, Job, Line, Lines
+from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
+from conveyor.runtime import threads
 from conveyor.runtime.waiting import aio
 
 #: Coroutines of one actor that run side by side, if it does not say.
 DEFAULT_CONCURRENCY = 1000
-#: How long the end of a session waits for a loop that a method keeps from ending.
-_GOODBYE = 1.0
 
 
 class Loop(Host):
@@ -34,9 +33,10 @@ class Loop(Host):
         self.line = Line(self)
         self._capacity = capacity
         self._asleep = False
+        self._at_the_end: Callable[[Run], None] = lambda run: None
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._loop = asyncio.SelectorEventLoop(_Selector(self._sleeps))
-        self._thread = threading.Thread(target=self._main, name=f"inline {name}", daemon=True)
+        self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -74,13 +74,15 @@ class Loop(Host):
 
         self.soon(cancel)
 
-    def close(self) -> None:
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        self._at_the_end = at_the_end
         self.soon(self._loop.stop)
 
-    def join(self) -> None:
-        """Wait until a closed loop has ended."""
+    def join(self, timeout: float) -> bool:
+        """Wait until a closed loop has ended; false if a method keeps it from that."""
         if threading.current_thread() is not self._thread:
-            self._thread.join(_GOODBYE)
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def limited(self, coroutine: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
         async def run() -> None:
@@ -101,8 +103,9 @@ class Loop(Host):
         try:
             loop.run_forever()
         finally:
-            loop.run_until_complete(_cancel_all())
+            loop.run_until_complete(aio.cancel_all_tasks())
             loop.run_until_complete(loop.shutdown_asyncgens())
+            self._at_the_end(loop.run_until_complete)
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
             # Its view of the bell ends with it, not when it is garbage.
@@ -142,13 +145,6 @@ class Loop(Host):
             self._asleep = asleep
             if asleep:
                 self.lines.changed.notify_all()
-
-
-async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Selector(selectors.DefaultSelector):

@@ -15,7 +15,7 @@ class Notes:
         places, size = place_recorders(plan, 0)
         segment = _core.Segment.create(size)
         segment.close_fd()
-        self.recording = Recording(plan, places, segment)
+        self.recording = Recording(plan, "an inline graph", places, segment)
         self.submitted = 0
         self._sizes: dict[int, int] = {}
         recorders = self.recording.recorders

@@ -9,7 +9,7 @@ from typing import Any
 
 from conveyor.engine.inline.actor import Actor, Call
 from conveyor.engine.inline.lines import Host, Line
-from conveyor.runtime.refs.values import RefFailed, when_there
+from conveyor.runtime.refs.values import RefFailed, wait_for_all
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -55,7 +55,8 @@ def make_call(call: Call, arguments: Arguments) -> None:
         return
     try:
         call.actor.check_alive()
-        when_there(lambda: call.pack(*arguments))
+        wait_for_all(*arguments)
+        call.pack(*arguments)
     except Exception as error:
         call.settle(error=error.error if isinstance(error, RefFailed) else error)
         call.host.lines.finished(call)

@@ -6,9 +6,10 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,9 @@ from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
 from conveyor.engine.inline.origin import Origin
 from conveyor.engine.inline.outbox import Outbox
 from conveyor.engine.inline.turns import Turns
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
+from conveyor.runtime import ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.graph.handle import SharedGraphs
@@ -33,7 +35,8 @@ from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_ar
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import ElementRef, Ref
-from conveyor.runtime.refs.values import RefFailed, RefNotThere, when_there
+from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
 
 logger = logging.getLogger("conveyor")
 
@@ -43,7 +46,8 @@ _SLOT = 0
 class InlineRuntime(CallingRuntime):
     """Actors and graphs in this process. The program and its actors share the one runtime."""
 
-    def __init__(self, arena: ArenaSize | None = None) -> None:
+    def __init__(self, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+        """``grace``: seconds that the session's end waits for event loops."""
         arena = arena or default_arena_size()
         board = _core.Board.create(1)
         board.prepare(_SLOT, "driver")
@@ -51,7 +55,8 @@ class InlineRuntime(CallingRuntime):
         self._fds.append(_core.Arena.create_fd(arena.file))
         eventfd, arena_fd = self._fds
         super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena))
-        self.process.adopt(_SLOT, arena_fd, eventfd)  # values come from this very process
+        # Values come from this very process.
+        self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)
         self._pid = os.getpid()
         self.lines = Lines(self.process)
@@ -74,6 +79,19 @@ class InlineRuntime(CallingRuntime):
         self._released: deque[ActorId] = deque()
         self._tidying = threading.Lock()
         self._closed = False
+        self._grace = grace
+        self.at_shutdown: Callable[[], None] = lambda: None
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None
+    ) -> tuple[list[Any], list[Any]]:
+        refs = list(refs)
+        if self.lines.current().inside and timeout is None and num_returns == len(refs):
+            # Waiting for all is waiting for each, and that finds cycles.
+            for ref in refs:
+                if isinstance(ref, Ref) and not isinstance(ref, StreamRef):
+                    wait_for(ref)
+        return super().wait(refs, num_returns, timeout)
 
     @property
     def _inside(self) -> Host | None:
@@ -143,10 +161,9 @@ class InlineRuntime(CallingRuntime):
         try:
             # The class as well: it has to be something that can be sent. What arrives is the same
             # class, since this process has it.
-            message = (spec.cls, spec.args, spec.kwargs)
-            _, args, kwargs = when_there(
-                lambda: self._crossing.carry(message, shared=False, arguments=True)
-            )
+            wait_for_all(spec.args, spec.kwargs)
+            message = (spec.cls, *with_values(spec.args, spec.kwargs))
+            _, args, kwargs = self._crossing.carry(message, shared=False)
         except RefFailed as failed:
             actor.start_failure = Failure(failed.error, actor.name, label)
         except ArrivalError as error:
@@ -213,11 +230,15 @@ class InlineRuntime(CallingRuntime):
         actor = self._names.get(name)
         return actor if actor is not None and (actor.alive or actor.comes_back) else None
 
-    def kill(self, actor: ActorId) -> None:
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self._check_open()
         found = self._actors.get(actor.index)
         if found is not None:
-            found.end("was killed by conveyor.kill()")
+            how = "conveyor.kill(graceful=True)" if graceful else "conveyor.kill()"
+            verb = "ended" if graceful else "killed"
+            found.end(f"was {verb} by {how}", for_good=no_restart, orderly=graceful)
+            if graceful and isinstance(found.host, Loop):
+                found.host.join(self._grace)
 
     def retain(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
@@ -279,12 +300,10 @@ class InlineRuntime(CallingRuntime):
         caller = self._inside
         call = Call(actor, method, num_returns)
         ref = call.ref
-        if caller not in actor.outboxes:
+        if caller not in actor.outboxes and lacking(args, kwargs) is None:
             try:
                 actor.check_alive()
                 call.pack(args, kwargs)
-            except RefNotThere:
-                pass  # the outbox waits for it
             except RefFailed as failed:
                 call.settle(error=failed.error)
                 return ref
@@ -332,7 +351,7 @@ class InlineRuntime(CallingRuntime):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeStateError("this session has been shut down")
+            raise ending.ended()
 
     def shutdown(self) -> None:
         if os.getpid() != self._pid:
@@ -343,17 +362,22 @@ class InlineRuntime(CallingRuntime):
             if self._closed:
                 return
             self._closed = True
-        error = RuntimeStateError("the session has been shut down")
+        error = SessionEndedError("the session has ended: it has been shut down")
         for graph in list(self.graphs):
             graph.close(error)
         self._shared_graphs.clear()
         for actor in list(self._actors.values()):
-            actor.end("ended with its session")
-        for loop in list(self._loops):
-            loop.join()
+            actor.end("ended with its session", error=error)
+        end = time.monotonic() + self._grace
+        late = [x.name for x in list(self._loops) if not x.join(max(end - time.monotonic(), 0.0))]
+        if late and self._grace > 0:
+            logger.warning(
+                "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)
+            )
         self.exports.close(error)
         self.watcher.close()
         self._crossing.close()
         for fd in self._fds:
             os.close(fd)
         self.process.close()
+        self.at_shutdown()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
+import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from conveyor import system_limits
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuPool
 from conveyor.engine.local.spec import ChildSpec
-from conveyor.runtime import context
+from conveyor.engine.program_end import ProgramEnd, grace_period
 from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.driver.engine import Spawned
 from conveyor.runtime.process import ArenaSize
@@ -26,10 +27,31 @@ from conveyor.runtime.protocol import ProcessOptions
 _TAILS_KEPT = 1000
 
 
+def _main() -> tuple[str, str]:
+    """The file that ``__main__`` comes from and the module as which it was run, empty if there is none."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    try:
+        return os.path.abspath(file) if file else "", module or ""
+    except OSError:  # a relative path, and the working directory is gone
+        return "", module or ""
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        text = f"this process's working directory is gone ({error.strerror}): actors start in /"
+        warnings.warn(text, stacklevel=2)
+        return "/"
+
+
 class LocalEngine:
     """Starts and ends processes for the driver."""
 
-    def __init__(self, log_to_driver: bool) -> None:
+    def __init__(self, log_to_driver: bool, env_vars: Mapping[str, str]) -> None:
+        self._env_vars = env_vars
         self._events = EventLoop()
         self._printer = LogPrinter(show=log_to_driver)
         self._gpus = GpuPool()
@@ -48,16 +70,19 @@ class LocalEngine:
         self, name: str, payload: bytes, fds: Sequence[int], options: ProcessOptions
     ) -> Spawned:
         gpus = self._gpus.acquire(options.num_gpus)
+        main_file, main_module = _main()
         child = ChildSpec(
             name=name,
             payload=payload,
-            cwd=os.getcwd(),
+            cwd=_working_directory(),
             sys_path=tuple(sys.path),
             argv=tuple(sys.argv),
             environ=dict(os.environ),
-            env_vars=dict(options.env_vars),
+            env_vars={**self._env_vars, **options.env_vars},
             num_cpus=options.num_cpus,
             gpu_ids=gpus,
+            main_file=main_file,
+            main_module=main_module,
         )
 
         forked = False
@@ -110,33 +135,31 @@ class LocalEngine:
         self._printer.feed(pid, stream, data)
 
 
-def start(*, log_to_driver: bool = True, arena_bytes: int | None = None, **unknown: Any) -> Driver:
+def start(
+    *,
+    log_to_driver: bool = True,
+    arena_bytes: int | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    grace_seconds: float | None = None,
+    handle_sigterm: bool = True,
+    raise_descriptor_limit: bool = True,
+    **unknown: Any,
+) -> Driver:
     """Start a session of local processes.
 
     log_to_driver: print what actors write, each line with the actor's name and pid.
-    arena_bytes: the memory cap of each process's arena.
+    arena_bytes: the memory cap of the session: bytes behind the arenas of all its processes together.
+    env_vars: environment variables of all actors, in addition to the driver's; an actor's own win.
+    grace_seconds, handle_sigterm: see ``conveyor.init``.
+    raise_descriptor_limit: raise this process's soft limit of descriptors to the hard one, at most to
+        65,536. Processes that it starts later have that limit too.
     """
     if unknown:
         raise TypeError(f"the local engine has no option {next(iter(unknown))!r}")
+    grace = grace_period(grace_seconds)
+    if raise_descriptor_limit:
+        system_limits.raise_descriptor_limit()
     size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
-    driver = Driver(LocalEngine(log_to_driver), size)
-
-    driver.at_shutdown = _AtExit(driver).cancel
+    driver = Driver(LocalEngine(log_to_driver, env_vars or {}), size, grace)
+    driver.at_shutdown = ProgramEnd(driver, grace, handle_sigterm).cancel
     return driver
-
-
-class _AtExit:
-    """Ends the session with the interpreter. Cancelled when the session ends before, so that nothing
-    keeps the driver's memory and descriptors."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        atexit.register(self._run)
-
-    def cancel(self) -> None:
-        atexit.unregister(self._run)
-
-    def _run(self) -> None:
-        self._driver.shutdown()
-        if context.running() is self._driver:
-            context.install(None)

@@ -8,9 +8,11 @@ import ctypes
 import errno
 import gc
 import importlib
+import importlib.machinery
 import os
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +20,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from conveyor.engine.local.spec import ChildSpec, read_spec
+from conveyor.runtime.actor.files import flush_files
 
 __all__ = ["become_actor", "child_environ", "prepare_for_forks", "set_process_title"]
 
@@ -149,10 +152,26 @@ def _set_up_python(spec: ChildSpec) -> None:
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     sys.argv[:] = spec.argv
-    # The server's __main__ is its bootstrap code; the actor's is empty, with nothing to import
-    # again for multiprocessing. `random` has reseeded itself at the fork.
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    # The server's __main__ is its bootstrap code. `random` has reseeded itself at the fork.
+    sys.modules["__main__"] = main = _main_module(spec)
+    if "__mp_main__" in sys.modules:
+        # Set by multiprocessing where it was imported: how the main module is called in processes
+        # that it starts, and so in what they send back.
+        sys.modules["__mp_main__"] = main
+
+
+def _main_module(spec: ChildSpec) -> types.ModuleType:
+    """The actor's ``__main__``: empty but for what is received of the driver's
+    (``channel.byvalue.name_in``), and for what ``multiprocessing`` must know to import that one."""
+    main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if spec.main_file:
+        main.__file__ = spec.main_file
+    if spec.main_module:
+        main.__spec__ = importlib.machinery.ModuleSpec(
+            spec.main_module, None, origin=spec.main_file
+        )
+    return main
 
 
 def _replace_environ(environ: Mapping[str, str]) -> None:
@@ -187,13 +206,21 @@ def _report() -> None:
 
 
 def _leave(status: int) -> NoReturn:
+    """End as a Python program does, as far as that can be done below the fork server's frames."""
     try:
-        with suppress(BaseException):
-            atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with suppress(BaseException):
-                stream.flush()  # type: ignore[union-attr]
-        with suppress(BaseException):
-            _libc.fflush(ctypes.c_void_p.in_dll(_libc, "stdout"))
+        for step in (_join_threads, atexit._run_exitfuncs, _flush, gc.collect):
+            try:
+                step()
+            except BaseException:
+                _report()
     finally:
         os._exit(status)
+
+
+def _join_threads() -> None:
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter's end does
+
+
+def _flush() -> None:
+    flush_files()
+    _libc.fflush(None)

@@ -115,10 +115,19 @@ class EventLoop:
     def _start(self) -> None:
         if self._thread is not None:
             return
-        self._epoll = select.epoll()
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._thread = threads.start(self._run, self._name)
+        epoll = select.epoll()
+        wakeup = -1
+        try:
+            wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            epoll.register(wakeup, select.EPOLLIN)
+            self._epoll, self._wakeup = epoll, wakeup
+            self._thread = threads.start(self._run, self._name)
+        except BaseException:
+            self._epoll, self._wakeup = None, -1
+            epoll.close()
+            if wakeup >= 0:
+                os.close(wakeup)
+            raise
 
     def _run(self) -> None:
         epoll = self._epoll

@@ -22,6 +22,7 @@ from conveyor.engine.local import server
 from conveyor.engine.local.events import EventLoop, guarded
 from conveyor.engine.local.spec import ChildSpec, anonymous_file, write_spec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.system_limits import hint
 
 __all__ = ["ChildSpec", "Launcher"]
 
@@ -123,7 +124,8 @@ class Launcher:
                 try:
                     self._start()
                 except OSError as error:
-                    raise ActorStartError(f"cannot start the fork server: {error}") from error
+                    why = "; ".join(filter(None, (str(error), hint(error))))
+                    raise ActorStartError(f"cannot start the fork server: {why}") from error
 
     def spawn(
         self,
@@ -287,7 +289,9 @@ class Launcher:
             pass
         except (OSError, ValueError) as error:
             request.error = str(error)
-            request.cause = error if isinstance(error, OSError) else None
+            if isinstance(error, OSError):
+                request.error = "; ".join(filter(None, (str(error), hint(error))))
+                request.cause = error
             request.done.set()
         finally:
             for fd in theirs:
@@ -388,7 +392,8 @@ class Launcher:
             request = self._requests.pop(number, None)
         if request is not None:
             request.cause = OSError(code, os.strerror(code))
-            request.error = f"the fork server could not fork: {request.cause}"
+            why = "; ".join(filter(None, (str(request.cause), hint(request.cause))))
+            request.error = f"the fork server could not fork: {why}"
             request.done.set()
 
     def _on_server_log(self) -> None:

@@ -7,6 +7,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from conveyor.runtime.memory_limit import memory_groups
+
 __all__ = ["MemoryKills"]
 
 _RECORD_BYTES = 8192  # the kernel's log gives one record for each read, none is longer
@@ -76,21 +78,8 @@ def _count(path: Path) -> int | None:
 
 def _cgroup_counter(root: Path) -> Path | None:
     """The file that counts the kills in this process's memory cgroup."""
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            place = path.lstrip("/")
-            if controllers == "":
-                candidates = [f"sys/fs/cgroup/{place}/memory.events", "sys/fs/cgroup/memory.events"]
-            elif "memory" in controllers.split(","):
-                # In a container the path is often the host's, and its own group is at the top.
-                candidates = [
-                    f"sys/fs/cgroup/memory/{place}/memory.oom_control",
-                    "sys/fs/cgroup/memory/memory.oom_control",
-                ]
-            else:
-                continue
-            for candidate in candidates:
-                if _count(root / candidate) is not None:
-                    return root / candidate
+    for group in memory_groups(root):
+        for name in ("memory.events", "memory.oom_control"):
+            if _count(group / name) is not None:
+                return group / name
     return None

@@ -24,6 +24,8 @@ class ChildSpec:
     gpu_ids: the actor's ``CUDA_VISIBLE_DEVICES``. Without any it is empty, so that no GPU is seen,
         unless ``CONVEYOR_KEEP_CUDA_VISIBLE_DEVICES=1``.
     entry: ``"module:function"``, called as ``function(payload, fds)``.
+    main_file, main_module: where the driver's ``__main__`` comes from, as far as it has a file or was
+        run as a module; processes that ``multiprocessing`` starts in the actor import it again.
     """
 
     name: str
@@ -36,6 +38,8 @@ class ChildSpec:
     num_cpus: float | None
     gpu_ids: tuple[str, ...]
     entry: str = "conveyor.runtime.actor.worker:main"
+    main_file: str = ""
+    main_module: str = ""
 
 
 def anonymous_file(name: str) -> int:
@@ -67,6 +71,8 @@ def write_spec(spec: ChildSpec) -> int:
             None if spec.num_cpus is None else float(spec.num_cpus),
             tuple(str(gpu) for gpu in spec.gpu_ids),
             str(spec.entry),
+            str(spec.main_file),
+            str(spec.main_module),
         )
     )
     fd = anonymous_file("conveyor-spec")
@@ -86,10 +92,7 @@ def read_spec(fd: int) -> ChildSpec:
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        name, cwd, sys_path, argv, environ, env_vars, num_cpus, gpu_ids, entry = marshal.loads(
-            file.read(length)
-        )
+        fields = marshal.loads(file.read(length))
         payload = file.read()
-    return ChildSpec(
-        name, payload, cwd, sys_path, argv, environ, env_vars, num_cpus, gpu_ids, entry
-    )
+    name, *others = fields
+    return ChildSpec(name, payload, *others)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
+    from conveyor.runtime.actor.control import Control
     from conveyor.runtime.actor.coroutines import Coroutines
     from conveyor.runtime.actor.instance import Instance
     from conveyor.runtime.process import Process
@@ -35,7 +36,10 @@ class Mailbox:
         self, process: Process, segment: _core.Segment, caller_slot: int, bit: int
     ) -> None:
         self.bit = bit
-        self.reader = process.reader(segment, 0, 0, (caller_slot, RESULT_BIT), shared=False)
+        caller = process.board.name(caller_slot)
+        self.reader = process.reader(
+            segment, 0, 0, (caller_slot, RESULT_BIT), f"calls from {caller}", shared=False
+        )
         self.replies = process.writer(
             segment, reply_offset(), [(caller_slot, RESULT_BIT)], "results of calls"
         )
@@ -52,14 +56,21 @@ class Mailbox:
 
 
 class Calls:
-    """All mailboxes of the actor. ``on_started`` is called when the constructor has run."""
+    """All mailboxes of the actor."""
 
     def __init__(
-        self, process: Process, instance: Instance, on_started: Callable[[], None]
+        self,
+        process: Process,
+        instance: Instance,
+        control: Control,
+        started: Callable[[], object],
     ) -> None:
+        """``started`` is called when the constructor has run, before any call."""
         self._process = process
         self._instance = instance
-        self._on_started = on_started
+        self._control = control
+        self._started = started
+        self._ending = False
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Any]] = []
@@ -68,6 +79,7 @@ class Calls:
         #: Where calls run, if not one by one in the main thread.
         self.coroutines: Coroutines | None = None
         self.pool: ThreadPoolExecutor | None = None
+        self._has_threads = False
 
     def open(self, segment: _core.Segment, caller_slot: int, bit: int) -> Callable[[], None]:
         """Take calls from here too; what is to be called when the bit is rung."""
@@ -80,7 +92,7 @@ class Calls:
     def hang_up(self, bit: int) -> None:
         """A caller is dead. What it has asked for is done; then its mailbox is let go of."""
         mailbox = next(m for m in self._mailboxes if m.bit == bit)
-        while not mailbox.reader.empty:
+        while not (self._ending or mailbox.reader.empty):
             self._serve(mailbox)
         self._mailboxes.remove(mailbox)
         if not self._instance.started:
@@ -90,6 +102,14 @@ class Calls:
             for waiting, tag, call in self._early:
                 self._reply_error(waiting, tag, gone, call[0])
             self._early.clear()
+
+    def end(self) -> None:
+        """Begin nothing more."""
+        self._ending = True
+
+    def takes(self, bit: int) -> bool:
+        """Whether calls come with that bit."""
+        return any(mailbox.bit == bit for mailbox in self._mailboxes)
 
     def quiet(self) -> bool:
         """Nothing is queued and nothing runs: an orderly stop may end the process."""
@@ -106,11 +126,22 @@ class Calls:
         reader, limits = mailbox.reader, mailbox.limits
         if mailbox.running and limits.cancellations != mailbox.cancellations:
             self._cancel_running(mailbox)
-        for _ in range(_TURN):
+        for i in range(_TURN):
+            # What the driver wants comes before what is queued: it may be the end.
+            if i and self._control.asked:
+                self._control.serve()
+            if self._ending:
+                return
             try:
                 call = reader.receive()
-            except Exception as error:
-                self._reply_error(mailbox, reader.tag, error, "call")
+            except Exception as error:  # the call is out of the ring: this is its answer
+                if reader.tag == 0 and not self._instance.started:
+                    # It was the constructor's, which is the first that its sender sends: whoever waits
+                    # for the actor to be started would wait for ever.
+                    self._instance.fail(error)
+                    self._answer_start(mailbox, 0)
+                else:
+                    self._reply_error(mailbox, reader.tag, error, "call")
                 continue
             if call is EMPTY:
                 return
@@ -127,13 +158,16 @@ class Calls:
 
     def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
         self._process.inbox.running_call("__init__", tag)
+        self._instance.start(cls, args, kwargs)
+        self._answer_start(mailbox, tag)
+
+    def _answer_start(self, mailbox: Mailbox, tag: int) -> None:
         instance = self._instance
-        instance.start(cls, args, kwargs)
         if instance.error is not None:
             mailbox.reply_error(tag, instance.error)
         else:
             mailbox.replies.send(None, tag)
-        self._on_started()
+        self._started()
         early, self._early = self._early, []
         for waiting, number, call in early:
             self._call(waiting, number, *call)
@@ -164,10 +198,7 @@ class Calls:
                 lambda task: self._ended(mailbox, tag, task),
             )
         elif self.pool is not None:
-            self._count(1)
-            self.pool.submit(
-                self._call_pooled, mailbox, tag, name, method, args, kwargs, num_returns
-            )
+            self._submit(mailbox, tag, name, method, args, kwargs, num_returns)
         else:
             self._process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, name, method, args, kwargs, num_returns)
@@ -191,13 +222,32 @@ class Calls:
         else:
             self._reply(mailbox, tag, name, result, num_returns)
 
-    def _call_pooled(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
+    def _submit(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
+        assert self.pool is not None
+        self._count(1)
+        # Where no thread can be started the call has been queued all the same: for those that there are,
+        # or else, answered by then, for the first.
+        unanswered = [tag]
+        try:
+            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, name, *rest)
+        except RuntimeError as error:
+            if not self._has_threads and _taken(unanswered):
+                self._count(-1)
+                self._reply_error(mailbox, tag, error, name)
+
+    def _call_pooled(
+        self, unanswered: list[int], mailbox: Mailbox, tag: int, name: str, *rest: Any
+    ) -> None:
+        self._has_threads = True
+        if not _taken(unanswered):
+            return
         try:
             if mailbox.limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
             self._process.inbox.running_call(name, tag)
-            self._call_now(mailbox, tag, name, *rest)
+            with self._process.lanes.running(f"{self._instance.name}.{name.partition('#')[0]}"):
+                self._call_now(mailbox, tag, name, *rest)
         finally:
             self._count(-1)
             self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
@@ -255,3 +305,12 @@ class Calls:
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         own = self._instance.name
         mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))
+
+
+def _taken(unanswered: list[int]) -> bool:
+    """Whether it is the caller who answers: the first to ask."""
+    try:
+        unanswered.pop()
+    except IndexError:
+        return False
+    return True

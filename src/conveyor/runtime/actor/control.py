@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.layout import Assignment
 
 
+#: Processes that come with their descriptors: slot and incarnation.
+NewPeers = tuple[tuple[int, int], ...]
+
+
 class Control:
     """The actor's end of the control link, and of the socket on which its descriptors come."""
 
@@ -31,26 +37,65 @@ class Control:
         self._name = hello.name
         self._socket = sock
         self._link = Mailbox(worker.process, link, hello.driver_slot, hello.control_bit)
-        self._programs: dict[int, tuple[_core.Program, Producers]] = {}
+        self._programs: dict[int, tuple[_core.Program, Producers, dict[int, str]]] = {}
+        #: A method runs that has to end before anything is done but to accept callers, up to the first
+        #: wish that is another: it is done first thing then.
+        self.only_accept = False
+        # That wish, with its number.
+        self._next: tuple[int, Any] | None = None
+        self._broken: Exception | None = None
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What that task is called, if this actor has a part in the graph."""
+        _, _, labels = self._programs.get(graph, (None, None, {}))
+        return labels.get(node)
 
     def serve(self) -> None:
         reader, replies = self._link.reader, self._link.replies
         while True:
-            call = reader.receive()
-            if call is _core.EMPTY:
-                return
-            tag = reader.tag
-            operation, args = call[0], call[1]
-            if operation == "load":
-                self._load(tag, *args)
-                continue
+            if self._broken is not None:
+                raise self._broken  # nobody would ever answer that caller: rather a death that says why
+            operation = "control"
             try:
+                if self._next is None:
+                    call = reader.receive()
+                    if call is _core.EMPTY:
+                        return
+                    self._next = reader.tag, call
+                tag, call = self._next
+                operation, args = call[0], call[1]
+                if self.only_accept and operation != "accept":
+                    return
+                self._next = None
+                if operation == "load":
+                    self._load(tag, *args)
+                    continue
                 getattr(self, f"_{operation}")(*args)
             except Exception as error:
-                self._fail(tag, error, operation)
+                if operation != "accept":
+                    self._fail(reader.tag, error, operation)
+                    continue
+                self._broken = error
+                if self.only_accept:
+                    return  # not to be raised in the method that runs
             else:
                 replies.send(None, tag)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is something to serve."""
+        return self._next is not None or not self._link.reader.empty
+
+    def close(self) -> None:
+        """The actor ends: take down all programs, which refer to its methods."""
+        while self._programs:
+            _, (program, producers, _) = self._programs.popitem()
+            program.close()
+            try:
+                producers.close()
+            except Exception:  # of the user's generator
+                traceback.print_exc()
 
     def _fail(self, tag: int, error: Exception, operation: str) -> None:
         self._link.replies.send_error(encode_error(error, self._name, operation), tag)
@@ -60,7 +105,10 @@ class Control:
         Others are of a frame that never came: whoever should have sent it was interrupted."""
         fds: list[int] = []
         while len(fds) < count:
-            data, more, _, _ = socket.recv_fds(self._socket, TICKET_BYTES, MAX_FDS)
+            data, more, flags, _ = socket.recv_fds(self._socket, TICKET_BYTES, MAX_FDS)
+            if flags & socket.MSG_CTRUNC:  # the rest is gone: no descriptor was left for it
+                close_all([*more, *fds])
+                raise OSError(errno.EMFILE, _NO_FDS)
             if not more:
                 raise ConnectionError("the driver's control socket has ended")
             if int.from_bytes(data, "little") == ticket:
@@ -69,20 +117,18 @@ class Control:
                 close_all(more)
         return fds
 
-    def _receive_segment(self, new_peers: tuple[int, ...], ticket: int) -> _core.Segment:
+    def _receive_segment(self, new_peers: NewPeers, ticket: int) -> _core.Segment:
         """The segment that was sent with ``ticket``, and the peers that came with it, adopted."""
         fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
         try:
-            for i, slot in enumerate(new_peers):
-                self._process.adopt(slot, fds[1 + 2 * i], fds[2 + 2 * i])
+            for i, (slot, incarnation) in enumerate(new_peers):
+                self._process.adopt(slot, incarnation, fds[1 + 2 * i], fds[2 + 2 * i])
             return _core.Segment.attach(fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _load(
-        self, tag: int, assignment: Assignment, new_peers: tuple[int, ...], ticket: int
-    ) -> None:
+    def _load(self, tag: int, assignment: Assignment, new_peers: NewPeers, ticket: int) -> None:
         segment = self._receive_segment(new_peers, ticket)
         self._loads[assignment.graph] = (tag, assignment, segment)
         if self._worker.instance.started:
@@ -95,11 +141,11 @@ class Control:
             graph = next(iter(self._loads))
             tag, assignment, segment = self._loads.pop(graph)
             try:
-                program, producers = make_program(self._worker, assignment, segment)
+                program, producers, labels = make_program(self._worker, assignment, segment)
             except Exception as error:
                 self._fail(tag, error, "load")
                 continue
-            self._programs[graph] = program, producers
+            self._programs[graph] = program, producers, labels
             self._process.limit_spin(graph, assignment.spin_us)
             self._worker.handlers[assignment.bit] = producers.handler(program)
             self._process.board.ring(self._process.slot, assignment.bit)
@@ -111,19 +157,29 @@ class Control:
             gone = "the graph was torn down before the actor had been started"
             self._fail(never, GraphTornDownError(gone), "load")
         self._process.limit_spin(graph, None)
-        program, producers = self._programs.pop(graph, (None, None))
+        program, producers, _ = self._programs.pop(graph, (None, None, {}))
         if program is not None and producers is not None:
             program.close()
             producers.close()
             del self._worker.handlers[program.bit]
+            self._process.arena.give_back_soon()
 
-    def _accept(self, caller: Caller, new_peers: tuple[int, ...], bit: int, ticket: int) -> None:
+    def _accept(self, caller: Caller, new_peers: NewPeers, bit: int, ticket: int) -> None:
         segment = self._receive_segment(new_peers, ticket)
         self._worker.handlers[bit] = self._worker.calls.open(segment, caller.slot, bit)
 
     def _hang_up(self, bit: int) -> None:
-        self._worker.calls.hang_up(bit)
+        # First: while what the caller has asked for is served, the bit may become another caller's.
         del self._worker.handlers[bit]
+        self._worker.calls.hang_up(bit)
 
     def _stop(self) -> None:
         self._worker.stop()
+
+    def _end(self) -> None:
+        self._worker.end()
+
+
+_NO_FDS = (
+    "the descriptors of a channel could not be received: this process may have no more (ulimit -n)"
+)

@@ -32,6 +32,8 @@ class Coroutines:
 
         def done(task: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # seen: only SystemExit gets here, and that ends the process
             self.note_idle()
             ended(task)
 
@@ -79,7 +81,7 @@ class Coroutines:
             if not begun:  # cancelled before its first step
                 coroutine.close()
                 if not self.leaving:
-                    finish(None, TimeoutError())
+                    finish(None, asyncio.CancelledError())
 
         timer = None
         task = self.start(run(), ended)

@@ -9,7 +9,9 @@ from conveyor.runtime.process import ArenaSize
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What an actor's process is told at birth; its descriptors come in the order of ``FDS``."""
+    """What an actor's process is told at birth. With it come descriptors, in this order: board, own arena,
+    own eventfd, driver's arena, driver's eventfd, control socket, request socket, call segment, control
+    segment."""
 
     slot: int
     name: str
@@ -21,10 +23,7 @@ class Hello:
     control_bit: int
     max_concurrency: int | None
     has_async: bool
-
-    #: board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request
-    #: socket, call segment, control segment
-    FDS = 9
+    grace: float
 
 
 @dataclass(frozen=True, slots=True)

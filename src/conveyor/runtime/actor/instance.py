@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor.channel import decode_error, encode_error
 from conveyor.runtime.calls.constructor import Constructor
+from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators, find_method
 
 
@@ -30,8 +31,20 @@ class Instance:
         except SystemExit:
             raise
         except BaseException as error:
-            # Every later call, and every step of a graph, answers with this.
-            self.error = encode_error(error, self.name, f"{self.name}.__init__")
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """The constructor has failed, or its call could not be read: every later call, and every step
+        of a graph, answers with ``error``."""
+        self.started = True
+        self.error = encode_error(error, self.name, f"{self.name}.__init__")
+
+    def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+        """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what
+        the hook returns, if that is a coroutine."""
+        self._generators.close()
+        call_exit_hook(self._object, self.name, run)
+        self._object = None
 
     def find(self, name: str) -> tuple[Callable[..., Any], bool]:
         """The method ``name``, and whether it is a coroutine function. Raises ``GraphError`` if there

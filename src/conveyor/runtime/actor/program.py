@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -14,6 +16,7 @@ from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Ta
 from conveyor.plan.template import registers
 from conveyor.runtime.actor.producers import Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.graph.failures import FailureTeller
 from conveyor.runtime.graph.layout import Assignment, make_budget
 
 if TYPE_CHECKING:
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
 
 def make_program(
     worker: Worker, assignment: Assignment, segment: _core.Segment
-) -> tuple[_core.Program, Producers]:
-    """The program of ``assignment``, ready to run: its channel ends are open.
+) -> tuple[_core.Program, Producers, dict[int, str]]:
+    """The program of ``assignment``, ready to run: its channel ends are open. With what its tasks are
+    called.
 
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
     instead of running, so an error reaches the driver on the same path as a value.
@@ -31,8 +35,12 @@ def make_program(
     process = worker.process
     actor = assignment.actor_name
 
-    def error_meta(error: BaseException, label: str) -> bytes:
-        return encode_error(error, actor, label)
+    def error_meta(error: BaseException, label: str, execution: int) -> bytes:
+        meta = encode_error(error, actor, label)
+        # What cannot be told comes over the edges all the same, only later.
+        with suppress(MemoryError, OSError):
+            failures.tell(meta, execution, _is_cancellation(error))
+        return meta
 
     recorder = assignment.recorder.open(segment)
     program = _core.Program(
@@ -45,6 +53,9 @@ def make_program(
         recorder,
     )
     limits = assignment.limits.open(segment)
+    failures = FailureTeller(
+        assignment.failures, assignment.program.actor, process, segment, limits, assignment.name
+    )
     running: list[Any] = []  # the task of the coroutine that the program waits for
 
     def cancel() -> None:
@@ -57,7 +68,10 @@ def make_program(
 
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
-    readers = {end.edge: end.open(process, segment) for end in assignment.reads}
+    readers = {
+        end.edge: end.open(process, segment, assignment.name, assignment.sources[end.edge])
+        for end in assignment.reads
+    }
     budget = make_budget(assignment.memory_bytes)
     writers = {
         end.edge: end.open(
@@ -95,7 +109,12 @@ def make_program(
             label = assignment.sources[step.edge]
             output = step.edge in assignment.recorder.outputs
             program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
-    return program, producers
+    return program, producers, {task.id: task.label for task in tasks.values()}
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    asyncio = sys.modules.get("asyncio")  # slow to import: an actor without coroutines has not
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 def _add_generator(

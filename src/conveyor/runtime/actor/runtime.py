@@ -7,7 +7,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.constructor import START, Constructor, keep
+from conveyor.runtime.calls.constructor import START, Kept, keep
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.handle import GraphHandle
@@ -31,6 +31,10 @@ from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.values import with_bound_values
+from conveyor.runtime.status import describe_status
+from conveyor.runtime.waiting.deadlock import STEPS, Blockers
+from conveyor.runtime.waiting.patience import wait_until
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.worker import Worker
@@ -72,8 +76,10 @@ class ActorRuntime(CallingRuntime):
     def __init__(self, worker: Worker, requests: socket.socket) -> None:
         super().__init__(worker.process)
         self._worker = worker
+        self.own_actor = ActorId(worker.hello.number, worker.hello.name)
         self._requests = RequestClient(requests)
         self._lock = threading.Lock()
+        self._deaths = 0
         self._garbage: deque[int] = deque()
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
@@ -99,7 +105,7 @@ class ActorRuntime(CallingRuntime):
             (slot, incarnation, bit), fds = self._requests.ask("connect", actor)
             segment_fd, arena_fd, eventfd = fds
             try:
-                self.process.adopt(slot, arena_fd, eventfd)
+                self.process.adopt(slot, incarnation, arena_fd, eventfd)
                 link = Link(
                     self.process,
                     _core.Segment.attach(segment_fd),
@@ -109,7 +115,6 @@ class ActorRuntime(CallingRuntime):
                     lambda: self._requests.death(actor, slot, incarnation),
                     self.pump.add,
                     incarnation=incarnation,
-                    exclusive=lambda: self._worker.exclusive,
                 )
             finally:
                 for fd in fds:
@@ -125,7 +130,8 @@ class ActorRuntime(CallingRuntime):
         return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
-        constructor = self._constructor(spec)
+        kept = self._constructor(spec)
+        constructor = None if kept is None else kept.constructor
         actor, _ = self._requests.ask(
             "create",
             spec.cls.__name__,
@@ -137,21 +143,20 @@ class ActorRuntime(CallingRuntime):
             constructor,
         )
         assert isinstance(actor, ActorId)
-        if constructor is None:
+        if kept is None:
             self.link(actor).call(START, (spec.cls, *spec.args), spec.kwargs)
         return actor
 
-    def _constructor(self, spec: ActorSpec) -> Constructor | None:
+    def _constructor(self, spec: ActorSpec) -> Kept | None:
         """What the driver needs to start the actor, now and again; ``None``: this process has to. The
-        driver cannot keep refs of this process, so an actor that is to be restarted is started when
+        driver cannot wait for refs of this process, so an actor that is to be restarted is started when
         the values of its arguments are there."""
         always = spec.max_restarts != 0
         kept = keep(spec.cls, spec.args, spec.kwargs, always)
-        # The driver cannot keep refs of this process.
-        if always and kept is not None:
+        if always and kept is not None and kept.refs:
             cls, args, kwargs = kept.call()
             kept = keep(cls, args, kwargs, always)
-        return None if kept is None or kept.refs else kept.constructor
+        return None if kept is None or kept.refs else kept
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         found: Any
@@ -159,8 +164,8 @@ class ActorRuntime(CallingRuntime):
         actor, class_name, methods = found
         return actor, class_name, methods
 
-    def kill(self, actor: ActorId) -> None:
-        self._requests.ask("kill", actor)
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
+        self._requests.ask("kill", actor, no_restart, graceful)
 
     # Graphs that this actor executes
 
@@ -176,7 +181,7 @@ class ActorRuntime(CallingRuntime):
         self.tidy()
         # The driver sees no constant of the graph: it may not know their classes.
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
-        sealed = [seal(tasks) for tasks in tasks_by_actor(plan)]
+        sealed = [seal(with_bound_values(tasks)) for tasks in tasks_by_actor(plan)]
         answer, fds = self._requests.ask("lay", config, skeleton, sealed)
         self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
         return self._laid(answer, fds)
@@ -196,7 +201,8 @@ class ActorRuntime(CallingRuntime):
         labels = self._labels[number]
         try:
             for i, member in enumerate(members):
-                self.process.adopt(member.slot, *fds[1 + 2 * i : 3 + 2 * i])
+                ends = fds[1 + 2 * i : 3 + 2 * i]
+                self.process.adopt(member.slot, member.incarnation, *ends)
             segment = _core.Segment.attach(fds[0])
         finally:
             close_all(fds)
@@ -217,7 +223,14 @@ class ActorRuntime(CallingRuntime):
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
 
     def tidy(self) -> None:
-        """Let go of graphs and streams that have become garbage."""
+        """Let go of graphs and streams that have become garbage, and of peers that have died."""
+        deaths = self.process.board.deaths
+        if deaths != self._deaths:
+            self._deaths = deaths
+            self.process.forget_gone()
+            for index, link in list(self.links.items()):
+                if link.gone and not link.has_pending:
+                    self.links.pop(index, None)  # refs of its calls keep it as long as they need it
         self.close_dropped_streams()
         while self._garbage:
             try:
@@ -230,6 +243,30 @@ class ActorRuntime(CallingRuntime):
         self._labels.pop(number, None)
         self.process.limit_spin(number, None)
         self._requests.ask("unlay", number, wait)
+        if wait:
+            self._wait_until_left(number)
+
+    def _wait_until_left(self, number: int) -> None:
+        """Until all members of graph ``number`` have left it: those that run a method do so then."""
+        board = self.process.board
+        staying: list[int] = []
+
+        def left() -> bool:
+            staying[:], _ = self._requests.ask("staying", number)
+            return not staying
+
+        def who() -> Blockers:
+            return tuple((s, STEPS, f"{board.name(s)} to leave its graph") for s in staying[:1])
+
+        with self.process.lanes.waiting(lambda _: who(), True) as wait:
+            wait_until(
+                self.process.inbox,
+                left,
+                None,
+                lambda: f"all actors to leave graph {number}",
+                lambda: "; ".join(f"{board.name(s)} {describe_status(board, s)}" for s in staying),
+                wait,
+            )
 
     def share_graph(self, graph: Any) -> bool:
         raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")
@@ -268,20 +305,6 @@ class ActorRuntime(CallingRuntime):
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
             graph.orphan(error)
-
-    def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None
-    ) -> tuple[list[Any], list[Any]]:
-        refs = list(refs)
-        if self._worker.exclusive and num_returns == len(refs) and timeout is None:
-            # Waiting for all is waiting for each, and that takes part in finding deadlocks.
-            for ref in refs:
-                try:
-                    ref.get()
-                except Exception:  # its outcome, for who gets it; or a wait that would never end
-                    if not ref.done():
-                        raise
-        return super().wait(refs, num_returns, timeout)
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")

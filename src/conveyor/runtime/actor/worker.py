@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 import signal
 import socket
-import threading
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
+from conveyor.channel import byvalue
 from conveyor.runtime import context
+from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls import Calls
 from conveyor.runtime.actor.control import Control
+from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.hello import Hello
 from conveyor.runtime.actor.instance import Instance
 from conveyor.runtime.actor.runtime import ActorRuntime
+from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.process import Process
+from conveyor.runtime.waiting.deadlock import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.coroutines import Coroutines
@@ -32,17 +38,20 @@ class Worker:
         self.hello = hello
         board = _core.Board.attach(board_fd)
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
-        self.process.adopt(hello.driver_slot, driver_arena, driver_event)
+        driver = hello.driver_slot  # which nobody has had before
+        self.process.adopt(driver, board.incarnation(driver), driver_arena, driver_event)
         #: What is called when a bit of the bell is rung.
         self.handlers: dict[int, Callable[[], None]] = {}
         self.instance = Instance(hello.name)
         #: Where coroutines run, if the actor has async methods.
         self.coroutines: Coroutines | None = None
         self._stopping = False
+        self._ending = False
         self.runtime = ActorRuntime(self, socket.socket(fileno=request))
-        self._control = Control(self, _core.Segment.attach(ctl), socket.socket(fileno=control))
-        self.calls = Calls(self.process, self.instance, self._control.finish_loads)
-        self.handlers[hello.control_bit] = self._control.serve
+        self.control = Control(self, _core.Segment.attach(ctl), socket.socket(fileno=control))
+        self.calls = Calls(self.process, self.instance, self.control, self._started)
+        self.process.lanes.open(STARTING, 1, self._doing)
+        self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
         self.handlers[hello.mailbox_bit] = self.calls.open(
             _core.Segment.attach(calls), hello.driver_slot, hello.mailbox_bit
@@ -50,46 +59,108 @@ class Worker:
         for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
             os.close(fd)
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether one call at a time runs here, so that a call that waits blocks the actor."""
-        return (
-            self.coroutines is None
-            and self.calls.pool is None
-            and threading.current_thread() is threading.main_thread()
-        )
+    def _started(self) -> None:
+        """The constructor has run."""
+        threads = self.hello.max_concurrency or 1
+        if self.hello.has_async:
+            self.process.lanes.open(LOOP, 1, self._doing)
+        elif threads > 1:
+            self.process.lanes.open(THREADS, threads, self._doing, lambda: Meanwhile(self))
+        else:
+            self.process.lanes.open(ONE, 1, self._doing)
+        self.control.finish_loads()
+
+    def _doing(self) -> str:
+        """What the main thread runs, in words."""
+        _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
+        label = self.control.label(graph, node) if graph else None
+        return label or f"{self.hello.name}.{what}"
 
     def stop(self) -> None:
         """End in good order: what is queued is done first."""
         self._stopping = True
 
+    def end(self) -> None:
+        """End in good order, now: what runs is done first, what is queued is not begun. The driver
+        sees to it that it does not take too long."""
+        self._ending = True
+        self.calls.end()
+
+    @property
+    def _over(self) -> bool:
+        return self._ending or (self._stopping and self.calls.quiet())
+
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until told to stop, then end as a program does: nothing of the user's is left here."""
         board, slot = self.process.board, self.process.slot
         board.guard_signals(slot)
         board.live(slot)
         _sleep_in_the_futex(self.process.inbox)
-        if self.hello.has_async:
-            import asyncio
+        try:
+            if self.hello.has_async:
+                self._run_with_loop()
+            else:
+                self._run()
+        finally:
+            self.handlers.clear()
 
-            asyncio.run(self._run_async())
-        else:
-            self._run()
+    def _begin_end(self) -> None:
+        if not self._ending:
+            grace.limit(self.hello.name, self.hello.grace)
+
+    def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
+        self.control.close()
+        if sys.exc_info()[0] is None:  # else the page says what has ended the actor
+            self.process.inbox.running_call(EXIT_HOOK, 0)
+        self.instance.end(run)
+        flush_files()
+        gc.collect()  # what refers to itself, and finalizers of what it holds
+        if sys.exc_info()[0] is None:
+            self.process.inbox.idle()
 
     def _run(self) -> None:
         if (self.hello.max_concurrency or 1) > 1:
             from concurrent.futures import ThreadPoolExecutor
 
             self.calls.pool = ThreadPoolExecutor(self.hello.max_concurrency, "conveyor-call")
+        try:
+            self._serve()
+        finally:
+            self._begin_end()
+            if self.calls.pool is not None:
+                self.calls.pool.shutdown(cancel_futures=True)
+            self._end_instance(_run_alone)
+
+    def _serve(self) -> None:
         wait, handlers = self.process.inbox.next, self.handlers
-        while not self._stopping or not self.calls.quiet():
+        while not self._over:
             handler = handlers.get(wait())
             if handler is not None:
                 handler()
-        if self.calls.pool is not None:
-            self.calls.pool.shutdown()
 
-    async def _run_async(self) -> None:
+    def _run_with_loop(self) -> None:
+        import asyncio
+
+        from conveyor.runtime.waiting.aio import cancel_all_tasks
+
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            try:
+                loop.run_until_complete(self._serve_on_loop())
+            finally:
+                self._begin_end()
+                if self.coroutines is not None:
+                    self.coroutines.leaving = True
+                loop.run_until_complete(cancel_all_tasks())
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                self._end_instance(loop.run_until_complete)
+                loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _serve_on_loop(self) -> None:
         import asyncio
 
         from conveyor.runtime.actor.coroutines import Coroutines
@@ -106,19 +177,51 @@ class Worker:
                 bits.append(bit)
             return bool(bits)
 
+        while not self._over:
+            coroutines.note_idle()
+            await wait_until(something)
+            while bits:
+                handler = handlers.get(bits.pop())
+                if handler is not None:
+                    handler()
+                something()
+            # Tasks that these calls started get their turn before the next ones are taken.
+            await asyncio.sleep(0)
+
+
+def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
+    import asyncio
+
+    asyncio.run(coroutine)
+
+
+class Meanwhile:
+    """What the main thread of an actor with threads for its calls does while a method there, a step of
+    a graph, waits: it hands calls to the threads. The rest has to wait for the method's end."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._left: set[int] = set()
+
+    def turn(self) -> None:
+        worker, inbox = self._worker, self._worker.process.inbox
+        before, worker.control.only_accept = worker.control.only_accept, True
         try:
-            while not self._stopping or not self.calls.quiet():
-                coroutines.note_idle()
-                await wait_until(something)
-                while bits:
-                    handler = handlers.get(bits.pop())
-                    if handler is not None:
-                        handler()
-                    something()
-                # Tasks that these calls started get their turn before the next ones are taken.
-                await asyncio.sleep(0)
+            while (bit := inbox.poll()) >= 0:
+                if worker.calls.takes(bit):
+                    worker.handlers[bit]()
+                elif bit == worker.hello.control_bit:
+                    worker.handlers[bit]()
+                    self._left.add(bit)
+                elif bit in worker.handlers:
+                    self._left.add(bit)
         finally:
-            coroutines.leaving = True
+            worker.control.only_accept = before
+
+    def end(self) -> None:
+        process = self._worker.process
+        for bit in self._left:
+            process.board.ring(process.slot, bit)
 
 
 def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
@@ -141,6 +244,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     """The entry of an actor's process, called on its main thread by the engine."""
     worker = Worker(pickle.loads(payload), fds)
     context.install(worker.runtime)
+    byvalue.name_in(sys.modules["__main__"])
     try:
         worker.run()
     except SystemExit:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import SentDefinitions
-from conveyor.channel.codec import decode, encode
+from conveyor.channel import SentDefinitions, blame_argument, claims, decode_error, encode_error
+from conveyor.channel.codec import DEFINING, decode, encode
+from conveyor.exceptions import SerializationError
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.values import RefFailed, RefNotThere
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.links import Link
@@ -21,6 +21,25 @@ KEPT_BYTES = 1 << 20
 #: What tells a worker to make its instance: called with the class and its arguments, or with a
 #: :class:`Constructor` and the values of the refs among them.
 START = "__start__"
+
+
+class Unmade:
+    """In the place of an actor's class: its arguments could not be had, and making it raises why."""
+
+    __slots__ = ("_meta",)
+
+    def __init__(self, meta: bytes) -> None:
+        self._meta = meta
+
+    @classmethod
+    def why(cls, error: BaseException, actor: str) -> Unmade:
+        return cls(encode_error(error, actor, f"{actor}.__init__"))
+
+    def __reduce__(self) -> Any:
+        return Unmade, (self._meta,)
+
+    def __call__(self) -> Any:
+        raise decode_error(self._meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,10 @@ class Constructor:
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(START, (self,), {})
 
+    def take(self) -> Sequence[Ref]:
+        """The refs inside of arguments, to be held as long as this may be sent."""
+        return claims.take(self.meta) if self.codec == DEFINING else ()
+
     def call(self, values: tuple[Any, ...]) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """The class and its arguments; ``values``: those of ``refs``, in order."""
         cls, args, kwargs = decode(self.codec, self.meta, list(self.buffers))
@@ -53,59 +76,46 @@ class Constructor:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A constructor with the refs among its arguments, as whoever may have to send it keeps it.
+    """A constructor as whoever may have to send it again keeps it: with the refs among its arguments, and
+    those inside of them (``inner``)."""
 
-    ``constructor`` is ``None`` where a ref inside of an argument had no value yet: then
-    ``made_of`` is the class with the arguments as they were given.
-    """
-
-    constructor: Constructor | None
+    constructor: Constructor
     refs: tuple[Ref, ...]
-    made_of: tuple[type, tuple[Any, ...], dict[str, Any]] | None = None
+    inner: Sequence[Ref] = ()
+
+    @classmethod
+    def received(cls, constructor: Constructor) -> Kept:
+        """One that another process has made, which holds the refs inside until this returns."""
+        return cls(constructor, (), constructor.take())
 
     def start(self, link: Link) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
-        if self.made_of is not None:
-            cls, args, kwargs = self.made_of
-            return link.call(START, (cls, *args), kwargs)
         return link.call(START, (self.constructor, *self.refs), {})
 
     def call(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """The class and its arguments; gets refs among them."""
-        kept: Kept | None = self
-        while kept is not None and kept.made_of is not None:
-            try:
-                kept = _snapshot(*kept.made_of, always=True)
-            except RefNotThere as missing:
-                missing.ref.get()
-            except RefFailed as failed:
-                raise failed.error from None
-        assert kept is not None
-        assert kept.constructor is not None
-        return kept.constructor.call(tuple(ref.get() for ref in kept.refs))
+        return self.constructor.call(tuple(ref.get() for ref in self.refs))
 
 
 def keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:
     """A snapshot of the call ``cls(*args, **kwargs)``; ``None`` if it is large and not ``always``
     wanted. ``SerializationError`` if it cannot be sent."""
     try:
-        return _snapshot(cls, args, kwargs, always)
-    except (RefNotThere, RefFailed):
-        return Kept(None, (), (cls, args, dict(kwargs)))
+        return _keep(cls, args, kwargs, always)
+    except SerializationError as error:
+        raise blame_argument(error, cls.__name__, args, kwargs) from error.__cause__
 
 
-def _snapshot(
-    cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool
-) -> Kept | None:
-    """Refs that are arguments are kept as such, those inside of arguments as their values; raises
-    ``RefNotThere`` or ``RefFailed`` for one of these."""
+def _keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:
     found: dict[int | str, Ref] = {i: a for i, a in enumerate(args) if isinstance(a, Ref)}
     found.update((k, v) for k, v in kwargs.items() if isinstance(v, Ref))
     plain = tuple(None if i in found else a for i, a in enumerate(args))
     named = {k: None if k in found else v for k, v in kwargs.items()}
-    codec, _flags, meta, buffers = encode((cls, plain, named), SentDefinitions(values=True))
+    codec, _flags, meta, buffers = encode((cls, plain, named), SentDefinitions())
     views = [memoryview(b).cast("B") for b in buffers or ()]
     if not always and len(meta) + sum(view.nbytes for view in views) > KEPT_BYTES:
+        if codec == DEFINING:
+            claims.give_up(meta)
         return None
     constructor = Constructor(codec, meta, tuple(map(bytearray, views)), tuple(found))
-    return Kept(constructor, tuple(found.values()))
+    return Kept(constructor, tuple(found.values()), constructor.take())

@@ -7,17 +7,23 @@ Such a call is several on the wire: ``method#open`` with a key and the arguments
 
 from __future__ import annotations
 
+import functools
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from conveyor.exceptions import GraphError
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.ref import EMPTY, Ref
+from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of
 from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.base import CallingRuntime
+
+#: Ray's name for calling a function with an actor's instance.
+RAY_CALL = "__ray_call__"
 
 Key = tuple[int, int]
 """Names a generator to its actor: the caller's place on the board, and a number of its own."""
@@ -64,14 +70,30 @@ class CallStream(StreamRef):
             found = self._ahead.get()
             if found is None:
                 raise StopIteration
-            self._ahead = self._ask()
         except Exception as error:
-            self._error = error
+            if self._ahead._outcome is not EMPTY:  # else it may be tried again
+                self._error = error
             raise
+        try:
+            self._ahead = self._ask()
+        except Exception as error:  # comes after this item
+            self._error = error
         return found[0]
 
     def _is_there(self) -> bool:
         return self._error is not None or self._ahead.done()
+
+    def cancel(self) -> bool:
+        if self._error is not None or not self._ahead.cancel():
+            return False
+        self._runtime.drop_stream(self._actor, self._method, self._key)
+        return True
+
+    def cancelled(self) -> bool:
+        return self._ahead.cancelled()
+
+    def _blockers(self, question: int) -> Blockers | None:
+        return blockers_of(self._ahead, question)
 
     def _describe(self) -> str:
         return f"the next item of {self._actor.name}.{self._method}"
@@ -81,7 +103,9 @@ class CallStream(StreamRef):
         return doing
 
     def __del__(self) -> None:
-        if getattr(self, "_ahead", None) is not None and self._error is None:
+        # The generator may go on although its items can come no more.
+        ended = isinstance(getattr(self, "_error", None), StopIteration)
+        if getattr(self, "_ahead", None) is not None and not ended:
             self._runtime.drop_stream(self._actor, self._method, self._key)
 
 
@@ -133,14 +157,24 @@ class OpenGenerators:
         if close is not None:
             close()
 
+    def close(self) -> None:
+        """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
+        printed."""
+        for key in list(self._open):
+            try:
+                self._close(key)
+            except Exception:
+                traceback.print_exc()
+
 
 def find_method(
     instance: Any, generators: OpenGenerators, name: str
 ) -> tuple[Callable[..., Any], bool]:
     """The bound method, and whether it is a coroutine function. Raises ``GraphError`` if there is none.
 
-    Besides methods there are what a generator method's calls do (see above), and ``name#call`` (for
-    coroutine functions ``name#acall``), which calls its first argument.
+    Besides methods there are what a generator method's calls do (see above), ``name#call`` (for
+    coroutine functions ``name#acall``), which calls its first argument, and ``__ray_call__``, which
+    calls its first argument with the instance.
     """
     name, _, operation = name.rpartition("#") if "#" in name else (name, "", "")
     if operation == "call":
@@ -149,6 +183,8 @@ def find_method(
         return _call_later, True
     if operation:
         return generators.operation(find_method(instance, generators, name)[0], operation)
+    if name == RAY_CALL:
+        return functools.partial(_call_with, instance), False
     method = getattr(instance, name, None)
     if not callable(method):
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
@@ -157,6 +193,10 @@ def find_method(
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
+
+
+def _call_with(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(instance, *args, **kwargs)
 
 
 async def _call_later(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,12 +8,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conveyor import _core
-from conveyor.exceptions import ActorDiedError, DeadlockError
+from conveyor.channel import blame_argument
+from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
+from conveyor.runtime import ending
+from conveyor.runtime.calls.constructor import START, Unmade
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
-from conveyor.runtime.refs.ref import EMPTY, ElementRef, Ref, cancelled_error, final
-from conveyor.runtime.refs.values import RefFailed, RefNotThere
+from conveyor.runtime.refs.ref import (
+    EMPTY,
+    ElementRef,
+    Ref,
+    blockers_of,
+    cancelled_error,
+    final,
+)
+from conveyor.runtime.refs.together import get_or_wait
+from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.deadlock import CycleCheck, waiting
+from conveyor.runtime.waiting.deadlock import CALLS, Blockers, Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 
 #: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
@@ -53,6 +64,8 @@ class Link:
     """The caller's side. A call takes a mailbox slot and a reply slot together, so a reply always
     has room; calls beyond that, and calls whose arguments are not there yet, wait in this process."""
 
+    cancel_with_await = True
+
     def __init__(
         self,
         process: Process,
@@ -63,7 +76,6 @@ class Link:
         on_death: Callable[[], ActorDiedError],
         keep_going: Callable[[Link], None],
         kind: int = _core.KIND_CALL,
-        exclusive: Callable[[], bool] = lambda: False,
         incarnation: int | None = None,
         label: Callable[[int, int], str | None] | None = None,
     ) -> None:
@@ -77,20 +89,18 @@ class Link:
         self._label = label
         self._is_control = kind == _core.KIND_CONTROL
         self.actor_name = actor_name
-        self._exclusive = exclusive  # whether waiting here keeps a whole actor from serving
         self._on_death = on_death
         self._keep_going = keep_going
         # Reentrant: a finalizer may drop the last handle, and so call, in the middle of a call.
         self._lock = threading.RLock()
-        # Each with the ref that it lacks, if that is known.
-        self._pending: deque[tuple[CallRef, Call, Ref | None]] = deque()
+        # Each with whether refs among its arguments still stand for their values.
+        self._pending: deque[tuple[CallRef, Call, bool]] = deque()
         self._then: Callable[[], object] | None = None
         carries = f"arguments of calls of {actor_name}"
-        self._writer = process.writer(
-            segment, 0, [(actor_slot, mailbox_bit)], carries, arguments=True
-        )
+        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)], carries)
+        carries = f"results of calls of {actor_name}"
         self._reader = process.reader(
-            segment, reply_offset(), 0, (actor_slot, mailbox_bit), shared=True
+            segment, reply_offset(), 0, (actor_slot, mailbox_bit), carries, shared=True
         )
         self.gate = _core.Gate([self._writer], [self._reader], CALL_SLOTS, kind, process.inbox)
         self._limits = link_limits(segment)
@@ -101,36 +111,71 @@ class Link:
     ) -> Any:
         """Start a call; one ref, or a list of them for ``num_returns > 1``."""
         call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
+        has_refs = refs_among(args, kwargs)
         with self._lock:
-            sent = lacks = None
+            sent = None
             if not self._pending:
                 if self.gone:
-                    raise self._on_death()
-                try:
-                    sent = self.gate.start(call, self, CallRef)
-                except RefNotThere as missing:
-                    lacks = missing.ref
-                except RefFailed as failed:
-                    sent = CallRef(self, -1, method)
-                    sent._fail(failed.error)
+                    raise self._why_gone()
+                if has_refs and lacking(args, kwargs) is None:
+                    try:
+                        call = _with_values(call)
+                        has_refs = False
+                    except RefFailed as failed:
+                        if method == START:
+                            call, has_refs = self._unmade(failed.error), False
+                        else:
+                            sent = CallRef(self, -1, method)
+                            sent._fail(failed.error)
+                if not has_refs:
+                    try:
+                        sent = self.gate.start(call, self, CallRef)
+                    except SerializationError as error:
+                        raise self._blamed(error, call) from error.__cause__
             if sent is not None:
                 sent.method = method
                 ref = sent
             else:
-                ref = self._submit_later(call, lacks)
+                ref = self._submit_later(call, has_refs)
         if num_returns == 1:
             return ref
         return [ElementRef(ref, i) for i in range(num_returns)]
 
+    def _unmade(self, error: BaseException) -> Call:
+        """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor
+        would wait for it for ever."""
+        return (START, (Unmade.why(error, self.actor_name),), None, 1)
+
+    def _blamed(self, error: SerializationError, call: Call) -> SerializationError:
+        method, args, kwargs, _ = call
+        label = f"{self.actor_name}.{method.partition('#')[0]}"
+        if method == START:
+            label, args = args[0].__name__, args[1:]
+        elif "#" in method:  # before what the caller gave: the function, or the generator's key
+            args = args[1:]
+        return blame_argument(error, label, args, kwargs or {})
+
     @property
     def gone(self) -> bool:
-        """Whether the process at the other end is no more: nothing can be sent here again."""
+        """Whether the process at the other end is no more, or the session: nothing can be sent here
+        again."""
+        if self._process.ended and not self._is_control:
+            return True
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
-    def _submit_later(self, call: Call, lacks: Ref | None) -> CallRef:
+    def _why_gone(self) -> ConveyorError:
+        if self._process.ended and not self._is_control:
+            return ending.error()
+        return self._on_death()
+
+    def end(self) -> None:
+        """The session is over: who waits for a result looks again."""
+        self.gate.closed = True
+
+    def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
         ref = CallRef(self, -1, call[0])
         with self._lock:
-            self._pending.append((ref, call, lacks))
+            self._pending.append((ref, call, has_refs))
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -159,19 +204,23 @@ class Link:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         with self._lock:
             while self._pending:
-                ref, call, lacks = self._pending[0]
-                if lacks is not None and not lacks.done():
+                ref, call, has_refs = self._pending[0]
+                if has_refs and lacking(call[1], call[2]) is not None:
                     return False
                 try:
                     if self.gone:
-                        raise self._on_death()
+                        raise self._why_gone()
+                    if has_refs:
+                        call = _with_values(call)
+                        self._pending[0] = (ref, call, False)
                     number = self.gate.submit(call)
-                except RefNotThere as missing:
-                    self._pending[0] = (ref, call, missing.ref)
-                    continue
                 except Exception as error:  # the call's outcome: an argument failed, say
+                    outcome = error.error if isinstance(error, RefFailed) else error
+                    if call[0] == START and type(call[1][0]) is not Unmade and not self.gone:
+                        self._pending[0] = (ref, self._unmade(outcome), False)
+                        continue
                     self._pending.popleft()
-                    ref._fail(error.error if isinstance(error, RefFailed) else error)
+                    ref._fail(outcome)
                     self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
                     continue
                 if number < 0:
@@ -204,69 +253,75 @@ class Link:
         return True
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        return cancelled_error(self.describe(ref))
+        return ending.error() if self._process.ended else cancelled_error(self.describe(ref))
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         if ref._number >= 0:
             value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
             if value is not EMPTY:
                 return value
-        if not self._exclusive():
-            return self._wait(ref, Patience(timeout), None)
-        inbox = self._process.inbox
-        with waiting(inbox, self.actor_slot):
-            cycle = CycleCheck(self._process.board, self._process.slot, self.actor_slot)
-            return self._wait(ref, Patience(timeout), cycle)
+        with self._process.lanes.waiting(lambda _: self.blockers(ref)) as wait:
+            return self._wait(ref, Patience(timeout), wait)
 
-    def _wait(self, ref: Ref, patience: Patience, cycle: CycleCheck | None) -> Any:
+    def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
         board, inbox = self._process.board, self._process.inbox
         while True:
-            suspected = cycle is not None and cycle.suspicious()
-            step = patience.step()
-            if suspected:
-                step = _CONFIRM if step is None else min(step, _CONFIRM)
+            seen, asked = inbox.count, inbox.asked
             deaths = board.deaths
-            if ref._number < 0:
-                # Not submitted yet: its turn comes when others complete, and that rings our bell.
-                seen = inbox.count
-                self.flush()
-                if ref._outcome is not EMPTY:
-                    return ref._outcome
-                value = EMPTY
-                if ref._number < 0:
-                    inbox.wait(seen, step)
-            else:
-                # Looked for before the death is: what it had sent before it died is still there.
-                gone = self.gone
-                value = self.gate.get(ref._number, 0, 0.0 if gone else step, deaths)
-                if value is EMPTY and gone:
-                    raise final(self._on_death())
-            if value is not EMPTY:
+            if wait is not None and wait.serve is not None:
+                wait.serve()
+            value = self._look(ref)
+            if value is not EMPTY or ref._outcome is not EMPTY:
                 return value
-            if ref._outcome is not EMPTY:  # cancelled
-                return EMPTY
-            if suspected:
-                assert cycle is not None
-                members = cycle.confirmed()
-                if members is not None:
-                    raise self._deadlock(ref, members)
+            step = patience.step()
+            if wait is not None:
+                step = sooner(step, wait.look(asked))
+            if ref._number < 0:
+                inbox.wait(seen, step)
+            else:
+                value = get_or_wait(ref, inbox, seen, step, deaths, wait is not None)
+                if value is not EMPTY:
+                    return value
             patience.check(lambda: self.describe(ref), self.doing)
 
-    def _deadlock(self, ref: Ref, members: list[int]) -> DeadlockError:
-        names = tuple(self._process.board.name(slot) for slot in members)
-        chain = " waits for ".join((*names, names[0]))
-        return DeadlockError(
-            f"waiting for {self.describe(ref)} would never end: {chain}, and each runs one call at a "
-            "time. Make one of them an async actor or give it max_concurrency > 1, or pass the ref on "
-            "instead of getting it",
-            names,
-        )
+    def _look(self, ref: Ref) -> Any:
+        """The result, if it is here. Its outcome may be there instead: it has been cancelled."""
+        if ref._number < 0:
+            # Not submitted yet: its turn comes when others complete, and that rings our bell.
+            self.flush()
+            if ref._number < 0:
+                return EMPTY
+        # Looked for before the death is: what it had sent before it died is still there.
+        gone = self.gone
+        value = self.gate.take(ref._number, 0)
+        if value is EMPTY and gone and ref._outcome is EMPTY:
+            raise final(self._why_gone())
+        return value
+
+    def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
+        method = ref.method.partition("#")[0] if isinstance(ref, CallRef) else ""
+        if ref._number < 0:
+            with self._lock:
+                _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
+            lacked = lacking(call[1], call[2]) if call is not None and has_refs else None
+            if lacked is not None:  # and so do all behind it
+                return blockers_of(lacked, question)
+        if self._is_control:
+            return ()
+        return ((self.actor_slot, CALLS, f"{self.actor_name}.{method}"),)
 
     def is_ready(self, ref: Ref) -> bool:
         if ref._number < 0:
             # Whoever pumps sends it on. Not here: this is asked while another link is flushed.
             return ref._outcome is not EMPTY
         return self.gate.ready(ref._number, 0) or self.gone
+
+    def has_failed(self, ref: Ref) -> bool:
+        if ref._number < 0:
+            return False
+        if self.gate.ready(ref._number, 0):
+            return self.gate.failed(ref._number, 0)
+        return self.gone
 
     def describe(self, ref: Ref) -> str:
         method = ref.method if isinstance(ref, CallRef) else "call"
@@ -276,13 +331,20 @@ class Link:
         return f"{self.actor_name}.{method}{number}"
 
     def doing(self) -> str:
+        if self._process.ended:
+            return "the session has ended"
         if self.gone:
             return f"{self.actor_name} is dead"
         status = describe_status(self._process.board, self.actor_slot, self._label)
         return f"{self.actor_name} is {status}"
 
 
+def _with_values(call: Call) -> Call:
+    """``call``, whose refs are done, with their values. Raises ``RefFailed``."""
+    method, args, kwargs, num_returns = call
+    args, named = with_values(args, kwargs)
+    return method, args, named or None, num_returns
+
+
 #: How long a wait may last before it is worth preparing to log and describe it.
 _FIRST_LOOK = 0.005
-#: How long the members of a suspected cycle have to look once more.
-_CONFIRM = 0.05

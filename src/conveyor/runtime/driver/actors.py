@@ -19,13 +19,17 @@ from conveyor.exceptions import (
     ActorStartError,
     RuntimeStateError,
 )
+from conveyor.runtime import threads
 from conveyor.runtime.actor.hello import Hello
 from conveyor.runtime.calls.links import Link, link_segment
 from conveyor.runtime.driver.deaths import DeathWatches
+from conveyor.runtime.driver.goodbye import Goodbye
 from conveyor.runtime.driver.introductions import Introductions
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.restart import Restarts
+from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, MethodInfo
+from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
@@ -36,11 +40,14 @@ if TYPE_CHECKING:
 BOARD_SLOTS = 2048
 DRIVER_SLOT = 0
 
+_KILLED = "was killed by conveyor.kill()"
+_ENDED = "was ended by conveyor.kill(graceful=True)"
+
 
 class Actors:
     """The driver's table of them; iterating it gives the process that each has or had last."""
 
-    def __init__(self, driver: Driver, engine: Engine) -> None:
+    def __init__(self, driver: Driver, engine: Engine, grace: float) -> None:
         self._driver = driver
         self._engine = engine
         self._board = driver.process.board
@@ -54,6 +61,7 @@ class Actors:
         self._of_class: Counter[str] = Counter()
         self._watches = DeathWatches(self._board)
         self._restarts = Restarts(self)
+        self._goodbye = Goodbye(self._board, grace, self._end_at_once, driver.label)
         self.introductions = Introductions(self)
 
     def __iter__(self) -> Iterator[ActorRecord]:
@@ -77,7 +85,8 @@ class Actors:
             construct = actor.kept.start
         record = self._enter(actor, replaces)
         try:
-            self._start_process(record, construct)
+            with explained(f"start actor {record.id.name}"):
+                self._start_process(record, construct)
         except BaseException:
             self._board.announce_death(record.slot)
             self._forget_process(record)
@@ -93,7 +102,7 @@ class Actors:
             self._by_pid[record.pid] = record
             early = self._early_exits.pop(record.pid, None)
             if actor.ended:  # while it was started
-                record.killed = True
+                record.killed = _KILLED
                 self._engine.kill(record.pid)
         if early is not None:
             self.on_exit(record.pid, early)
@@ -136,9 +145,14 @@ class Actors:
 
     def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
         board, process, actor, slot = self._board, self._driver.process, record.actor, record.slot
-        record.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        record.arena_fd = _core.Arena.create_fd(process.arena_size.file)
-        process.adopt(slot, record.arena_fd, record.eventfd)
+        made: list[int] = []
+        try:
+            made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            made.append(_core.Arena.create_fd(process.arena_size.file))
+            process.adopt(slot, record.incarnation, made[1], made[0])
+        finally:
+            close_all(made)
+        record.arena_fd, record.eventfd = process.descriptors(slot)
         record.control_socket, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request_here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with control, request:
@@ -154,10 +168,12 @@ class Actors:
                 control_bit=record.bits.take(),
                 max_concurrency=actor.max_concurrency,
                 has_async=any(m.is_async for m in actor.methods.values()),
+                grace=self._goodbye.grace,
             )
             record.calls = self._link(record, calls, hello.mailbox_bit, _core.KIND_CALL)
             record.control_link = self._link(record, ctl, hello.control_bit, _core.KIND_CONTROL)
-            record.known_peers = {s: board.incarnation(s) for s in (DRIVER_SLOT, slot)}
+            # Not itself: few actors call themselves, and those are introduced like any two others.
+            record.known_peers = {DRIVER_SLOT: board.incarnation(DRIVER_SLOT)}
             if construct is not None:
                 # Before anybody else can call it, and before there is a process: what cannot be
                 # sent has started nothing.
@@ -266,15 +282,29 @@ class Actors:
                 known.ended = True  # should it be on its way back
                 return
             calls = record.calls
-        calls.when_all_sent(lambda: record.control("stop"))
+        calls.when_all_sent(record.stop)
 
-    def kill(self, actor: ActorId) -> None:
+    def kill(
+        self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
+    ) -> None:
+        """``wait``: return from a graceful end only when it is over; else a thread sees to it."""
         with self.lock:
             record = self.record(actor)
-            record.actor.ended = True
-            if not record.alive:
+            if no_restart:
+                record.actor.ended = True
+            if not record.alive or record.process is None:
                 return
-            record.killed = True
+            record.wanted_back = not no_restart
+            record.killed = _ENDED if graceful else _KILLED
+        if not graceful:
+            self._end_at_once(record)
+        elif wait:
+            self._goodbye.say([record])
+        else:
+            self._goodbye.ask(record)
+            threads.start(self._goodbye.wait, "goodbye", [record])
+
+    def _end_at_once(self, record: ActorRecord) -> None:
         self._engine.kill(record.pid)
         # From now on it is dead for everybody, whatever the kernel still has to do.
         self._board.announce_death(record.slot)
@@ -321,8 +351,11 @@ class Actors:
     def end_all(self) -> None:
         """The session ends, and all actors with it: their deaths are nobody's concern."""
         self._restarts.close()
-        for record in self:
-            record.killed = record.actor.ended = True
+        records = list(self)
+        for record in records:
+            record.killed = "has ended with its session"
+            record.actor.ended = True
+        self._goodbye.say(records)
 
     def close(self) -> None:
         """All processes are gone: let go of what belonged to them."""
@@ -341,10 +374,10 @@ class Actors:
             self._driver.requests.remove(record)
             if record.control_socket is not None:
                 record.control_socket.close()
-            for fd in (record.arena_fd, record.eventfd):
-                if fd >= 0:
-                    os.close(fd)
-            record.arena_fd = record.eventfd = -1
+            record.arena_fd = (
+                record.eventfd
+            ) = -1  # they are the process's, which forgets the peer below
+            self._board.forget_memory(record.slot)
             self._driver.process.forget(record.slot)
             if self._driver.links.get(record.id.index) is record.calls:
                 self._driver.links.pop(record.id.index, None)

@@ -14,9 +14,15 @@ from typing import Any
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.exceptions import ConveyorError, GraphTornDownError, RuntimeStateError
+from conveyor.exceptions import (
+    ConveyorError,
+    GraphTornDownError,
+    RuntimeStateError,
+    SessionEndedError,
+)
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
 from conveyor.runtime.calls.generators import Key
@@ -31,17 +37,31 @@ from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
-from conveyor.runtime.process import ArenaSize, Process, default_arena_size
+from conveyor.runtime.process import ArenaSize, Process, close_all, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.refs.wire import Wire
+from conveyor.system_limits import explained
 
 
 class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
 
-    def __init__(self, engine: Engine, arena: ArenaSize | None = None) -> None:
+    def __init__(self, engine: Engine, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+        """``grace``: seconds that actors have to end in good order."""
+        self._eventfd = self._arena_fd = self._garbage_event = -1
+        self._engine = engine
+        try:
+            with explained("start a session"):
+                self._begin(engine, arena, grace)
+        except BaseException:  # the system has refused something: nothing is left of the session
+            engine.close()
+            close_all(fd for fd in self._descriptors() if fd >= 0)
+            raise
+
+    def _begin(self, engine: Engine, arena: ArenaSize | None, grace: float) -> None:
         arena = arena or default_arena_size()
         board = _core.Board.create(BOARD_SLOTS)
         board.prepare(DRIVER_SLOT, "driver")
@@ -50,7 +70,6 @@ class Driver(CallingRuntime):
         super().__init__(Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena))
         board.alive_unwatched(DRIVER_SLOT)
         self._pid = os.getpid()
-        self._engine = engine
         self._graph_numbers = itertools.count(1)
         self._layings: dict[int, Laying] = {}
         self.requests = RequestServer(self, engine)
@@ -63,7 +82,7 @@ class Driver(CallingRuntime):
         )
         # Connections that actors have opened.
         self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
-        self.actors = Actors(self, engine)
+        self.actors = Actors(self, engine, grace)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
@@ -73,6 +92,9 @@ class Driver(CallingRuntime):
         self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         engine.start(self.actors.on_exit)
         engine.watch(self._garbage_event, self._on_garbage)
+
+    def _descriptors(self) -> tuple[int, ...]:
+        return self._eventfd, self._arena_fd, self._garbage_event
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -106,8 +128,8 @@ class Driver(CallingRuntime):
     def is_alive(self, actor: ActorId) -> bool:
         return self.actors.record(actor).alive
 
-    def kill(self, actor: ActorId) -> None:
-        self.actors.kill(actor)
+    def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
+        self.actors.kill(actor, no_restart, graceful)
 
     def retain(self, actor: ActorId) -> None:
         self.actors.retain(actor)
@@ -130,14 +152,16 @@ class Driver(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> ProcessGraph:
-        return ProcessGraph(self, lower(root, config, placement), config)
+        plan = lower(root, config, placement)
+        with explained(f"lay the channels of {config.name or 'the graph'}"):
+            return ProcessGraph(self, plan, config)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         laying = self.lay_for(
             Place(DRIVER_SLOT, RESULT_BIT),
             config,
             plan,
-            tasks_by_actor(plan),
+            [with_bound_values(tasks) for tasks in tasks_by_actor(plan)],
         )
         return self._laid(laying)
 
@@ -166,6 +190,7 @@ class Driver(CallingRuntime):
             layout.reads.get(DRIVER, ()),
             layout.writes.get(DRIVER, ()),
             layout.limits,
+            layout.failures,
             layout.recorders,
             laying.bits,
         )
@@ -248,7 +273,7 @@ class Driver(CallingRuntime):
 
     def check_open(self) -> None:
         if self._closed:
-            raise RuntimeStateError("this session has been shut down")
+            raise ending.ended()
 
     def abandon(self) -> None:
         """This process is a forked child: the session is its parent's."""
@@ -264,10 +289,20 @@ class Driver(CallingRuntime):
             if self._closed:
                 return
             self._closed = True
-        error = RuntimeStateError("the session has been shut down")
-        self.actors.end_all()
+        error = SessionEndedError("the session has ended: it has been shut down")
+        self.process.ended = True  # before anybody looks again
         for graph in list(self.graphs):
             graph.close(error)
+        for link in list(self.links.values()):
+            link.end()
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        try:
+            # What they ask the driver for meanwhile is answered.
+            self.actors.end_all()
+        finally:
+            self._close(error)
+
+    def _close(self, error: SessionEndedError) -> None:
         self.pump.close()
         self._shared_graphs.clear()
         for wire in list(self._served):
@@ -280,7 +315,6 @@ class Driver(CallingRuntime):
         self.actors.close()
         self._layings.clear()
         self._garbage.clear()
-        for fd in (self._eventfd, self._arena_fd, self._garbage_event):
-            os.close(fd)
+        close_all(self._descriptors())
         self.process.close()
         self.at_shutdown()

@@ -10,6 +10,7 @@ from conveyor import _core
 from conveyor.channel import dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.ref import Itself
 from conveyor.runtime.refs.wire import Wire, received
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class GraphService:
         if how == "withdraw":
             with self._changed:
                 self._queue.pop(number, None)
+            return
+        if how == "who":
+            with self._changed:
+                waits = self._busy or number in self._queue
+            blockers = self._graph.room_blockers() if waits else ()
+            self.wire.send((number, None, (rest[0], blockers)))
             return
         *options, parts = rest
         snapshot = received(parts, fds)
@@ -98,7 +105,8 @@ class GraphService:
         if whole:  # sent on as it is
             return (snapshot,), {}
         args, kwargs = snapshot.decode()
-        return args, kwargs
+        # What was a ref in the other process's argument stands for its value already.
+        return tuple(map(Itself.of, args)), {k: Itself.of(v) for k, v in kwargs.items()}
 
     def _try(
         self,

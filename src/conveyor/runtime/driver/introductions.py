@@ -11,7 +11,7 @@ from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.hello import Caller
 from conveyor.runtime.calls.links import link_segment
 from conveyor.runtime.graph.layout import RESULT_BIT, Assignment
-from conveyor.runtime.process import close_all
+from conveyor.runtime.process import close_all, dup_all
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.actors import Actors
@@ -31,7 +31,9 @@ class Introductions:
             try:
                 ticket = record.send_fds([segment_fd, *fds])
                 purpose = f"its part of {assignment.name}, which is being compiled"
-                ack = record.control("load", assignment, tuple(new), ticket, purpose=purpose)
+                ack = record.control(
+                    "load", assignment, tuple(new.items()), ticket, purpose=purpose
+                )
             finally:
                 close_all(fds)
             record.known_peers.update(new)
@@ -49,7 +51,7 @@ class Introductions:
             try:
                 ticket = callee.send_fds([segment.fd, *fds])
                 caller_end = Caller(caller.slot, RESULT_BIT)
-                ack = callee.control("accept", caller_end, tuple(new), bit, ticket)
+                ack = callee.control("accept", caller_end, tuple(new.items()), bit, ticket)
             finally:
                 close_all(fds)
             callee.known_peers.update(new)
@@ -60,7 +62,11 @@ class Introductions:
         if not own:
             raise callee.death()
         # Not noted as a peer of the caller: a graph's assignment may overtake the answer.
-        return bit, [os.dup(segment.fd), *own], ack
+        try:
+            return bit, [os.dup(segment.fd), *own], ack
+        except OSError:
+            close_all(own)
+            raise
 
     def hang_up(self, caller: ActorRecord) -> None:
         """A caller is dead: whom it has called need not keep room for it."""
@@ -76,7 +82,7 @@ class Introductions:
         its descriptors be closed before they are sent: then others may have their numbers."""
         with self._actors.lock:
             alive = [record for record in records if record.arena_fd >= 0]
-            return [os.dup(fd) for record in alive for fd in (record.arena_fd, record.eventfd)]
+            return dup_all(fd for record in alive for fd in (record.arena_fd, record.eventfd))
 
     def _new_peers(
         self, record: ActorRecord, slots: Sequence[int]

@@ -71,7 +71,7 @@ class Laying:
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.bits.take())
-            layout = lay_out(self._plan, places, self._config.slot_bytes)
+            layout = lay_out(self._plan, places, self._config.slot_bytes, self._config.fail_fast)
             self._load(records, places, layout, first)
         except BaseException as error:
             self._leave(records, places)
@@ -101,6 +101,7 @@ class Laying:
                 layout.peers_of(actor, places),
                 sources,
                 layout.limits,
+                layout.failures,
                 layout.recorders[actor],
                 first,
                 self._config.memory_bytes,
@@ -112,7 +113,13 @@ class Laying:
                 )
             )
         for ack in acks:
-            ack.get()
+            try:
+                ack.get()
+            except Exception:
+                # Some may not have got to know their peers: they are introduced again next time.
+                for record in records:
+                    record.known_peers.clear()
+                raise
         # One that has acknowledged may have died since.
         for record in records:
             record.check_alive()

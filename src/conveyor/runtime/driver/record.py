@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ class ActorRecord:
         self.actor = actor
         self.process: Spawned | None = None
         self.bits = BellBits(reserved=RESULT_BIT)
-        self.killed = False
+        self.killed = ""  # how, if it was the driver's doing
+        self.wanted_back = False  # although its end is orderly
         self.arena_fd = -1
         self.eventfd = -1
         self.control_socket: socket.socket | None = None
@@ -130,6 +132,12 @@ class ActorRecord:
             ref.method = purpose
         return ref
 
+    def stop(self) -> None:
+        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
+        ended otherwise is left alone, and who lets go of several goes on with the others."""
+        with suppress(ActorDiedError):
+            self.control("stop")
+
     def send_fds(self, fds: list[int]) -> int:
         """Send descriptors to the actor, and return their ticket, which the frame they belong to must
         have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
@@ -140,7 +148,10 @@ class ActorRecord:
         try:
             for start in range(0, len(fds), MAX_FDS):
                 socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
-        except OSError:
+        except OSError as error:
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+                # Its end of the socket has gone with it, before its death was heard of.
+                self._board.announce_death(self.slot)
             self.check_alive()
             raise
         return ticket
@@ -168,7 +179,8 @@ class ActorRecord:
         """Whether the driver would start the actor again by itself if this process is dead."""
         actor = self.actor
         orderly = self.exit_status is not None and _exit_code(self.exit_status) == 0
-        return actor.restarts_left and not (actor.ended or actor.stopping or orderly)
+        over = actor.ended or actor.stopping or (orderly and not self.wanted_back)
+        return actor.restarts_left and not over
 
     def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
         """The error for whoever needed this process. ``label`` names a (graph, node)."""
@@ -206,7 +218,7 @@ class ActorRecord:
 
     def _how(self, number: int, code: int | None) -> str:
         if self.killed:
-            return "was killed by conveyor.kill()"
+            return self.killed
         if number:
             return f"died of signal {number} ({_signal_name(number)})"
         if code is not None:

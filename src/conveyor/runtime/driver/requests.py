@@ -12,18 +12,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from conveyor import _core
 from conveyor.channel.sealed import Sealed
 from conveyor.config import Config
-from conveyor.exceptions import ConveyorError
+from conveyor.exceptions import ActorRestartedError, ConveyorError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import threads
 from conveyor.runtime.calls.constructor import Constructor, Kept
 from conveyor.runtime.driver.record import Actor
-from conveyor.runtime.graph.hosting import LaidMember
+from conveyor.runtime.graph.hosting import LaidMember, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ProcessOptions
 from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.ref import Ref
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
@@ -40,6 +42,8 @@ class RequestServer:
         self._engine = engine
         self._lock = threading.Lock()
         self._sockets: dict[ActorRecord, socket.socket] = {}
+        # Acknowledgements of those who leave a graph, for the actor that takes it down.
+        self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         with self._lock:
@@ -49,6 +53,8 @@ class RequestServer:
     def remove(self, record: ActorRecord) -> None:
         with self._lock:
             sock = self._sockets.pop(record, None)
+            for key in [key for key in self._leaving if key[0] is record]:
+                del self._leaving[key]
         if sock is not None:
             self._engine.unwatch(sock.fileno())
             sock.close()
@@ -84,9 +90,14 @@ class RequestServer:
             close_all(fds)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        callee = self._driver.actors.current(actor)
-        callee.actor.shared = True
-        bit, fds, _ack = self._driver.actors.introductions.link(caller, callee)
+        while True:
+            callee = self._driver.actors.current(actor)
+            callee.actor.shared = True
+            try:
+                bit, fds, _ack = self._driver.actors.introductions.link(caller, callee)
+                break
+            except ActorRestartedError:  # it has died just now, and is waited for
+                continue
         return (callee.slot, callee.incarnation, bit), fds
 
     def _create(
@@ -100,7 +111,7 @@ class RequestServer:
         max_restarts: int,
         constructor: Constructor | None,
     ) -> tuple[Any, list[int]]:
-        kept = None if constructor is None else Kept(constructor, ())
+        kept = None if constructor is None else Kept.received(constructor)
         actor = Actor(class_name, methods, name, options, max_concurrency, max_restarts, kept)
         actor.shared = True
         if constructor is None:
@@ -131,7 +142,14 @@ class RequestServer:
             self._driver.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
         ends = layout.reads.get(DRIVER, ()), layout.writes.get(DRIVER, ())
-        rest = (layout.offsets, *ends, layout.limits, layout.recorders, laying.bits)
+        rest = (
+            layout.offsets,
+            *ends,
+            layout.limits,
+            layout.failures,
+            layout.recorders,
+            laying.bits,
+        )
         segment_fd = os.dup(layout.segment.fd)
         layout.segment.close_fd()
         return (laying.number, members, *rest), [segment_fd, *fds]
@@ -140,22 +158,39 @@ class RequestServer:
         return self._driver.comes_back(number), []
 
     def _unlay(self, caller: ActorRecord, number: int, wait: bool) -> tuple[Any, list[int]]:
-        for record, ack in self._driver.unlay(number):
-            if wait:
+        acks = self._driver.unlay(number)
+        if wait:
+            # Not here: who waits must be able to say for whom, and to see that it would be for ever.
+            self._leaving[caller, number] = acks
+            board, slot = self._driver.process.board, caller.slot
+            for _, ack in acks:
+                self._driver.watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
+        return None, []
+
+    def _staying(self, caller: ActorRecord, number: int) -> tuple[list[int], list[int]]:
+        """The slots of those who have not left graph ``number`` yet, which is being taken down."""
+        acks = self._leaving[caller, number]
+        staying = [record.slot for record, ack in acks if not ack.done()]
+        if not staying:
+            del self._leaving[caller, number]
+            for record, ack in acks:
                 try:
                     ack.get()
                 except ConveyorError:
                     if record.alive:
                         raise
-        return None, []
+        return staying, []
 
     def _find(self, caller: ActorRecord, name: str) -> tuple[Any, list[int]]:
         found = self._driver.actors.find(name)
         self._driver.actors.share(found[0])
         return found, []
 
-    def _kill(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
-        self._driver.actors.kill(actor)
+    def _kill(
+        self, caller: ActorRecord, actor: ActorId, no_restart: bool, graceful: bool
+    ) -> tuple[Any, list[int]]:
+        # Who ends itself must not wait for that.
+        self._driver.actors.kill(actor, no_restart, graceful, wait=actor != caller.id)
         return None, []
 
     def _open(self, caller: ActorRecord, what: str, *args: Any) -> tuple[Any, list[int]]:

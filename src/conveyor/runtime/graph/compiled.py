@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
 from conveyor.plan import explain
+from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
 from conveyor.runtime import views
 from conveyor.runtime.graph.recording import Progress, Recording, Track
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.refs.ref import Ref, cancelled_error
+from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats
@@ -42,12 +44,17 @@ class CompiledGraph(ABC):
         self.plan = plan
         self.config = config
         self._number = number
+        self.cancel_with_await = config.cancel_with_await
         self._closed: ConveyorError | None = None
         self._failure: ConveyorError | None = None
 
     @property
     def name(self) -> str:
         return self.config.name or f"graph {self._number}"
+
+    def get_id(self) -> str:
+        """A text that names the graph among all of its session."""
+        return f"{self._number:08x}"
 
     @abstractmethod
     def execute(
@@ -59,8 +66,9 @@ class CompiledGraph(ABC):
     ) -> Any:
         """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
 
-        Refs among the arguments, at any depth, are replaced by their values; it waits for those that
-        are not done. An error in one of them is that execution's error, and nothing is sent.
+        Refs that are arguments are replaced by their values (those inside of arguments arrive as refs);
+        it waits for those that are not done. An error in one of them is that execution's error, and
+        nothing is sent.
         Every argument is encoded before anything is sent: one that cannot be sent raises
         ``SerializationError`` and leaves no trace. Waits while ``depth`` executions are on their way;
         ``timeout`` (seconds, ``None`` or negative: no limit) bounds that wait with ``WaitTimeoutError``.
@@ -69,7 +77,8 @@ class CompiledGraph(ABC):
         whoever gets a result that is not there gets ``DeadlineExceededError``. An input of the graph
         that is called ``timeout`` or ``deadline`` wins over the option.
         Raises ``ActorDiedError`` if an actor of the graph is gone, ``GraphTornDownError`` after
-        :meth:`teardown`, ``TypeError`` for arguments that do not fit the graph's inputs.
+        :meth:`teardown`, ``ArgumentsError`` (a ``TypeError`` and a ``ValueError``) for arguments that
+        do not fit the graph's inputs.
 
         On the inline engine all of it has run when this returns, and ``timeout`` has no effect.
         """
@@ -130,11 +139,25 @@ class CompiledGraph(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.teardown()
+        if error is None:
+            self.teardown()
+            return
+        try:
+            self.teardown()
+        except Exception as second:
+            # The first error is what the program has to hear of.
+            if hasattr(error, "add_note"):
+                error.add_note(f"then the teardown of {self.name} failed: {second}")
+            else:
+                import logging  # slow to import, and rarely needed
+
+                logging.getLogger("conveyor").warning(
+                    "%s: the teardown failed: %s", self.name, second
+                )
 
     def explain(self) -> str:
         """The Plan as text: what every actor does, in which order, over which channel, and why."""
-        return explain(self.plan)
+        return explain(self.plan, self.name)
 
     def visualize(
         self,
@@ -216,6 +239,16 @@ class CompiledGraph(ABC):
     def is_ready(self, ref: Ref) -> bool: ...
 
     @abstractmethod
+    def has_failed(self, ref: Ref) -> bool: ...
+
+    @abstractmethod
+    def blockers(self, ref: Ref, question: int) -> Blockers | None: ...
+
+    def room_blockers(self, _question: int = 0) -> Blockers:
+        """Who has to do something before there is room for another execution."""
+        return ()
+
+    @abstractmethod
     def cancel(self, ref: Ref) -> bool: ...
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
@@ -244,7 +277,9 @@ class CompiledGraph(ABC):
 
     def __repr__(self) -> str:
         state = "torn down" if self._closed else "failed" if self._failure else "ready"
-        size = f"{len(self.plan.tasks)} tasks on {len(self.plan.actors)} actors"
+        size = (
+            f"{counted(len(self.plan.tasks), 'task')} on {counted(len(self.plan.actors), 'actor')}"
+        )
         return f"<{type(self).__name__} {self.name}: {size}, {state}>"
 
     def _repr_html_(self) -> str:

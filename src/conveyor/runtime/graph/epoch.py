@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -47,12 +48,15 @@ class Epoch:
                     laid.number,
                     name,
                     plan.edges[end.edge].source,
-                    arguments=True,
                     budget=budget,
                 )
                 for end in laid.writes
             }
-            readers = {end.edge: end.open(process, laid.segment) for end in laid.reads}
+            readers = {
+                end.edge: end.open(process, laid.segment, name, plan.edges[end.edge].source)
+                for end in laid.reads
+            }
+            failures = laid.failures.open(process, laid.segment, name)
         except ConveyorError:
             for member in laid.members:
                 if not member.alive:  # just now
@@ -61,12 +65,12 @@ class Epoch:
         for writer in writers.values():
             writer.moved_refs = moved_refs
         self.limits = laid.limits.open(laid.segment)
-        self.recording = Recording(plan, laid.recorders, laid.segment)
+        self.recording = Recording(plan, name, laid.recorders, laid.segment)
         laid.segment.close_fd()
+        self._items = {ended: Items(readers[edge], process, first) for ended, edge in plan.streams}
         #: For each output that is a generator's: what makes the reference to its items.
         self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {
-            ended: functools.partial(GraphStream, Items(readers[items], process, first))
-            for ended, items in plan.streams
+            ended: functools.partial(GraphStream, items) for ended, items in self._items.items()
         }
         self.gate = _core.Gate(
             [writers[bundle.edge] for bundle in plan.inputs],
@@ -77,4 +81,14 @@ class Epoch:
             first,
         )
         self.gate.set_limits(self.limits)
+        self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)
+
+    def leave(self) -> None:
+        """Keep the results that have come, for who still asks, and take no more: what comes late is
+        given back to its writer. Raises ``SerializationError`` if a ring is broken; all have been left
+        then, too."""
+        with contextlib.ExitStack() as each:
+            for items in self._items.values():
+                each.callback(items.close)
+            self.gate.leave()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, DeadlineExceededError, WaitTimeoutError
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
+from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.compiled import CompiledGraph
@@ -45,6 +46,7 @@ class Execution:
         "__weakref__",
         "_alarmed",
         "_report",
+        "cancel_with_await",
         "deadline",
         "gate",
         "graph",
@@ -55,6 +57,7 @@ class Execution:
         """deadline: on the monotonic clock, in nanoseconds. seconds: what was asked for."""
         self.graph = graph
         self.gate = graph.gate
+        self.cancel_with_await = graph.cancel_with_await
         self.deadline = deadline
         self.seconds = seconds
         self._report: tuple[int, list[int]] | None = None
@@ -73,6 +76,9 @@ class Execution:
         self._expire(ref)
         return EMPTY  # expired, or just in time: in either case the ref is looked at again
 
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return self.graph.blockers(ref, question)
+
     def is_ready(self, ref: Ref) -> bool:
         if self.graph.is_ready(ref):
             return True
@@ -81,6 +87,11 @@ class Execution:
             self._alarmed = True
             self.graph.alarm.add(self)
         return self.overdue()
+
+    def has_failed(self, ref: Ref) -> bool:
+        if not self.is_ready(ref):  # which has the bell rung at the deadline
+            return False
+        return self.graph.has_failed(ref) or not self.graph.is_ready(ref)
 
     def cancel(self, ref: Ref) -> bool:
         self.graph.end(ref._number, ref._siblings(), cancelled_error(self.graph.execution(ref)))

@@ -78,3 +78,4 @@ class DebugRef(GraphRef):
             cause: Any = error.cause
             if isinstance(cause, ArenaFullError):
                 append_to_message(error, self._source.explain_held(cause))
+                self._fail(error)

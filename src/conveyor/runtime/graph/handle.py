@@ -19,9 +19,11 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context
 from conveyor.runtime.refs.imports import Outcome
-from conveyor.runtime.refs.values import RefFailed, RefNotThere
+from conveyor.runtime.refs.ref import blockers_of
+from conveyor.runtime.refs.values import RefFailed, lacking, with_values
 from conveyor.runtime.refs.wire import SHARE_FROM, Wire
 from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import Patience, wait_until
 
 if TYPE_CHECKING:
@@ -92,10 +94,13 @@ class SharedGraphs(Generic[G]):
 class _Request:
     """One submission that is on its way."""
 
-    __slots__ = ("answer",)
+    __slots__ = ("answer", "asked", "blockers")
 
     def __init__(self) -> None:
         self.answer: tuple[bool, bytes] | None = None
+        # Who keeps the owner from taking it: the last question, and the answer to which one.
+        self.asked = -1
+        self.blockers: tuple[int, Blockers] = (-1, ())
 
 
 class _Limit:
@@ -121,7 +126,10 @@ class _Requests:
         number, ok, data = message
         request = self.pending.get(number)
         if request is not None:
-            request.answer = (ok, data)
+            if ok is None:
+                request.blockers = data
+            else:
+                request.answer = (ok, data)
             self.ring()
         elif ok:
             loads(data)  # nobody wants the refs: they are dropped, and so is what is kept for them
@@ -173,30 +181,30 @@ class GraphHandle:
         end = _end(deadline)
         while True:
             left = patience.step() if patience.timeout is not None else None
-            try:
-                number, request = self._send("execute", args, kwargs, _end(left), deadline, end)
+            lacked = lacking(args, kwargs)
+            if lacked is None:
                 break
-            except RefNotThere as missing:
-                lacked = missing.ref
             self._check_time(end, deadline)
-            wait_until(
-                self._inbox,
-                self._until_there(lacked, end),
-                left,
-                functools.partial("{!r}, an argument of {}".format, lacked, self.name),
-                lambda: "it is not done",
-            )
+            ask = functools.partial(blockers_of, lacked)
+            with context.current().lanes.waiting(ask, True) as wait:
+                wait_until(
+                    self._inbox,
+                    self._until_there(lacked, end),
+                    left,
+                    functools.partial("{!r}, an argument of {}".format, lacked, self.name),
+                    lambda: "it is not done",
+                    wait,
+                )
+        number, request = self._send("execute", args, kwargs, _end(left), deadline, end)
         return self._answer(number, request)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         """See ``CompiledGraph.try_execute``."""
         deadline = self._option("deadline", deadline, kwargs)
-        try:
-            number, request = self._send("try", args, kwargs, 0, deadline, _end(deadline))
-        except RefNotThere as missing:
-            raise CapacityError(
-                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
-            ) from None
+        lacked = lacking(args, kwargs)
+        if lacked is not None:
+            raise CapacityError(f"{self.name}: {lacked!r}, which is an argument, is not there yet")
+        number, request = self._send("try", args, kwargs, 0, deadline, _end(deadline))
         return self._answer(number, request)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
@@ -207,14 +215,10 @@ class GraphHandle:
 
         deadline = self._option("deadline", deadline, kwargs)
         end = _end(deadline)
-        while True:
-            try:
-                number, request = self._send("execute", args, kwargs, 0, deadline, end)
-                break
-            except RefNotThere as missing:
-                lacked = missing.ref
+        while (lacked := lacking(args, kwargs)) is not None:
             self._check_time(end, deadline)
             await wait_async(self._until_there(lacked, end))
+        number, request = self._send("execute", args, kwargs, 0, deadline, end)
         try:
             await wait_async(lambda: self._is_answered(request))
         except BaseException:
@@ -271,8 +275,9 @@ class GraphHandle:
         whole = self._whole and len(args) == 1 and not kwargs
         failed = False
         try:
-            message = args[0] if whole else (args, dict(kwargs))
-            snapshot = _core.Snapshot(message, SentDefinitions(values=True), SHARE_FROM)
+            args, kwargs = with_values(args, kwargs)
+            message = args[0] if whole else (args, kwargs)
+            snapshot = _core.Snapshot(message, SentDefinitions(), SHARE_FROM)
         except RefFailed as error:
             # The owner makes the refs of an execution that this is the outcome of.
             failed = True
@@ -300,19 +305,31 @@ class GraphHandle:
         self._wire.send(("withdraw", number, None))
 
     def _answer(self, number: int, request: _Request) -> Any:
+        ask = functools.partial(self._blockers, number, request)
         try:
-            # The owner counts the time, and says what it was waiting for.
-            wait_until(
-                self._inbox,
-                lambda: self._is_answered(request),
-                None,
-                lambda: f"{self.name} to take an execution",
-                lambda: "its owner has not answered",
-            )
+            with context.current().lanes.waiting(ask, True) as wait:
+                # The owner counts the time, and says what it was waiting for.
+                wait_until(
+                    self._inbox,
+                    lambda: self._is_answered(request),
+                    None,
+                    lambda: f"{self.name} to take an execution",
+                    lambda: "its owner has not answered",
+                    wait,
+                )
         except BaseException:
             self._withdraw(number)
             raise
         return self._result(number, request)
+
+    def _blockers(self, number: int, request: _Request, question: int) -> Blockers | None:
+        answered, blockers = request.blockers
+        if answered == question:
+            return blockers
+        if request.asked != question and self._wire is not None:
+            request.asked = question
+            self._wire.send(("who", number, question))
+        return None
 
     def _result(self, number: int, request: _Request) -> Any:
         del self._requests.pending[number]

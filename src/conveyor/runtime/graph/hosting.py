@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
 from conveyor.runtime.graph.recording import RecorderPlace
 from conveyor.runtime.process import Process
@@ -77,6 +78,7 @@ class Laid:
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
     limits: LimitsPlace
+    failures: FailureRings
     recorders: dict[int, RecorderPlace]
     bits: tuple[int, ...]
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.channel.sealed import Sealed
+from conveyor.exceptions import GraphError
 from conveyor.plan.model import DRIVER, Plan, Program, Task
+from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
 from conveyor.runtime.process import Process
 
@@ -41,8 +43,14 @@ class ReadEnd:
     writer: tuple[int, int]
     shared: bool
 
-    def open(self, process: Process, segment: _core.Segment) -> _core.Reader:
-        return process.reader(segment, self.offset, self.index, self.writer, shared=self.shared)
+    def open(
+        self, process: Process, segment: _core.Segment, name: str, source: str
+    ) -> _core.Reader:
+        """``name`` is the graph's, ``source`` says what the edge carries."""
+        carries = carried(name, self.edge, source)
+        return process.reader(
+            segment, self.offset, self.index, self.writer, carries, shared=self.shared
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,10 @@ class WriteEnd:
         name: str,
         source: str,
         *,
-        arguments: bool = False,
         budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
         """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
-        carries = f"{name}, edge #{self.edge} ({source})"
+        carries = carried(name, self.edge, source)
         targets = list(self.targets)
         return process.writer(
             segment,
@@ -72,9 +79,13 @@ class WriteEnd:
             carries,
             graph,
             self.edge,
-            arguments=arguments,
             budget=budget,
         )
+
+
+def carried(name: str, edge: int, source: str) -> str:
+    """What goes over an edge of the graph ``name``, in words."""
+    return f"{name}, edge #{edge} ({source})"
 
 
 def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
@@ -114,6 +125,7 @@ class Assignment:
     peers: tuple[int, ...]
     sources: dict[int, str]
     limits: LimitsPlace
+    failures: FailureRings
     recorder: RecorderPlace
     first: int
     memory_bytes: int | None
@@ -125,6 +137,7 @@ class Layout:
     segment: _core.Segment
     offsets: tuple[int, ...]
     limits: LimitsPlace
+    failures: FailureRings
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
     recorders: dict[int, RecorderPlace]
@@ -137,16 +150,29 @@ class Layout:
         return tuple(sorted(slots))
 
 
-def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
+def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int, fail_fast: bool) -> Layout:
     """Make the graph's segment and say who holds which end. ``places`` includes the driver's."""
     stride = -(-slot_bytes // 64) * 64
     offsets: list[int] = []
     top = 0
     for edge in plan.edges:
+        if len(edge.readers) > _core.MAX_READERS:
+            raise GraphError(
+                f"{edge.source} goes to {len(edge.readers)} readers in this graph; one value can have "
+                f"at most {_core.MAX_READERS}. Have some of them get it from an actor that passes it on"
+            )
         offsets.append(top)
         top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
     limits = LimitsPlace(top, _slots(plan.depth), len(plan.tasks))
     top += _core.Limits.bytes(limits.sets, limits.tasks)
+    failures = FailureRings(
+        top,
+        _core.Segment.ring_bytes(limits.sets, stride, 1),
+        tuple([(places[info.index].slot, places[info.index].bit) for info in plan.actors]),
+        (places[DRIVER].slot, places[DRIVER].bit),
+        fail_fast,
+    )
+    top += len(plan.actors) * failures.size
     recorders, top = place_recorders(plan, top)
     segment = _core.Segment.create(top)
     reads: dict[int, list[ReadEnd]] = {}
@@ -164,10 +190,12 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int) -> Layout:
             reads.setdefault(reader, []).append(end)
         targets = tuple((places[r].slot, places[r].bit) for r in edge.readers)
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
+    failures.make(segment, limits.sets, stride)
     return Layout(
         segment,
         tuple(offsets),
         limits,
+        failures,
         {actor: tuple(ends) for actor, ends in reads.items()},
         {actor: tuple(ends) for actor, ends in writes.items()},
         recorders,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -16,16 +17,22 @@ from conveyor.exceptions import (
     ArenaFullError,
     ConveyorError,
     GraphTornDownError,
+    SerializationError,
+    SessionEndedError,
 )
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime import ending
 from conveyor.runtime.graph import recording
+from conveyor.runtime.graph.arguments import takes_parts
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.execution import Execution
 from conveyor.runtime.graph.hosting import GraphHost, Member, first_death
 from conveyor.runtime.graph.results import GraphRef, Results
-from conveyor.runtime.graph.status import GraphState, GraphStatus, graph_status
+from conveyor.runtime.graph.status import GraphState, GraphStatus, Progress, graph_status
 from conveyor.runtime.graph.submission import MOVED_REFS, SubmittingGraph, look_closer
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
+from conveyor.runtime.refs.together import get_or_wait
+from conveyor.runtime.waiting.deadlock import STEPS, Blockers, Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 
 
@@ -72,6 +79,7 @@ class ProcessGraph(SubmittingGraph):
             and not {"timeout", "deadline"}.intersection(plan.keywords)
         )
         self._single_output = self._results.single
+        self._takes_parts = takes_parts(plan)
         self._outputs = len(self._results.edges)
         self._finalizer = weakref.finalize(self, host.drop, laid.number)
         self._finalizer.atexit = False
@@ -101,7 +109,7 @@ class ProcessGraph(SubmittingGraph):
             with self._lock, self._failing:
                 if self._closed is not None:  # meanwhile: what was laid goes with the rest
                     raise self._closed.with_traceback(None)
-                self.gate.drain()
+                self._leave()
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)
@@ -126,19 +134,51 @@ class ProcessGraph(SubmittingGraph):
         if value is not EMPTY:
             return value
         patience = Patience(timeout)
+        with self._process.lanes.waiting(functools.partial(self.blockers, ref), True) as wait:
+            return self._wait(ref, patience, wait)
+
+    def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
+        gate, inbox = ref._gate, self._process.inbox
         while ref._outcome is EMPTY:
+            seen, asked = inbox.count, inbox.asked
             deaths = self._process.board.deaths
+            if wait is not None and wait.serve is not None:
+                wait.serve()
             ended = self._past_error(ref)
             if ended is not None or self._closed_or_failed():
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
                 raise final(ended or self._past_error(ref) or self._why())
-            value = gate.get(ref._number, ref._reader, patience.step(), deaths)
+            step = patience.step()
+            if wait is not None:
+                step = sooner(step, wait.look(asked))
+            value = get_or_wait(ref, inbox, seen, step, deaths, wait is not None)
             if value is not EMPTY:
                 return value
             patience.check(lambda: self.describe(ref), self.doing)
         return EMPTY
+
+    def blockers(self, ref: Ref, _question: int = 0) -> Blockers:
+        if ref._number < self._epoch.first:
+            return ()
+        return self._held_up(ref._number, [self._results.edges[ref._reader]])
+
+    def room_blockers(self, _question: int = 0) -> Blockers:
+        if self.gate.submitted - self.gate.completed < self.plan.depth:
+            return ()
+        # The oldest execution has to end.
+        return self._held_up(self.gate.completed, self._results.edges)
+
+    def _held_up(self, number: int, edges: Sequence[int]) -> Blockers:
+        epoch = self._epoch
+        progress = Progress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
+        holder = progress.holder(number, edges)
+        if holder is None:
+            return ()
+        actor, source, at = holder
+        text = f"{source} of {self.name} (execution {at})"
+        return ((epoch.members[actor].slot, STEPS, text),)
 
     def is_ready(self, ref: Ref) -> bool:
         return (
@@ -146,6 +186,12 @@ class ProcessGraph(SubmittingGraph):
             or self._past_error(ref) is not None
             or self._closed_or_failed()
         )
+
+    def has_failed(self, ref: Ref) -> bool:
+        gate, number = ref._gate, ref._number
+        if gate.ready(number, ref._reader):
+            return gate.failed(number, ref._reader)
+        return self._past_error(ref) is not None or self._closed_or_failed()
 
     def _past_error(self, ref: Ref) -> ConveyorError | None:
         """Why the ref's execution has failed, if it was under way when the graph was restarted."""
@@ -156,6 +202,11 @@ class ProcessGraph(SubmittingGraph):
     def cancel(self, ref: Ref) -> bool:
         self.end(ref._number, ref._siblings(), cancelled_error(self.execution(ref)))
         return True
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        if type(self._closed) is SessionEndedError:  # so it was cancelled
+            return ending.error()
+        return super().stopped(ref, overdue)
 
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
         self.limits.cancel(number)
@@ -189,7 +240,7 @@ class ProcessGraph(SubmittingGraph):
     def _why(self) -> ConveyorError:
         error = self._closed or self._failure
         assert error is not None
-        return error
+        return ending.error() if type(error) is SessionEndedError else error
 
     def label(self, graph: int, node: int) -> str | None:
         return self.plan.tasks[node].label if graph == self._number else None
@@ -229,8 +280,10 @@ class ProcessGraph(SubmittingGraph):
     def progress(self) -> recording.Progress:
         gate = self.gate
         gate.count_completed()
-        arenas = {place: r.memory for place, r in self.recording.recorders.items()}
-        arenas[DRIVER] = self._process.arena.bytes_touched
+        board = self._process.board
+        arenas = {DRIVER: board.memory(self._process.slot)}
+        for info, member in zip(self.plan.actors, self._epoch.members, strict=True):
+            arenas[info.index] = board.memory(member.slot) if member.alive else 0
         completed = gate.completed  # first: what is submitted meanwhile is not completed
         return recording.Progress(
             gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas
@@ -247,7 +300,7 @@ class ProcessGraph(SubmittingGraph):
 
     def teardown(self, kill_actors: bool = False) -> None:
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
-            self.gate.drain()
+            self._leave()
             self._finalizer.detach()
             if kill_actors:
                 for member in self._epoch.members:
@@ -262,18 +315,39 @@ class ProcessGraph(SubmittingGraph):
                 if member.alive:
                     raise
             self._unloading.pop()
+        self._process.arena.give_back_soon()  # what its inputs took
         self._host.graphs.discard(self)  # until now it names what its actors run
+
+    def _leave(self) -> None:
+        """Take what has come out of the rings, which are left for good."""
+        try:
+            self._epoch.leave()
+        except SerializationError as error:
+            # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
+            import logging
+
+            logging.getLogger("conveyor").warning("%s: %s", self.name, str(error))
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""
-        with self._lock:
+        with self._failing:
             if self._closed is not None:
                 return False
             self._closed = error
             self._start = _refuse
-        # Other threads may wait for a result that will not come.
+        # Other threads may wait for a result that will not come, or for room with the lock held.
         self.gate.closed = True
         self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+        if type(error) is SessionEndedError:
+            # What the actors have not begun is not begun, so that they can end.
+            for number in range(self.gate.completed, self.gate.submitted):
+                self.limits.cancel(number)
+            # Who comes again is told, or kept, before it takes the lock.
+            self._start = look_closer
+            self._plain = self._unlimited = False
+        else:
+            with self._lock:  # after whoever was submitting just now
+                pass
         return True
 
     def orphan(self, error: ConveyorError) -> None:

@@ -37,8 +37,10 @@ class RecorderPlace:
     sends: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def open(self, segment: _core.Segment, *, threads: bool = False) -> _core.Recorder:
-        """``threads``: events say which thread they are of."""
+    def open(
+        self, segment: _core.Segment, whose: str = "", *, threads: bool = False
+    ) -> _core.Recorder:
+        """``whose`` it is, for errors. ``threads``: events say which thread they are of."""
         return _core.Recorder(
             segment,
             self.control,
@@ -51,6 +53,7 @@ class RecorderPlace:
             len(self.outputs),
             self.slots,
             threads,
+            whose,
         )
 
 
@@ -113,15 +116,25 @@ class Track:
     track: int | None
 
 
+def _place_name(plan: Plan, place: int) -> str:
+    return "the driver" if place == DRIVER else plan.actors[place].name
+
+
 class Recording:
     """The driver's look at what the processes of a graph note."""
 
     def __init__(
-        self, plan: Plan, places: dict[int, RecorderPlace], segment: _core.Segment
+        self, plan: Plan, name: str, places: dict[int, RecorderPlace], segment: _core.Segment
     ) -> None:
+        """``name``: of the graph."""
         self.places = places
         self.recorders = {
-            place: where.open(segment, threads=place == DRIVER) for place, where in places.items()
+            place: where.open(
+                segment,
+                f"{_place_name(plan, place)} in {name}",
+                threads=place == DRIVER,
+            )
+            for place, where in places.items()
         }
         self._plan = plan
         self._lock = threading.Lock()
@@ -161,10 +174,12 @@ class Recording:
         finally:
             if os.getpid() == self._pid:  # a forked child leaves its parent's trace alone
                 self.own.tracing = False
-                self.drain()
-                for recorder in self.recorders.values():
-                    recorder.free_events()
                 self._traced_into = None
+                try:
+                    self.drain()
+                finally:
+                    for recorder in self.recorders.values():
+                        recorder.free_events()
 
     def drain(self) -> None:
         """Take the events that are there, so that there is room for more."""

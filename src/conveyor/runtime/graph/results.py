@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from conveyor import _core
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
+from conveyor.exceptions import ArgumentsError
 from conveyor.plan import fill
 from conveyor.plan.model import Passed, Plan
 from conveyor.runtime.graph.recording import result_edges
 from conveyor.runtime.refs.ref import Ref, Source
 from conveyor.runtime.refs.streams import StreamRef
-from conveyor.runtime.refs.values import when_there
+from conveyor.runtime.refs.together import get_together
+from conveyor.runtime.refs.values import wait_for
 
 
 class GraphRef(Ref):
     """The result of one execution: of the graph, or of one of its outputs."""
 
     __slots__ = ()
+
+    def _awaited_as(self) -> Hashable:
+        return id(self._gate), self._number
 
 
 class EffectRef(GraphRef):
@@ -33,6 +38,11 @@ class EffectRef(GraphRef):
         super().__init__(effects[0]._source, -1)
         self._result = result
         self._effects = effects
+
+    def to_send(self) -> Any:
+        for effect in self._effects:
+            effect.get()
+        return self._result.to_send()
 
     def get(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout < 0:
@@ -58,6 +68,9 @@ class EffectRef(GraphRef):
 
     def parts(self) -> tuple[Ref, ...]:
         return (self._result, *self._effects)
+
+    def _awaited_as(self) -> Hashable:
+        return self._result._awaited_as()
 
     def __repr__(self) -> str:
         return f"<EffectRef {self._result!r}, {len(self._effects)} effect(s)>"
@@ -96,7 +109,7 @@ class Results:
         # What is no task's result: constants, put once, and parts of the input.
         leaves = () if plan.shape is None else plan.shape.leaves
         self._constants = {
-            leaf: when_there(functools.partial(put, value.value))
+            leaf: put(_constant(value.value))
             for leaf, value in enumerate(leaves)
             if not isinstance(value, (int, Passed))
         }
@@ -159,9 +172,18 @@ class Results:
         return self._outputs.index(reader)
 
 
+def _constant(value: Any) -> Any:
+    """What is put for a constant result. A ref stands for its value."""
+    if not isinstance(value, Ref):
+        return value
+    wait_for(value)
+    return value.to_send()
+
+
 def get_all(refs: Any, timeout: float | None) -> Any:
     """The values of ``refs``, in the same shape: one ref, or lists, tuples, dicts and dataclasses of
-    them. A tuple on the outside gives a list.
+    them. A tuple on the outside gives a list. The first error that comes is raised, whichever it is of;
+    of several that have come, the first in order.
 
     Raises:
         TypeError: something else than a ref is where one should be.
@@ -170,14 +192,14 @@ def get_all(refs: Any, timeout: float | None) -> Any:
     if isinstance(refs, Ref):
         return refs.get(timeout)
     if timeout is None and type(refs) is list:
-        for ref in refs:
-            if not isinstance(ref, Ref):
-                break
-        else:  # what almost everybody has
-            return [ref.get() for ref in refs]
+        soon = _core.refs_get_soon(refs)  # what almost everybody has
+        if soon is not None:
+            left = refs[len(soon) :]
+            return soon + get_together(left, lambda: [ref.get() for ref in left]) if left else soon
     if not isinstance(refs, (list, tuple, dict)) and not _is_instance(refs):
-        raise TypeError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
-    _check(refs, "")
+        raise ArgumentsError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
+    every: list[Ref] = []
+    _check(refs, "", every)
     limited = timeout is not None and timeout >= 0
     end = time.monotonic() + timeout if timeout is not None and limited else 0.0
 
@@ -192,25 +214,30 @@ def get_all(refs: Any, timeout: float | None) -> Any:
             return {key: value(i) for key, i in item.items()}
         return with_fields(item, {name: value(i) for name, i in _fields(item)})
 
-    return [value(item) for item in refs] if isinstance(refs, tuple) else value(refs)
+    def values() -> Any:
+        return [value(item) for item in refs] if isinstance(refs, tuple) else value(refs)
+
+    return get_together(every, values)
 
 
-def _check(item: Any, where: str) -> None:
+def _check(item: Any, where: str, every: list[Ref]) -> None:
+    """Whether there are only refs in ``item``, which are added to ``every``."""
     if isinstance(item, Ref):
+        every.append(item)
         return
     if isinstance(item, (list, tuple)) and (
         type(item) in (list, tuple) or is_named_tuple(type(item))
     ):
         for i, inner in enumerate(item):
-            _check(inner, f"{where}[{i}]")
+            _check(inner, f"{where}[{i}]", every)
     elif isinstance(item, dict):
         for key, inner in item.items():
-            _check(inner, f"{where}[{key!r}]")
+            _check(inner, f"{where}[{key!r}]", every)
     elif _is_instance(item) and any(True for _ in _fields(item)):
         for name, inner in _fields(item):
-            _check(inner, f"{where}.{name}")
+            _check(inner, f"{where}.{name}", every)
     else:
-        raise TypeError(f"get takes refs; element {where} is a {type(item).__name__}")
+        raise ArgumentsError(f"get takes refs; element {where} is of type {type(item).__name__}")
 
 
 def _is_instance(item: Any) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from conveyor import _core
+from conveyor.channel import summarize_error
 from conveyor.plan.model import DRIVER, Plan, Recv, Send
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
@@ -26,15 +27,22 @@ class ExecutionStatus:
 
     outstanding: the results that have not come out, as ``graph.explain()`` calls them.
     actors: those whose program is at this execution.
+    errors: what its tasks have raised so far, the first of each actor, on a line each.
     """
 
     number: int
     outstanding: tuple[str, ...]
     actors: tuple[str, ...]
+    errors: tuple[str, ...] = ()
+
+    def failure(self) -> str:
+        """In words: what has been raised."""
+        return f"execution {self.number} has failed: {'; '.join(self.errors)}"
 
     def __str__(self) -> str:
         at = f"{', '.join(self.actors)} at it" if self.actors else "no actor at it"
-        return f"execution {self.number}: {', '.join(self.outstanding)} to come, {at}"
+        text = f"execution {self.number}: {', '.join(self.outstanding)} to come, {at}"
+        return "\n    failed: ".join([text, *self.errors])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,8 @@ class GraphStatus:
     def summary(self) -> str:
         """On one line."""
         actors = "; ".join(f"{actor.name} is {actor.describe()}" for actor in self.actors)
-        return f"{actors}; {_in_flight(self.executions)}"
+        failures = [execution.failure() for execution in self.executions if execution.errors]
+        return "; ".join([actors, _in_flight(self.executions), *failures])
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.state}, {_in_flight(self.executions)} (depth {self.depth})"]
@@ -99,6 +108,21 @@ class Progress:
         behind = [e for e in edges if self.rings[e][0] <= number - self.first]
         return tuple(self.plan.edges[e].source for e in behind)
 
+    def holder(self, number: int, edges: Sequence[int]) -> tuple[int, str, int] | None:
+        """Who has to do something before the first of ``edges`` that is behind is published for this
+        execution: (actor, what it is about to make, of which execution). ``None``: all are published,
+        or it is not an actor's turn."""
+        edge = next((e for e in edges if self.rings[e][0] <= number - self.first), None)
+        for _ in self.plan.edges:  # a chain is no longer; heads move while it is followed
+            if edge is None or self.plan.edges[edge].writer == DRIVER:
+                return None
+            writer = self.plan.edges[edge].writer
+            at, wait = self.at(writer)
+            if wait is None:
+                return writer, self.plan.edges[edge].source, at
+            edge = wait.edge
+        return None
+
     def at(self, actor: int) -> tuple[int, EdgeWait | None]:
         """The execution that the actor is at, and what it needs for that; ``None``: it has all."""
         received: list[tuple[int, int]] = []
@@ -130,8 +154,10 @@ def executions_in_flight(
     completed: int,
     submitted: int,
     actors: Sequence[ActorStatus],
+    failures: Mapping[int, Sequence[bytes]],
 ) -> tuple[tuple[ExecutionStatus, ...], tuple[ActorStatus, ...]]:
-    """The executions in flight, and the actors with what they wait for."""
+    """The executions in flight, and the actors with what they wait for. ``failures``: the errors of
+    executions, encoded."""
     at: dict[int, list[str]] = {}
     found: list[ActorStatus] = []
     for i, actor in enumerate(actors):
@@ -146,7 +172,12 @@ def executions_in_flight(
         if number < submitted:
             at.setdefault(number, []).append(actor.name)
     executions = tuple(
-        ExecutionStatus(number, progress.outstanding(number, outputs), tuple(at.get(number, ())))
+        ExecutionStatus(
+            number,
+            progress.outstanding(number, outputs),
+            tuple(at.get(number, ())),
+            tuple(summarize_error(meta) for meta in failures.get(number, ())),
+        )
         for number in range(completed, submitted)
     )
     return executions, tuple(found)
@@ -175,6 +206,9 @@ def graph_status(
         actors.append(actor)
     progress = Progress.read(plan, epoch.segment, epoch.offsets, epoch.first)
     completed, submitted = epoch.gate.completed, epoch.gate.submitted
-    executions, now = executions_in_flight(progress, outputs, completed, submitted, actors)
+    failures = dict(epoch.gate.failures())
+    executions, now = executions_in_flight(
+        progress, outputs, completed, submitted, actors, failures
+    )
     text = None if error is None else str(error)
     return GraphStatus(name, state, plan.depth, submitted, completed, executions, now, text)

@@ -15,16 +15,18 @@ from conveyor.exceptions import (
     CapacityError,
     ConveyorError,
     DeadlineExceededError,
+    SessionEndedError,
     WaitTimeoutError,
 )
-from conveyor.runtime.graph.arguments import match_inputs
+from conveyor.runtime import ending
+from conveyor.runtime.graph.arguments import check_inputs, match_inputs
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.execution import Execution
 from conveyor.runtime.graph.results import GraphRef
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.values import RefFailed, RefNotThere
+from conveyor.runtime.refs.ref import Ref, blockers_of
+from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
@@ -73,6 +75,7 @@ class SubmittingGraph(CompiledGraph):
     _unlimited: bool
     _single_output: bool
     _outputs: int
+    _takes_parts: bool
 
     @abstractmethod
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
@@ -104,23 +107,23 @@ class SubmittingGraph(CompiledGraph):
         **kwargs: Any,
     ) -> Any:
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
-            try:
-                with self._lock:
-                    ref = self._start(args[0], self, self._ref_type)
-                if ref is not None:
-                    return ref if self._single_output else self._refs(ref, {})
-            except (RefNotThere, RefFailed):
-                pass  # it is waited for, or reported, below
-        elif self._unlimited and deadline is None and timeout is None and self._failure is None:
-            try:
-                inputs = match_inputs(self.plan, self.name, args, kwargs)
-                passed = self._results.passed(args, kwargs)
-                with self._lock:
-                    ref = self._submit_inputs(inputs, self)
-                if ref is not None:
-                    return self._refs(ref, passed)
-            except (RefNotThere, RefFailed):
-                pass
+            with self._lock:
+                ref = self._start(args[0], self, self._ref_type)
+            if ref is not None:
+                return ref if self._single_output else self._refs(ref, {})
+        elif (
+            self._unlimited
+            and deadline is None
+            and timeout is None
+            and self._failure is None
+            and not refs_among(args, kwargs)
+        ):
+            inputs = match_inputs(self.plan, self.name, args, kwargs)
+            passed = self._results.passed(args, kwargs)
+            with self._lock:
+                ref = self._submit_inputs(inputs, self)
+            if ref is not None:
+                return self._refs(ref, passed)
         self._restart_if_possible()
         source = self._source(deadline, kwargs)
         if "timeout" in self.plan.keywords:
@@ -129,44 +132,51 @@ class SubmittingGraph(CompiledGraph):
         if timeout is None:
             timeout = self.config.submit_timeout
         patience = Patience(None if timeout is not None and timeout < 0 else timeout)
-        while True:
+        if refs_among(args, kwargs):
+            check_inputs(self.plan, self.name, args, kwargs)
+            while (lacked := lacking(args, kwargs)) is not None:
+                self._wait_for_argument(lacked, patience, source)
             try:
-                return self._execute(args, kwargs, patience, source)
+                args, kwargs = with_values(args, kwargs, self._takes_parts)
             except RefFailed as failed:
                 return self._results.failed(failed.error, source)
-            except RefNotThere as missing:
-                lacked = missing.ref
-            self._wait_for_argument(lacked, patience, source)
+        return self._execute(args, kwargs, patience, source)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
         self._restart_if_possible()
         source = self._source(deadline, kwargs)
-        try:
-            inputs = match_inputs(self.plan, self.name, args, kwargs)
-            passed = self._results.passed(args, kwargs)
-            ref = self._submit_once(inputs, source)
-        except RefFailed as failed:
-            return self._results.failed(failed.error, source)
-        except RefNotThere as missing:
-            raise CapacityError(
-                f"{self.name}: {missing.ref!r}, which is an argument, is not there yet"
-            ) from None
+        if refs_among(args, kwargs):
+            check_inputs(self.plan, self.name, args, kwargs)
+            lacked = lacking(args, kwargs)
+            if lacked is not None:
+                raise CapacityError(
+                    f"{self.name}: {lacked!r}, which is an argument, is not there yet"
+                )
+            try:
+                args, kwargs = with_values(args, kwargs, self._takes_parts)
+            except RefFailed as failed:
+                return self._results.failed(failed.error, source)
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        ref = self._submit_once(inputs, source)
         if ref is None:
             raise CapacityError(f"{self.name}: {self.plan.depth} executions are on their way")
         return self._refs(ref, passed)
 
     async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
-        if self._plain and deadline is None and len(args) == 1 and not kwargs:
+        if (
+            self._plain
+            and deadline is None
+            and len(args) == 1
+            and not kwargs
+            and self._lock.acquire(False)
+        ):
             try:
-                if self._lock.acquire(False):
-                    try:
-                        ref = self._start(args[0], self, self._ref_type)
-                    finally:
-                        self._lock.release()
-                    if ref is not None:
-                        return ref if self._single_output else self._refs(ref, {})
-            except (RefNotThere, RefFailed):
-                pass  # it is awaited, or reported, below
+                ref = self._start(args[0], self, self._ref_type)
+            finally:
+                self._lock.release()
+            if ref is not None:
+                return ref if self._single_output else self._refs(ref, {})
         from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
 
         if self._failure is not None:
@@ -174,24 +184,26 @@ class SubmittingGraph(CompiledGraph):
 
             await asyncio.get_running_loop().run_in_executor(None, self._restart_if_possible)
         source = self._source(deadline, kwargs)
-        while True:
-            ready = self._may_submit
+        if refs_among(args, kwargs):
+            check_inputs(self.plan, self.name, args, kwargs)
+            while (lacked := lacking(args, kwargs)) is not None:
+                self._check_time(source)
+                self._wake_up_for(source)
+                await wait_until(functools.partial(_either, lacked.done, source))
             try:
-                inputs = match_inputs(self.plan, self.name, args, kwargs)
-                passed = self._results.passed(args, kwargs)
-                ref = self._submit_once(inputs, source)
-                if ref is not None:
-                    return self._refs(ref, passed)
+                args, kwargs = with_values(args, kwargs, self._takes_parts)
             except RefFailed as failed:
                 return self._results.failed(failed.error, source)
-            except RefNotThere as missing:
-                self._check_time(source)
-                ready = missing.ref.done
+        inputs = match_inputs(self.plan, self.name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        while True:
+            ref = self._submit_once(inputs, source)
+            if ref is not None:
+                return self._refs(ref, passed)
             self._wake_up_for(source)
             began = _core.monotonic_ns()
-            await wait_until(functools.partial(_either, ready, source))
-            if ready == self._may_submit:
-                self.recording.own.note_room(self.gate.submitted, began, False)
+            await wait_until(functools.partial(_either, self._may_submit, source))
+            self.recording.own.note_room(self.gate.submitted, began, False)
 
     def _source(self, deadline: Any, kwargs: dict[str, Any]) -> SubmittingGraph | Execution:
         seconds = self._seconds(deadline, kwargs)
@@ -207,6 +219,7 @@ class SubmittingGraph(CompiledGraph):
         source: SubmittingGraph | Execution,
     ) -> Any:
         timeout = patience.timeout
+        self._check_session()
         inputs = match_inputs(self.plan, self.name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         if not self._lock.acquire(timeout=_shorter(timeout, source)):
@@ -222,13 +235,17 @@ class SubmittingGraph(CompiledGraph):
                     return self._refs(ref, passed)
                 self._wake_up_for(source)
                 began = _core.monotonic_ns()
-                wait_patiently(
-                    self._process.inbox,
-                    lambda: self._may_submit() or _too_late(source),
-                    patience,
-                    lambda: f"room for another execution of {self.name} (depth {self.plan.depth})",
-                    self.doing,
-                )
+                with self._process.lanes.waiting(self.room_blockers, True) as wait:
+                    wait_patiently(
+                        self._process.inbox,
+                        lambda: self._may_submit() or _too_late(source),
+                        patience,
+                        lambda: (
+                            f"room for another execution of {self.name} (depth {self.plan.depth})"
+                        ),
+                        self.doing,
+                        wait,
+                    )
                 self.recording.own.note_room(self.gate.submitted, began, True)
         finally:
             self._lock.release()
@@ -238,13 +255,15 @@ class SubmittingGraph(CompiledGraph):
     ) -> None:
         self._check_time(source)
         self._wake_up_for(source)
-        wait_patiently(
-            self._process.inbox,
-            functools.partial(_either, ref.done, source),
-            patience,
-            lambda: f"{ref!r}, an argument of {self.name}",
-            lambda: "it is not done",
-        )
+        with self._process.lanes.waiting(functools.partial(blockers_of, ref), True) as wait:
+            wait_patiently(
+                self._process.inbox,
+                functools.partial(_either, ref.done, source),
+                patience,
+                lambda: f"{ref!r}, an argument of {self.name}",
+                lambda: "it is not done",
+                wait,
+            )
 
     def _wake_up_for(self, source: SubmittingGraph | Execution) -> None:
         """This thread is about to sleep on the bell, which must ring at the deadline."""
@@ -277,6 +296,10 @@ class SubmittingGraph(CompiledGraph):
             return self._start(inputs[0], source, self._ref_type, deadline)
         number = self.gate.submit_many(inputs, deadline)
         return self._ref_type(source, number) if number >= 0 else None
+
+    def _check_session(self) -> None:
+        if type(self._closed) is SessionEndedError:
+            raise ending.ended()
 
     def _check_time(self, source: SubmittingGraph | Execution) -> None:
         if isinstance(source, Execution) and _too_late(source):

@@ -11,9 +11,10 @@ from typing import Any
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
-from conveyor.runtime.refs.imports import ExportId, Imports, Outcome
-from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
+from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
 
@@ -42,13 +43,13 @@ class ActorExports(Imports):
         self._answers: dict[int, Any] = {}
         self._requests = itertools.count(1)
 
-    def export(self, ref: Ref) -> tuple[ExportId, int]:
+    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
         with self.lock:
             export, new = self.identify(ref, self._number)
             if new:
                 self._needed[export] = ref
                 weakref.finalize(ref, self.dropped, export).atexit = False
-        ticket = self._ask("export", export)
+        ticket = self._ask("export", export, readers)
         if new:
             self._watcher().watch(ref, lambda: threads.start(self._tell, "export", export))
         return export, ticket
@@ -80,10 +81,23 @@ class ActorExports(Imports):
             if self._wire is not None and self.known(export) is None:
                 self._wire.send(("drop", export))
 
-    def _ask(self, operation: str, export: ExportId) -> Any:
+    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+        if not tickets:
+            return
+        if self._wire is None:  # connecting is nothing for a finalizer
+            threads.start(self._give_up, "refs-given-up", tickets)
+        else:
+            self._wire.soon(lambda: self._give_up(tickets))
+
+    def _give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+        wire = self._open()
+        for export, ticket in tickets:
+            wire.send(("give up", export, ticket))
+
+    def _ask(self, operation: str, export: ExportId, *details: Any) -> Any:
         wire = self._open()
         number = next(self._requests)
-        wire.send((operation, export, number))
+        wire.send((operation, export, number, *details))
         wait_until(
             self._inbox,
             lambda: number in self._answers or wire.ended,
@@ -97,6 +111,20 @@ class ActorExports(Imports):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
+        assert isinstance(ref, ImportedRef)
+        if question < 0:
+            return None
+        answered, blockers = ref._said
+        # Several threads may wait for it. The answer to a later question is as good.
+        if answered >= question:
+            return blockers
+        if ref._asked < question:
+            ref._asked = question
+            self._open().send(("who", ref.export, question))
+        return None
 
     def _open(self) -> Wire:
         with self._connecting:
@@ -112,6 +140,17 @@ class ActorExports(Imports):
             self.ring()
         elif operation == "forget":
             self._needed.pop(rest[0], None)
+        elif operation == "who":
+            export, question, asker = rest
+            own = self._needed.get(export)
+            said = blockers_known_here(own)
+            self._open().send(("blockers", export, question, asker, said))
+        elif operation == "blockers":
+            export, question, blockers = rest
+            ref = self.known(export)
+            if isinstance(ref, ImportedRef) and ref._said[0] < question:
+                ref._said = question, blockers
+                self.ring()
         else:
             export, ok, parts = rest
             self.arrived(export, Outcome(ok, received(parts, fds)))

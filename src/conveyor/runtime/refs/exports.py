@@ -5,7 +5,8 @@ and the entry gets the outcome when it is there. An entry is kept as long as any
 
 - a process that holds the ref, or a copy that it has loaded (one count for each process);
 - a pickle that was made and not loaded yet (a *ticket*; at most `MAX_TICKETS`, the oldest are
-  forgotten), so that a ref may be garbage at its maker before it arrives.
+  forgotten), so that a ref may be garbage at its maker before it arrives;
+- an outcome that refers to it.
 
 Actors tell it by messages on a connection of their own. It ends with the actor, and with it what the
 actor held.
@@ -17,15 +18,16 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
-from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.watcher import Watcher
 
 #: Pickles of refs that nobody has loaded yet and whose results are kept.
@@ -63,20 +65,27 @@ class Exports(Imports):
         self._watcher = watcher
         self._soon = soon
         self._garbage: deque[ExportId] = deque()
+        self._given_up: deque[tuple[ExportId, int]] = deque()
         self._entries: dict[ExportId, Entry] = {}
         self._tickets: OrderedDict[int, ExportId] = OrderedDict()
+        self._uses: dict[int, int] = {}  # of tickets that are good for more than one reader
         self._ticket_numbers = itertools.count(1)
         self._collecting = threading.local()
         self._addressed: dict[int, list[int]] = {}
+        self._askers: dict[int, Peer] = {}
         self._closed = False
 
-    def export(self, ref: Ref) -> tuple[ExportId, int]:
+    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
         self.tidy()
         with self.lock:
             export, _ = self.identify(ref, 0)
             if export not in self._entries:
                 self._entries[export] = Entry(None, ref)
-            return export, self._new_ticket(export)
+            return export, self._new_ticket(export, readers)
+
+    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+        self._given_up.extend(tickets)
+        self._soon()
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         self.tidy()
@@ -101,6 +110,9 @@ class Exports(Imports):
 
     def tidy(self) -> None:
         """Do what finalizers have noted."""
+        while self._given_up:
+            with self.lock, suppress(IndexError):
+                self._use(self._given_up.popleft()[1])
         while self._garbage:
             with self.lock:
                 try:
@@ -122,15 +134,17 @@ class Exports(Imports):
         finally:
             self._collecting.made = None
 
-    def _new_ticket(self, export: ExportId) -> int:
+    def _new_ticket(self, export: ExportId, readers: int) -> int:
         ticket = next(self._ticket_numbers)
         self._tickets[ticket] = export
+        if readers > 1:
+            self._uses[ticket] = readers
         self._entries[export].tickets.add(ticket)
         made = getattr(self._collecting, "made", None)
         if made is not None:
             made.append(ticket)
         while len(self._tickets) > MAX_TICKETS:
-            self._use(next(iter(self._tickets)))
+            self._end(next(iter(self._tickets)))
         return ticket
 
     def outstanding(self, tickets: list[int]) -> list[int]:
@@ -155,9 +169,17 @@ class Exports(Imports):
     def _revoke(self, tickets: list[int]) -> None:
         with self.lock:
             for ticket in tickets:
-                self._use(ticket)
+                self._end(ticket)
 
     def _use(self, ticket: int) -> None:
+        left = self._uses.get(ticket, 1) - 1
+        if left > 0:
+            self._uses[ticket] = left
+        else:
+            self._end(ticket)
+
+    def _end(self, ticket: int) -> None:
+        self._uses.pop(ticket, None)
         export = self._tickets.pop(ticket, None)
         entry = self._entries.get(export) if export is not None else None
         if entry is not None and export is not None:
@@ -203,7 +225,9 @@ class Exports(Imports):
         with self.lock:
             entry = self._entries.get(export)
             if entry is None or entry.outcome is not None:
+                outcome.give_up()
                 return
+            outcome.hold()
             entry.outcome = outcome
             entry.ref = None
             subscribers, entry.subscribers = entry.subscribers, []
@@ -213,7 +237,7 @@ class Exports(Imports):
 
     # Actors
 
-    def peer_exports(self, peer: Peer, export: ExportId) -> int:
+    def peer_exports(self, peer: Peer, export: ExportId, readers: int) -> int:
         """An actor pickles a ref: one of its own, or a copy that it holds."""
         with self.lock:
             if export not in self._entries:
@@ -223,7 +247,11 @@ class Exports(Imports):
                 self._entries[export] = Entry(None if original is not None else peer, original)
             if export[0] == peer.number:
                 self._entries[export].holders.add(peer)
-            return self._new_ticket(export)
+            return self._new_ticket(export, readers)
+
+    def peer_gives_up(self, ticket: int) -> None:
+        with self.lock:
+            self._use(ticket)
 
     def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
@@ -247,8 +275,27 @@ class Exports(Imports):
         with self.lock:
             self._let_go(export, peer)
 
+    def peer_asks(self, peer: Peer, export: ExportId, question: int) -> None:
+        """Who has to do something before a ref is done that an actor waits for?"""
+        with self.lock:
+            entry = self._entries.get(export)
+            owner = entry.owner if entry is not None else None
+            if owner is not None and entry is not None and entry.outcome is None:
+                owner.wire.send(("who", export, question, peer.number))
+                self._askers[peer.number] = peer
+                return
+            own = entry.ref if entry is not None else None
+        peer.wire.send(("blockers", export, question, blockers_known_here(own)))
+
+    def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
+        peer = self._askers.get(asker)
+        if peer is not None:
+            peer.wire.send(("blockers", export, question, said))
+
     def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
+            if self._askers.get(peer.number) is peer:
+                del self._askers[peer.number]
             mine = [
                 (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
             ]
@@ -288,7 +335,7 @@ class Peer:
         exports = self._exports
         if operation == "export":
             try:
-                ticket: Any = exports.peer_exports(self, export)
+                ticket: Any = exports.peer_exports(self, export, rest[1])
             except RuntimeStateError as error:
                 ticket = error
             self.wire.send(("ticket", rest[0], ticket))
@@ -296,6 +343,12 @@ class Peer:
             exports.peer_loads(self, export, *rest)
         elif operation == "drop":
             exports.peer_drops(self, export)
+        elif operation == "who":
+            exports.peer_asks(self, export, rest[0])
+        elif operation == "blockers":
+            exports.peer_answers(export, *rest)
+        elif operation == "give up":
+            exports.peer_gives_up(rest[0])
         else:
             ok, parts = rest
             exports.settled(export, Outcome(ok, received(parts, fds)))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions, decode_error, encode_error
+from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import RuntimeStateError, SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.wire import SHARE_FROM
+from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 
 ExportId = tuple[int, int]
@@ -25,8 +27,13 @@ class Table(Protocol):
 
     session: str
 
-    def export(self, ref: Ref) -> tuple[ExportId, int]:
-        """The id of ``ref`` for a new pickle of it, and the pickle's ticket."""
+    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
+        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for so many."""
+        ...
+
+    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+        """Nobody will come with these, or one less of their readers. Called by finalizers: takes no
+        lock."""
         ...
 
     def load(self, export: ExportId, ticket: int) -> Ref:
@@ -34,15 +41,38 @@ class Table(Protocol):
         ...
 
 
-def pickled(ref: Ref) -> tuple[Callable[..., Ref], tuple[Any, ...]]:
-    """What ``__reduce__`` of a ref returns."""
+Claim = tuple[str, ExportId, int]
+"""What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
+
+
+def claim(ref: Ref, readers: int) -> Claim:
+    """For a pickle of ``ref`` that is loaded once by each of ``readers``."""
     runtime = context.running()
     if runtime is None:
         raise RuntimeStateError(f"{ref!r} cannot be pickled: its session has ended")
     table = runtime.exports
     if isinstance(ref, ImportedRef) and ref._source is not table:
         raise RuntimeStateError(f"{ref!r} cannot be pickled: it is of an earlier session")
-    return load, (table.session, *table.export(ref))
+    return (table.session, *table.export(ref, readers))
+
+
+class Claims:
+    """What ``channel.claims`` asks about them."""
+
+    def take(self, claims: Sequence[Claim]) -> list[Ref]:
+        refs = []
+        for one in claims:
+            with suppress(RuntimeStateError):  # whoever decodes it is told
+                refs.append(load(*one))
+        return refs
+
+    def give_up(self, claims: Sequence[Claim]) -> None:
+        runtime = context.running()
+        if runtime is not None:
+            table = runtime.exports
+            table.give_up(
+                [(e, ticket) for session, e, ticket in claims if session == table.session]
+            )
 
 
 def load(session: str, export: ExportId, ticket: int) -> Ref:
@@ -61,47 +91,52 @@ def load(session: str, export: ExportId, ticket: int) -> Ref:
 class ImportedRef(Ref):
     """A copy of a ref whose original is elsewhere, or gone."""
 
-    __slots__ = ("_parcel", "export")
+    __slots__ = ("_asked", "_parcel", "_said", "export")
 
     def __init__(self, table: Imports, export: ExportId) -> None:
         super().__init__(table, -1)
         self.export = export
         self._parcel: Outcome | None = None
+        # Who has to do something before it is done: the last question, and to which one the answer is.
+        self._asked = -1
+        self._said: tuple[int, Blockers] = (-1, ())
 
     def _settle(self, timeout: float | None) -> Any:
-        # Any number of threads may decode it: the first one's counts.
-        try:
-            value = self._source.wait_for(self, timeout)
-            if self._outcome is EMPTY:
-                self._arrived(value)
-        except SerializationError as error:
-            self._fail(error)
-        except ImportFailed as ended:
-            self._fail(ended.error)
+        # Any number of threads may come here: the first one's counts.
+        parcel = self._source.wait_for(self, timeout)
+        if self._outcome is EMPTY:
+            if parcel.ok:
+                self._arrived(parcel.snapshot)
+            else:
+                self._fail(parcel.error(), parcel.error)
         return self._outcome
-
-
-class ImportFailed(Exception):
-    """The outcome of an imported ref is ``error``."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class Outcome:
     """What a ref has come to, as it travels."""
 
-    __slots__ = ("ok", "snapshot")
+    __slots__ = ("_inner", "ok", "snapshot")
 
     def __init__(self, ok: bool, snapshot: _core.Snapshot) -> None:
         self.ok = ok
         self.snapshot = snapshot
+        self._inner: Sequence[Ref] = ()
+
+    def hold(self) -> None:
+        """Keep the refs that the value refers to as long as this."""
+        if self.snapshot.has_refs:
+            self._inner = claims.take(self.snapshot.meta)
+
+    def give_up(self) -> None:
+        """Nobody wants it."""
+        if self.snapshot.has_refs:
+            claims.give_up(self.snapshot.meta)
 
     @classmethod
     def of(cls, ref: Ref) -> Outcome:
         """Of a ref that is done."""
         try:
-            return cls(True, _core.Snapshot(ref.get(), SentDefinitions(), SHARE_FROM))
+            return cls(True, _core.Snapshot(ref.to_send(), SentDefinitions(), SHARE_FROM))
         except Exception as error:
             return cls.failed(error)
 
@@ -115,11 +150,13 @@ class Outcome:
             snapshot = _core.Snapshot(carried, SentDefinitions(), SHARE_FROM)
         return cls(False, snapshot)
 
-    def get(self) -> Any:
-        value = self.snapshot.decode()
-        if not self.ok:
-            raise ImportFailed(value)
-        return value
+    def error(self) -> BaseException:
+        """The error, where it is one: not ``ok``."""
+        try:
+            error: BaseException = self.snapshot.decode()
+        except SerializationError as unknown:
+            return unknown
+        return error
 
 
 class Imports:
@@ -127,6 +164,7 @@ class Imports:
 
     #: For `Ref`: what it waits for comes by messages.
     gate: Any = None
+    cancel_with_await = False
 
     def __init__(self, session: str, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         self.session = session
@@ -193,18 +231,28 @@ class Imports:
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         assert isinstance(ref, ImportedRef)
-        wait_until(
-            self._inbox,
-            lambda: ref._parcel is not None,
-            timeout,
-            lambda: self.describe(ref),
-            lambda: "it is made in another process",
-        )
+        lanes = context.current().lanes
+        with lanes.waiting(lambda question: self.blockers(ref, question), True) as wait:
+            wait_until(
+                self._inbox,
+                lambda: ref._parcel is not None,
+                timeout,
+                lambda: self.describe(ref),
+                lambda: "it is made in another process",
+                wait,
+            )
         assert ref._parcel is not None
-        return ref._parcel.get()
+        return ref._parcel
+
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return ()  # see ``ActorExports``: the driver keeps nobody waiting
 
     def is_ready(self, ref: Ref) -> bool:
         return ref._parcel is not None  # type: ignore[attr-defined]
+
+    def has_failed(self, ref: Ref) -> bool:
+        parcel: Outcome | None = ref._parcel  # type: ignore[attr-defined]
+        return parcel is not None and not parcel.ok
 
     def cancel(self, ref: Ref) -> bool:
         raise RuntimeStateError(f"{ref!r} can only be cancelled in the process that made it")

@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
-from conveyor.channel import decode_error, drop_picklers
-from conveyor.exceptions import SerializationError
-from conveyor.runtime import context
+from conveyor.channel import add_sibling, claims, decode_error, drop_picklers
+from conveyor.exceptions import SerializationError, SessionEndedError
+from conveyor.runtime import context, ending
+from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 
 EMPTY = _core.EMPTY
 _CANCELLED = _core.CANCELLED
 _OVERDUE = _core.OVERDUE
 ErrorFrame = _core.ErrorFrame
+_Snapshot = _core.Snapshot
 
 #: What a negative timeout stands for: no limit, whatever the default is.
 FOREVER = 1e9
 
 
 class _Failed:
-    """An outcome that is an exception."""
+    """An outcome that is an exception. What a task has raised is made anew for each ``get`` (``again``):
+    it may change as any other value may, and it holds the frames that it was raised in. ``frame``:
+    what it came as, which knows what else has failed in its execution."""
 
-    __slots__ = ("error",)
+    __slots__ = ("_again", "_frame", "error")
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(
+        self,
+        error: BaseException,
+        again: Callable[[], BaseException] | None = None,
+        frame: _core.ErrorFrame | None = None,
+    ) -> None:
         self.error = error
+        self._again = again
+        self._frame = frame
+
+    @property
+    def may_have_others(self) -> bool:
+        """Whether more may have failed in its execution."""
+        return self._frame is not None and self._frame.others is not None
+
+    def to_raise(self) -> BaseException:
+        if self._again is None:
+            if type(self.error) is SessionEndedError:
+                return ending.ended()
+            # Raised a second time, it would grow its traceback.
+            return self.error.with_traceback(None)
+        error = self._again()
+        for other in (self._frame and self._frame.others) or ():
+            add_sibling(error, other)
+        return error
 
 
 def failure_of(outcome: Any) -> BaseException | None:
@@ -38,6 +66,8 @@ class Source(Protocol):
     """Where a ref's result comes from: a graph, or a caller's link to an actor."""
 
     gate: _core.Gate
+    #: Whether the result is cancelled with the last task that awaits it.
+    cancel_with_await: bool
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         """The result as the gate gave it; raises what ended the wait instead. The slow path.
@@ -49,12 +79,20 @@ class Source(Protocol):
         """Whether ``get`` would return (or raise) without waiting."""
         ...
 
+    def has_failed(self, ref: Ref) -> bool:
+        """Whether an error has come for ``ref``, as far as can be told without decoding it."""
+        ...
+
     def cancel(self, ref: Ref) -> bool:
         """Cancel what ``ref``, which is not done, is the result of. False if that cannot be."""
         ...
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
         """The error of what was not run: it was cancelled, or its deadline had passed."""
+        ...
+
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        """Who has to do something before ``ref``, which is not done, is; see ``waiting.deadlock``."""
         ...
 
     def describe(self, ref: Ref) -> str: ...
@@ -68,7 +106,8 @@ class Ref(_core.RefCore):
     """The result of one execution or call, which may not be there yet.
 
     It can be got any number of times, awaited, and waited for together with others
-    (:func:`conveyor.wait`). Dropping it costs nothing and blocks nothing.
+    (:func:`conveyor.wait`). It keeps what has come as it came, and every ``get`` gives a value of its
+    own. Dropping it costs nothing and blocks nothing.
     """
 
     # What is taken from the channel at once is got in the native part; see ``RefCore.get``.
@@ -122,6 +161,11 @@ class Ref(_core.RefCore):
 
         return isinstance(outcome.error, ExecutionCancelledError)
 
+    def has_failed(self) -> bool:
+        """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
+        outcome = self._outcome
+        return type(outcome) is _Failed if outcome is not EMPTY else self._source.has_failed(self)
+
     def parts(self) -> tuple[Ref, ...]:
         """The refs that this one's result is made of: itself, where it comes from one channel."""
         return (self,)
@@ -131,19 +175,48 @@ class Ref(_core.RefCore):
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
         if type(outcome) is _Failed:
-            raise _fresh(outcome.error)
+            raise self._error_of(outcome)
+        if type(outcome) is not _Snapshot:
+            return outcome
+        self._hold(outcome)
+        return outcome.decode()
+
+    def _error_of(self, outcome: _Failed) -> BaseException:
+        if outcome.may_have_others:
+            self._gate.hear()
+        return outcome.to_raise()
+
+    def _hold(self, snapshot: _core.Snapshot) -> None:
+        # What the value refers to must be there whenever it is decoded.
+        if snapshot.has_refs and self._inner is None:
+            self._inner = claims.take(snapshot.meta)
+
+    def to_send(self) -> Any:
+        """What is sent where this ref, which is done, stands for its value: that, or what it was
+        received as. Raises what ``get`` raises."""
+        outcome = self._outcome
+        if outcome is EMPTY:
+            outcome = self._settle(None)
+        if type(outcome) is _Failed:
+            raise self._error_of(outcome)
+        if type(outcome) is _Snapshot and outcome.has_refs:
+            self._hold(outcome)
+            return _Holding(self, outcome)
         return outcome
 
     def _settle(self, timeout: float | None) -> Any:
         # One thread takes the result out of the channel; others who want it wait for that one.
         if not self._claim():
-            wait_until(
-                context.current().inbox,
-                lambda: self._outcome is not EMPTY or self._claim(),
-                timeout,
-                lambda: self._source.describe(self),
-                lambda: "another thread of this process is getting it",
-            )
+            runtime = context.current()
+            with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
+                wait_until(
+                    runtime.inbox,
+                    lambda: self._outcome is not EMPTY or self._claim(),
+                    timeout,
+                    lambda: self._source.describe(self),
+                    lambda: "another thread of this process is getting it",
+                    wait,
+                )
             if self._outcome is not EMPTY:
                 return self._outcome
         try:
@@ -162,32 +235,46 @@ class Ref(_core.RefCore):
             self._unclaim()
 
     def _arrived(self, value: Any) -> None:
-        """What came out of the channel is the outcome."""
+        """What came out of the channel, as it is kept, is the outcome."""
         if type(value) is ErrorFrame:
             meta = value.meta
             if meta in (_CANCELLED, _OVERDUE):
                 value = _Failed(self._source.stopped(self, meta == _OVERDUE))
             else:
-                value = _Failed(decode_error(meta))
+                value = _Failed(decode_error(meta), partial(decode_error, meta), value)
         self._outcome = value
 
-    def _fail(self, error: BaseException) -> None:
-        """``error`` is the outcome."""
-        self._outcome = _Failed(error)
+    def _fail(self, error: BaseException, again: Callable[[], BaseException] | None = None) -> None:
+        """``error`` is the outcome; ``again()`` makes another one like it."""
+        self._outcome = _Failed(error, again)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
-            from conveyor.runtime.waiting.aio import (
-                wait_until as wait_async,  # asyncio is slow to import
-            )
+            from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
 
-            yield from wait_async(self.done).__await__()
+            awaited = wait_or_cancel(self.done, self._awaited_as(), self._abandon)
+            yield from awaited.__await__()
         return self.get()
 
-    def __reduce__(self) -> Any:
-        from conveyor.runtime.refs.imports import pickled  # which is above
+    def _awaited_as(self) -> Hashable:
+        """The same for all that are cancelled together."""
+        return id(self)
 
-        return pickled(self)
+    def _abandon(self) -> None:
+        """The last task that awaited it has been cancelled."""
+        if self._source.cancel_with_await:
+            self.cancel()
+
+    def __reduce__(self) -> Any:
+        from conveyor.runtime.refs.imports import load  # which is above
+
+        return load, self.claim(1)
+
+    def claim(self, readers: int) -> tuple[Any, ...]:
+        """What this ref is loaded with, once by each of ``readers``."""
+        from conveyor.runtime.refs.imports import claim
+
+        return claim(self, readers)
 
     def __copy__(self) -> Ref:
         return self
@@ -198,6 +285,42 @@ class Ref(_core.RefCore):
     def __repr__(self) -> str:
         state = "done" if self._outcome is not EMPTY else "pending"
         return f"<{type(self).__name__} {self._source.describe(self)}, {state}>"
+
+
+class Itself:
+    """As an argument, a ref that does not stand for its value."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, ref: Ref) -> None:
+        self._ref = ref
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """``value``, to be an argument as it is."""
+        return cls(value) if isinstance(value, Ref) else value
+
+    def __reduce__(self) -> Any:
+        return same, (self._ref,)
+
+
+class _Holding:
+    """As an argument, what a ref has received, whose value refers to other refs: it is encoded later, and
+    until then that ref, which holds them, may be garbage to everybody else."""
+
+    __slots__ = ("_ref", "_snapshot")
+
+    def __init__(self, ref: Ref, snapshot: _core.Snapshot) -> None:
+        self._ref = ref
+        self._snapshot = snapshot
+
+    def __reduce__(self) -> Any:
+        return same, (self._snapshot,)
+
+
+def same(value: Any) -> Any:
+    """In a pickle: what stands there for something else."""
+    return value
 
 
 class ElementRef(Ref):
@@ -213,6 +336,9 @@ class ElementRef(Ref):
     def get(self, timeout: float | None = None) -> Any:
         return self._whole.get(timeout)[self._index]
 
+    def to_send(self) -> Any:
+        return Itself.of(self.get())
+
     def done(self) -> bool:
         return self._whole.done()
 
@@ -222,8 +348,25 @@ class ElementRef(Ref):
     def cancelled(self) -> bool:
         return self._whole.cancelled()
 
+    def _awaited_as(self) -> Hashable:
+        return self._whole._awaited_as()
+
     def parts(self) -> tuple[Ref, ...]:
         return (self._whole,)
+
+
+def blockers_of(ref: Ref, question: int) -> Blockers | None:
+    """Who has to do something before ``ref`` is done; nobody, if it is."""
+    for part in ref.parts():
+        if not part.done():
+            source: Source = part._source
+            return source.blockers(part, question)
+    return ()
+
+
+def blockers_known_here(ref: Ref | None) -> Blockers:
+    """The same for another process. Its question is not passed on: nobody, if it would have to be."""
+    return (blockers_of(ref, -1) if ref is not None else None) or ()
 
 
 class _Final(Exception):
@@ -243,8 +386,3 @@ def cancelled_error(what: str) -> BaseException:
     from conveyor.exceptions import ExecutionCancelledError  # slow to import, and rarely needed
 
     return ExecutionCancelledError(f"{what} was cancelled")
-
-
-def _fresh(error: BaseException) -> BaseException:
-    # The same exception object raised twice would grow its traceback with every get.
-    return error.with_traceback(None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Hashable
 from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.exceptions import SerializationError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.ref import EMPTY, Ref, Source
-from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
+from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
 
 class StreamRef(Ref):
@@ -39,6 +41,10 @@ class StreamRef(Ref):
         """Whether ``_look`` would find something."""
         raise NotImplementedError
 
+    def _blockers(self, question: int) -> Blockers | None:
+        """Who has to do something before the next item comes; see ``waiting.deadlock``."""
+        return ()
+
     def _describe(self) -> str:
         """What is waited for."""
         raise NotImplementedError
@@ -59,15 +65,17 @@ class StreamRef(Ref):
         item = self._look()
         if item is not EMPTY:
             return item
-        inbox = context.current().inbox
+        runtime = context.current()
         patience = Patience(None if timeout is None or timeout < 0 else timeout)
-        while True:
-            seen = inbox.count
+
+        def ready() -> bool:
+            nonlocal item
             item = self._look()
-            if item is not EMPTY:
-                return item
-            if not inbox.wait(seen, patience.step()):
-                patience.check(self._describe, self._doing)
+            return item is not EMPTY
+
+        with runtime.lanes.waiting(self._blockers, True) as wait:
+            wait_patiently(runtime.inbox, ready, patience, self._describe, self._doing, wait)
+        return item
 
     def __next__(self) -> Any:
         return self.next()
@@ -77,9 +85,9 @@ class StreamRef(Ref):
 
     async def __anext__(self) -> Any:
         if not self.done():
-            from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
+            from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
 
-            await wait_until(self._is_there)
+            await wait_or_cancel(self._is_there, self._awaited_as(), self._abandon)
         try:
             return self.next()
         except StopIteration:
@@ -101,6 +109,9 @@ class StreamRef(Ref):
                 self._back.extend(items)
                 raise
 
+    def to_send(self) -> list[Any]:
+        return self.get()
+
     def __await__(self) -> Any:
         return self._all().__await__()
 
@@ -118,6 +129,10 @@ class StreamRef(Ref):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"
+
+
+#: No execution has such a number.
+_NOTHING = (1 << 64) - 1
 
 
 class Items:
@@ -159,6 +174,15 @@ class Items:
         self._ended.append(number)
         self._tidy()
 
+    def close(self) -> None:
+        """Keep the items that have come and that somebody may want, and take no more."""
+        with self._lock:
+            self._reader.want(_NOTHING)  # or generators would run on, with nobody in their way
+            try:
+                self._take(-1)
+            finally:
+                self._reader.close()
+
     def _take(self, number: int) -> Any:
         kept = self._kept.get(number)
         if kept:
@@ -168,7 +192,7 @@ class Items:
         while found is EMPTY and not reader.empty:
             try:
                 item = reader.receive()
-            except SerializationError as error:
+            except Exception as error:  # it is out of the ring: this is what there is of it
                 item = _Broken(error)
             if reader.tag == number:
                 found = item
@@ -228,11 +252,17 @@ class ExecutionStream(StreamRef):
         self._over = True
         raise StopIteration
 
+    def _blockers(self, question: int) -> Blockers | None:
+        return blockers_of(self._ended, question)
+
     def cancel(self) -> bool:
         return not self._over and self._ended.cancel()
 
     def cancelled(self) -> bool:
         return self._ended.cancelled()
+
+    def _awaited_as(self) -> Hashable:
+        return self._ended._awaited_as()
 
     def _describe(self) -> str:
         return f"the next item of {self._source.describe(self._ended)}"

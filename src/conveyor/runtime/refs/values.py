@@ -1,56 +1,72 @@
-"""Refs inside arguments: their values are sent.
+"""Refs as arguments of calls and of executions.
 
-Where arguments are encoded (the channel's ``SentDefinitions.values``) a ref is pickled as its value, at
-any depth. One whose value is not there yet ends the encoding before anything is sent; whoever encodes
-waits for it and begins again. Everywhere else a ref is pickled as a token (``runtime.refs.imports``).
+A ref that is itself an argument stands for its value: whoever sends waits until it is done, and sends
+what the ref keeps, as it is. A ref inside of an argument, or inside of the value of one, arrives as a ref
+(``runtime.refs.imports``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pickle import PickleBuffer
+from typing import Any
 
-from conveyor.channel import SENT, add_reducers
-from conveyor.exceptions import SerializationError
-from conveyor.runtime.refs.ref import Ref
+from conveyor import _core
+from conveyor.channel import SENT, add_reducers, claims
+from conveyor.channel.codec import decode
+from conveyor.plan.model import Argument, Const, Task
+from conveyor.runtime.refs.imports import Claims, load
+from conveyor.runtime.refs.ref import Ref, same
 
-T = TypeVar("T")
-
-
-class RefNotThere(SerializationError):
-    """``ref``, which is in an argument, has no value yet."""
-
-    def __init__(self, ref: Ref) -> None:
-        super().__init__(f"{ref!r} is not done: get it first, and send the value")
-        self.ref = ref
+#: Whether one of the arguments, positional or by name, is itself a ref.
+refs_among = _core.refs_among
 
 
-class RefFailed(SerializationError):
-    """A ref in an argument has ``error`` in place of a value."""
+class RefFailed(Exception):
+    """A ref that is an argument has ``error`` in place of a value."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def value_of(ref: Ref) -> Any:
-    """The value of a ref, without waiting."""
-    if not ref.done():
-        raise RefNotThere(ref)
+def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | None:
+    """The first ref among the arguments that is not done."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Ref) and not value.done():
+            return value
+    return None
+
+
+def with_values(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, decoded: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with what is sent in the place of each ref among them; all of them are done.
+
+    ``decoded``: with their values, for who takes parts of them. Raises ``RefFailed`` with the error of a
+    ref that has one.
+    """
+    stand_in = value_of if decoded else _stand_in
+    return (
+        tuple([stand_in(a) if isinstance(a, Ref) else a for a in args]),
+        {k: stand_in(a) if isinstance(a, Ref) else a for k, a in (kwargs or {}).items()},
+    )
+
+
+def _stand_in(ref: Ref) -> Any:
     try:
-        return ref.get()
+        return ref.to_send()
     except Exception as error:
         raise RefFailed(error) from error
 
 
-def when_there(attempt: Callable[[], T]) -> T:
-    """What ``attempt`` returns, which is made again whenever a ref that it lacked is done."""
-    while True:
-        try:
-            return attempt()
-        except RefNotThere as missing:
-            lacked = missing.ref
-        wait_for(lacked)
+def value_of(ref: Ref) -> Any:
+    """The value of a ref that is done; ``RefFailed`` if it has none."""
+    try:
+        return ref.get()
+    except Exception as error:
+        raise RefFailed(error) from error
 
 
 def wait_for(ref: Ref) -> None:
@@ -62,18 +78,62 @@ def wait_for(ref: Ref) -> None:
             raise
 
 
-def _same(value: Any) -> Any:
-    return value
+def wait_for_all(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
+    """Until no ref among the arguments is lacking."""
+    while (ref := lacking(args, kwargs)) is not None:
+        wait_for(ref)
+
+
+def with_bound_values(tasks: Mapping[int, Task]) -> dict[int, Task]:
+    """Tasks in which refs that were bound as arguments stand for their values; waits for them. Raises
+    the error of one that has failed."""
+    return {number: _bound(task) for number, task in tasks.items()}
+
+
+def _bound(task: Task) -> Task:
+    refs = [a for a in (*task.args, *(a for _, a in task.kwargs)) if _is_bound_ref(a)]
+    if not refs:
+        return task
+    return replace(
+        task,
+        args=tuple(_bound_value(a) for a in task.args),
+        kwargs=tuple((name, _bound_value(a)) for name, a in task.kwargs),
+    )
+
+
+def _is_bound_ref(argument: Argument) -> bool:
+    return isinstance(argument, Const) and isinstance(argument.value, Ref)
+
+
+def _bound_value(argument: Argument) -> Argument:
+    if not isinstance(argument, Const) or not isinstance(argument.value, Ref):
+        return argument
+    wait_for(argument.value)
+    return Const(argument.value.to_send())
+
+
+# How they are pickled on their way into a frame.
 
 
 def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
     def reduce(ref: Ref) -> Any:
         sent = notes.get(SENT)
-        if sent is not None and sent.values:
-            return _same, (value_of(ref),)
-        return ref.__reduce_ex__(5)
+        if sent is None:  # no frame, and so nobody to hold claims
+            return ref.__reduce_ex__(5)
+        made = notes.setdefault(claims.CLAIMS, {})
+        found = made.get(id(ref))
+        if found is None:
+            found = made[id(ref)] = (ref, ref.claim(sent.readers))
+        return load, found[1]
 
-    return dict.fromkeys(_kinds(Ref), reduce)
+    def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
+        parts = snapshot.loose()
+        if parts is None:
+            return same, (snapshot.decode(),)
+        codec, meta, buffers = parts
+        return decode, (codec, meta, [PickleBuffer(b) for b in buffers or ()])
+
+    return {**dict.fromkeys(_kinds(Ref), reduce), _core.Snapshot: reduce_snapshot}
 
 
 def _kinds(kind: type) -> list[type]:
@@ -84,10 +144,5 @@ def _kinds(kind: type) -> list[type]:
     return kinds
 
 
-def _by_value(ref: Ref) -> Any:
-    return value_of(ref)
-
-
-# How a part of an argument is taken where a ref stands in for the whole (dag.parts).
-Ref.__conveyor_value__ = _by_value  # type: ignore[attr-defined]
 add_reducers(_make_reducers)
+claims.install(Claims())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 
 from conveyor import _core
-from conveyor.runtime import context
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime import context, ending
 
 
 class LoopWatch:
@@ -22,7 +24,7 @@ class LoopWatch:
         # Written when another thread has taken the process's event down (see Inbox::clear_event).
         self._relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         inbox.add_relay(self._relay)
-        # Watched for the life of the loop: the event is only written when somebody has armed it.
+        # Watched for the life of the loop: the event is only written while somebody is armed.
         loop.add_reader(inbox.eventfd, self._on_event)
         loop.add_reader(self._relay, self._on_relay)
 
@@ -50,12 +52,16 @@ class LoopWatch:
         # Look after noting the count, sleep only if it has not moved since: no ring is missed.
         seen = self._inbox.count
         self._complete()
-        if self._waiting and not self._inbox.arm(seen):
+        if not self._waiting:
+            self._inbox.disarm(self._relay)
+        elif not self._inbox.arm(seen, self._relay):
             loop = self._loop()
             if loop is not None:
                 loop.call_soon(self._look)
 
     def _complete(self) -> None:
+        if ending.begun_elsewhere():
+            return  # a task that nobody waits for would print what it gets
         for future, ready in list(self._waiting.items()):
             if future.done():  # cancelled
                 del self._waiting[future]
@@ -75,7 +81,13 @@ _watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = (
 
 async def wait_until(ready: Callable[[], bool]) -> None:
     """Wait until ``ready()``, which is asked after every ring of this process's bell."""
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeStateError(
+            "awaiting a result, or for room, needs a running asyncio event loop; in trio and other loops "
+            "wait until ref.fileno() can be read (trio.lowlevel.wait_readable), then get it"
+        ) from None
     inbox = context.current().inbox
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
@@ -85,3 +97,39 @@ async def wait_until(ready: Callable[[], bool]) -> None:
         await future
     finally:
         watch.discard(future)  # cancelled: it refers to the loop, which must not be kept
+
+
+# How many tasks, of any loop, await what such a key stands for.
+_awaiting: dict[Hashable, int] = {}
+_awaiting_lock = threading.Lock()
+
+
+async def wait_or_cancel(
+    ready: Callable[[], bool], key: Hashable, cancel: Callable[[], object]
+) -> None:
+    """Like :func:`wait_until`; where the task is cancelled meanwhile, and no other waits with the same
+    ``key``, ``cancel()`` is called."""
+    with _awaiting_lock:
+        _awaiting[key] = _awaiting.get(key, 0) + 1
+    cancelled = False
+    try:
+        await wait_until(ready)
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
+    finally:
+        with _awaiting_lock:
+            left = _awaiting.pop(key) - 1
+            if left:
+                _awaiting[key] = left
+        if cancelled and not left:
+            with suppress(ConveyorError):  # what would be cancelled has ended
+                cancel()
+
+
+async def cancel_all_tasks() -> None:
+    """Of the running loop, which ends; returns when they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import WaitTimeoutError
+from conveyor.runtime.waiting.deadlock import Wait, sooner
 
 #: A wait that lasts longer than this is logged, once.
 LOG_AFTER = 10.0
@@ -57,9 +58,11 @@ def wait_until(
     timeout: float | None,
     what: Callable[[], str],
     who: Callable[[], str],
+    wait: Wait | None = None,
 ) -> None:
-    """Sleep on this process's bell until ``ready()``; it is asked after every ring."""
-    wait_patiently(inbox, ready, Patience(timeout), what, who)
+    """Sleep on this process's bell until ``ready()``; it is asked after every ring. ``wait``: of one of
+    an actor's lanes, which takes part in finding deadlocks."""
+    wait_patiently(inbox, ready, Patience(timeout), what, who, wait)
 
 
 def wait_patiently(
@@ -68,13 +71,20 @@ def wait_patiently(
     patience: Patience,
     what: Callable[[], str],
     who: Callable[[], str],
+    wait: Wait | None = None,
 ) -> None:
     """Like :func:`wait_until`, as one part of a wait whose time is ``patience``."""
     while True:
         seen = inbox.count
+        asked = inbox.asked
+        if wait is not None and wait.serve is not None:
+            wait.serve()
         if ready():
             return
-        if not inbox.wait(seen, patience.step()):
+        step = patience.step()
+        if wait is not None:
+            step = sooner(step, wait.look(asked))
+        if not inbox.wait(seen, step):
             if ready():
                 return
             patience.check(what, who)
@@ -90,4 +100,20 @@ def outstanding(refs: Sequence[Any]) -> str:
         said.append(f"{len(missing) - _NAMED} more")
     sources = {id(ref._source): ref._source for ref in missing}
     doing = [source.doing() for source in sources.values() if hasattr(source, "doing")]
-    return "; ".join([f"to come: {', '.join(said)}", *dict.fromkeys(doing)])
+    failed = [
+        f"failed: {_failure(ref)}" for ref in {id(r): r for r in made}.values() if _has_failed(ref)
+    ]
+    return "; ".join([f"to come: {', '.join(said)}", *dict.fromkeys(doing), *failed[:_NAMED]])
+
+
+def _has_failed(ref: Any) -> bool:
+    return bool(ref.done() and ref.has_failed())
+
+
+def _failure(ref: Any) -> str:
+    try:
+        ref.get(0)
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        return f"{ref._source.describe(ref)}: {type(error).__name__}: {first}"
+    return f"{ref!r}"

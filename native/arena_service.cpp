@@ -1,0 +1,257 @@
+// What gives an arena's memory back: a thread of each process that has one, which never takes the GIL and
+// sleeps without a timeout while nothing is free.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "arena.h"
+
+namespace conveyor {
+
+namespace {
+
+constexpr size_t kLooks = 256;    // published blocks looked at with the lock held
+constexpr size_t kDetach = 1024;  // free blocks that go back at a time
+
+}  // namespace
+
+// All arenas of this process: fork() is held off while one of them is being changed, so that a child finds
+// them whole. There they are inert, and the threads do not exist.
+struct Arena::ForkHandlers {
+  std::mutex mutex;
+  std::vector<Arena*> all;
+
+  static ForkHandlers& get() {
+    static ForkHandlers* handlers = [] {
+      install_fork_handlers();        // first, so that its lock is taken after ours: who has an arena's may take it
+      auto* made = new ForkHandlers;  // never destroyed: arenas may outlive static destructors
+      if (const int rc = pthread_atfork(before, in_parent, in_child); rc != 0) throw std::system_error(rc, std::generic_category(), "pthread_atfork");
+      return made;
+    }();
+    return *handlers;
+  }
+  static void before() {
+    get().mutex.lock();
+    for (Arena* arena : get().all) arena->mutex_.lock();
+  }
+  static void in_parent() {
+    for (Arena* arena : get().all) arena->mutex_.unlock();
+    get().mutex.unlock();
+  }
+  static void in_child() {
+    for (Arena* arena : get().all) arena->inherited_ = true;
+    in_parent();
+  }
+};
+
+Arena::Arena(int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, uint64_t idle_ns)
+    : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size / kWindow * kWindow), cap_(cap), board_(std::move(board)), slot_(slot), idle_ns_(idle_ns),
+      memory_(board_ ? &board_->header()->memory : &own_memory_),
+      returns_(board_ ? &board_->slot(slot)->returns : &own_returns_), addresses_(size_) {
+  std::lock_guard lock(ForkHandlers::get().mutex);
+  ForkHandlers::get().all.push_back(this);
+}
+
+Arena::~Arena() {
+  stop_thread();
+  {
+    std::lock_guard lock(ForkHandlers::get().mutex);
+    std::erase(ForkHandlers::get().all, this);
+  }
+  if (!inherited_) count(-int64_t(bytes_touched()));
+}
+
+void Arena::close() {
+  if (inherited_) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    ++punching_;
+  }
+  // Nobody starts it any more.
+  stop_thread();
+  give_back(0);
+  std::lock_guard lock(mutex_);
+  stop_punching();
+}
+
+void Arena::stop_punching() {
+  punched_.fetch_add(1, std::memory_order_relaxed);
+  futex_wake_all(&punched_);
+  if (--punching_ != 0 || !closed_) return;
+  fd_.reset();
+  // Arrays made in place keep it open for the fork handler.
+  for (auto& window : windows_)
+    if (window) window->close_file();
+  for (auto& block : all_)
+    if (block->mapping) block->mapping->close_file();
+}
+
+std::vector<Block*> Arena::detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes) {
+  std::vector<Block*> blocks;
+  blocks.reserve(std::min(count, all_.size()));  // from here on nothing fails: none of them is lost
+  size_t sum = 0;
+  // The large ones first: they are few.
+  for (size_t i = free_.size(); i-- > 0 && blocks.size() < count && sum < bytes;) {
+    auto& list = free_[i];
+    size_t n = 0;
+    while (n < list.size() && blocks.size() + n < count && sum < bytes && now - list[n]->freed_ns >= idle_ns) sum += list[n++]->touched;
+    blocks.insert(blocks.end(), list.begin(), list.begin() + ptrdiff_t(n));
+    list.erase(list.begin(), list.begin() + ptrdiff_t(n));
+  }
+  return blocks;
+}
+
+bool Arena::punch(uint64_t start, uint64_t end) {
+  while (::fallocate(fd_->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(start), off_t(end - start)) != 0)
+    if (errno != EINTR) return false;
+  return true;
+}
+
+bool Arena::punch(std::vector<Block*>& blocks) {
+  // Neighbours with one call.
+  std::sort(blocks.begin(), blocks.end(), [](const Block* a, const Block* b) { return a->offset < b->offset; });
+  for (size_t i = 0; i < blocks.size();) {
+    const uint64_t start = blocks[i]->offset;
+    uint64_t end = start;
+    do end = blocks[i]->offset + blocks[i]->touched;
+    while (++i < blocks.size() && blocks[i]->offset == end);
+    if (end != start && !punch(start, end)) return false;
+  }
+  for (Block* block : blocks)
+    if (block->size >= kBigBlock) block->mapping.reset();
+  return true;
+}
+
+// A block without memory is no more; its addresses may serve any size.
+void Arena::dissolve(Block* block) noexcept {
+  touched_.fetch_sub(block->touched, std::memory_order_relaxed);
+  count(-int64_t(block->touched));
+  try {
+    addresses_.give(block->offset, block->size);
+  } catch (const std::bad_alloc&) {  // these addresses are lost; there are many more than memory
+  }
+  --blocks_[class_of(block->size)];
+  all_.back()->place = block->place;
+  std::swap(all_[block->place], all_.back());
+  all_.pop_back();
+}
+
+// Gives back blocks that have been free for `idle_ns`, of at least `bytes` if there are; how many.
+size_t Arena::give_some(uint64_t idle_ns, size_t bytes) {
+  if (!holes_.load(std::memory_order_relaxed)) return 0;
+  std::vector<Block*> blocks;
+  {
+    std::lock_guard lock(mutex_);
+    if (!fd_) return 0;
+    blocks = detach(now_ns(), idle_ns, kDetach, bytes);
+    if (blocks.empty()) return 0;
+    ++punching_;
+  }
+  const bool punched = punch(blocks);
+  std::lock_guard lock(mutex_);
+  stop_punching();
+  if (!punched) {  // not supported here: the pages stay warm instead
+    holes_.store(false, std::memory_order_relaxed);
+    for (Block* block : blocks) free_[class_of(block->size)].push_back(block);
+    return 0;
+  }
+  for (Block* block : blocks) dissolve(block);
+  return blocks.size();
+}
+
+// Every block that was published before is looked at: only such as have been looked at, or are newer, move.
+void Arena::sweep() {
+  size_t from = SIZE_MAX;
+  for (bool more = true; more;) {
+    std::lock_guard lock(mutex_);
+    from = std::min(from, out_.size());
+    const size_t looks = std::min(from, kLooks);
+    if (looks != 0) look(looks, from);
+    more = from != 0 && looks != 0;
+  }
+}
+
+uint64_t Arena::give_back(uint64_t idle_ns) {
+  sweep();
+  while (give_some(idle_ns, SIZE_MAX) != 0) {
+  }
+  std::lock_guard lock(mutex_);
+  uint64_t first = UINT64_MAX;
+  if (holes_.load(std::memory_order_relaxed))
+    for (auto& list : free_)
+      if (!list.empty()) first = std::min(first, list.front()->freed_ns);
+  asleep_ = first == UINT64_MAX;
+  return asleep_ ? 0 : first + idle_ns;
+}
+
+void Arena::give_back_soon() {
+  if (!inherited_) returns_->ask();
+}
+
+void Arena::start_thread() {
+  started_ = true;
+  // Signals are for the threads of the program.
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::exception&) {
+    started_ = false;  // no thread is to be had now: the next allocation tries again
+  }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+}
+
+void Arena::stop_thread() {
+  if (!thread_.joinable()) return;
+  if (inherited_) {
+    // In a forked child the thread does not exist: it can be neither joined nor detached.
+    new std::thread(std::move(thread_));
+    return;
+  }
+  stop_.store(true, std::memory_order_seq_cst);
+  returns_->wake();
+  thread_.join();
+}
+
+// A block that has been free for `idle_ns_` goes back. A lease may end just after the thread has looked, and
+// it looks again when the first of the free blocks is due: within a little more than twice this. After
+// leases have ended it waits for a third of it before it looks: more may end, and who drops values one by
+// one should not wake it for each.
+void Arena::run() {
+  // Sleeps until it is woken, or for `ns` (0: no limit). What has come since `seen` wakes it at once.
+  auto sleep = [this](uint32_t seen, uint64_t ns) {
+    const timespec timeout = to_timespec(ns);
+    futex_wait(&returns_->count, seen, ns != 0 ? &timeout : nullptr);
+  };
+  auto called = [this] { return stop_.load(std::memory_order_seq_cst) || returns_->asked.load(std::memory_order_seq_cst) != 0; };
+  for (;;) {
+    // Before it looks: who has news bumps the word afterwards.
+    const uint32_t seen = returns_->count.load(std::memory_order_seq_cst);
+    returns_->wanted.store(1, std::memory_order_seq_cst);
+    if (stop_.load(std::memory_order_seq_cst)) return;
+    const bool asked = returns_->asked.load(std::memory_order_seq_cst) != 0;
+    uint64_t due;
+    try {
+      due = give_back(asked ? 0 : idle_ns_);
+    } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: later
+      due = now_ns() + idle_ns_;
+    }
+    if (asked) {
+      returns_->asked.store(0, std::memory_order_seq_cst);
+      memory_->note_given();
+      continue;
+    }
+    if (due == 0) sleep(seen, 0);
+    returns_->wanted.store(0, std::memory_order_seq_cst);
+    const uint32_t quiet = returns_->count.load(std::memory_order_seq_cst);
+    if (called()) continue;
+    const uint64_t now = now_ns();
+    sleep(quiet, due == 0 ? std::max<uint64_t>(idle_ns_ / 3, 1) : due > now ? due - now : 1);
+  }
+}
+
+}  // namespace conveyor

@@ -1,0 +1,162 @@
+#include "failures.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace conveyor {
+
+namespace {
+
+struct Account {
+  uint64_t order;
+  std::string_view error;
+};
+
+// What a frame tells: when it happened among the failures of the graph, and the encoded error.
+Account account_of(const Frame& frame) {
+  const std::string_view body(frame.body, frame.size);
+  Account account{UINT64_MAX, body};  // where there was no memory to tell more
+  if (body.size() < sizeof account.order || body == kUnsaidMeta) return account;
+  std::memcpy(&account.order, body.data(), sizeof account.order);
+  account.error.remove_prefix(sizeof account.order);
+  return account;
+}
+
+}  // namespace
+
+Failures::Failures(nb::object readers, const Limits& limits, bool together)
+    : together(together), opened_(std::move(readers)), limits_(limits) {
+  for (nb::handle reader : opened_) readers_.push_back(nb::cast<Reader*>(reader));
+}
+
+void Failures::leave() {
+  for (Reader* reader : readers_) reader->close();
+}
+
+void Failures::receive() {
+  for (Reader* reader : readers_)
+    while (!reader->ring.empty()) {
+      told_.emplace_back();
+      try {
+        told_.back().frame = reader->take();
+      } catch (...) {
+        told_.pop_back();
+        throw;
+      }
+      ++heard_;
+      told_.back().order = account_of(told_.back().frame).order;
+    }
+  // What was found together is told in the order in which it happened.
+  std::sort(told_.begin(), told_.end(), [](const Told& a, const Told& b) { return a.order < b.order; });
+}
+
+// The execution, if this is the first that is told of it.
+Failures::Failed* Failures::enter(const Told& told, size_t results) {
+  const std::string_view error = account_of(told.frame).error;
+  auto found = failed_.find(told.frame.tag);
+  if (found != failed_.end()) {
+    found->second.errors->emplace_back(error);
+    return nullptr;
+  }
+  Failed failed{std::make_shared<std::vector<std::string>>(), std::vector<bool>(results)};
+  failed.errors->emplace_back(error);
+  return &failed_.emplace(told.frame.tag, std::move(failed)).first->second;
+}
+
+bool Failures::has(uint64_t number, size_t reader) const {
+  auto found = failed_.find(number);
+  return found != failed_.end() && found->second.open[reader];
+}
+
+bool Failures::close(uint64_t number, size_t reader) {
+  auto found = failed_.find(number);
+  if (found == failed_.end() || !found->second.open[reader]) return false;
+  found->second.open[reader] = false;
+  --found->second.left;
+  return true;
+}
+
+nb::object Failures::take(uint64_t number, size_t reader) {
+  if (!has(number, reader)) return nb::object();
+  const auto errors = failed_.find(number)->second.errors;
+  nb::object frame = nb::cast(ErrorFrame{nb::bytes(errors->front().data(), errors->front().size()), errors}, nb::rv_policy::move);
+  // Making it may have run any code.
+  return close(number, reader) ? frame : nb::object();
+}
+
+void Failures::forget(uint64_t completed) {
+  for (auto it = failed_.begin(); it != failed_.end() && it->first < completed;)
+    it = it->second.left == 0 ? failed_.erase(it) : std::next(it);
+}
+
+nb::list Failures::told(uint64_t first) const {
+  // Copied first: making lists may run any code.
+  std::vector<std::pair<uint64_t, std::vector<std::string>>> found;
+  for (auto it = failed_.lower_bound(first); it != failed_.end(); ++it) found.emplace_back(it->first, *it->second.errors);
+  nb::list told;
+  for (auto& [number, errors] : found) {
+    nb::list metas;
+    for (auto& error : errors) metas.append(nb::bytes(error.data(), error.size()));
+    told.append(nb::make_tuple(number, metas));
+  }
+  return told;
+}
+
+// The gate's side
+
+void Gate::set_failures(nb::object readers, bool together) {
+  failures_ = std::make_shared<Failures>(std::move(readers), *limits_, together);
+}
+
+bool Gate::hear_news() {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return false;
+  const uint64_t over = completed();  // before: all that was told of those is found now
+  const bool heard = failures_->news() && failures_->hear(readers_.size(), [this](uint64_t number, std::vector<bool>& open) { note_open(number, open); });
+  failures_->forget(over);
+  return heard;
+}
+
+void Gate::hear_before_submission() {
+  // What is forgotten costs later gets nothing.
+  if (failures_ && (failures_->news() || !failures_->empty())) hear_news();
+}
+
+// What is there can still be got, unless it is an error: then the first one counts here too.
+void Gate::note_open(uint64_t number, std::vector<bool>& open) {
+  if (!failures_->together || number < first_ || number >= next_) return;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    if (dropped_[i].contains(number)) continue;  // nobody wants it
+    // Results come in the order of their numbers.
+    const RingReader& ring = readers_[i]->ring;
+    const bool published = first_ + ring.head() > number;
+    if (published && first_ + ring.next() > number) {
+      auto found = stashes_[i].find(number);
+      if (found == stashes_[i].end() || found->second.kind != Kind::kError) continue;
+      stashes_[i].erase(found);  // an error defines nothing that somebody must hear of
+    } else if (published && ring.kind_of(number - first_) != Kind::kError) {
+      continue;
+    } else {
+      dropped_[i].insert(number);
+    }
+    open[i] = true;
+  }
+}
+
+bool Gate::failed(uint64_t number, size_t i) {
+  if (!ready(number, i)) return false;
+  auto handed = handed_.find({number, i});
+  if (handed != handed_.end()) return nb::isinstance<ErrorFrame>(handed->second);
+  if (failures_ && failures_->has(number, i)) return true;
+  auto stashed = stashes_[i].find(number);
+  if (stashed != stashes_[i].end()) return stashed->second.kind == Kind::kError;
+  const RingReader& ring = readers_[i]->ring;
+  return ring.kind_of(ring.next()) == Kind::kError;  // it is in front
+}
+
+nb::list Gate::failures() {
+  if (!failures_) return nb::list();
+  hear();
+  return failures_->told(completed());
+}
+
+}  // namespace conveyor

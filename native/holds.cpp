@@ -1,0 +1,228 @@
+#include "holds.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace conveyor {
+
+std::atomic<uint64_t> fork_generation{0};
+
+// The mutex is held across fork(), so that the child finds the lists whole. Nobody who has it takes another.
+struct Holds {
+  struct Deferred {
+    uint64_t born, left;  // forks before the hold began, and before it ended
+    std::function<void()> end;
+  };
+
+  std::mutex mutex;
+  Mapping* first = nullptr;
+  size_t count = 0;
+  uint64_t forks = 0;
+  // Of each child that may still read what was held when it was forked: the read end of a pipe, which hangs
+  // up when the last inheritor of the write end is gone. So there is one descriptor for each living child,
+  // whatever is held, and none for those that are gone.
+  std::vector<pollfd> pipes;
+  std::vector<uint64_t> numbers;  // the forks', from 1, in order
+  // Forks for which no pipe was to be had, from the first to the last: their children live for ever.
+  uint64_t first_lost = 0, last_lost = 0;
+  std::vector<Deferred> deferred;
+  int pipe_ends[2] = {-1, -1};
+
+  static Holds& get() {
+    // Never destroyed: what Python objects hold may outlive static destructors.
+    static Holds* holds = new Holds;
+    return *holds;
+  }
+
+  // Forget children that are gone.
+  void sweep() {
+    if (pipes.empty() || ::poll(pipes.data(), nfds_t(pipes.size()), 0) <= 0) return;
+    size_t left = 0;
+    for (size_t i = 0; i < pipes.size(); ++i) {
+      if (pipes[i].revents & POLLHUP) {
+        ::close(pipes[i].fd);
+        continue;
+      }
+      pipes[left] = pipes[i];
+      numbers[left++] = numbers[i];
+    }
+    pipes.resize(left);
+    numbers.resize(left);
+  }
+
+  // Whether a child may live that was forked after the first `born` forks, and not after the first `left`.
+  bool pinned(uint64_t born, uint64_t left) const {
+    const auto at = std::upper_bound(numbers.begin(), numbers.end(), born);
+    if (at != numbers.end() && *at <= left) return true;
+    return last_lost > born && first_lost <= left;  // first_lost is 0 only if last_lost is
+  }
+  bool pinned_now(uint64_t born) {
+    if (!pinned(born, forks)) return false;  // the usual case makes no system call
+    sweep();
+    return pinned(born, forks);
+  }
+
+  static void before_fork() {
+    Holds& h = get();
+    h.mutex.lock();
+    h.pipe_ends[0] = h.pipe_ends[1] = -1;
+    if (h.count == 0) return;
+    h.sweep();
+    try {
+      h.pipes.reserve(h.pipes.size() + 1);
+      h.numbers.reserve(h.numbers.size() + 1);
+    } catch (const std::bad_alloc&) {
+      return;
+    }
+    if (::pipe2(h.pipe_ends, O_CLOEXEC) != 0) h.pipe_ends[0] = h.pipe_ends[1] = -1;
+  }
+
+  static void after_fork_in_parent() {
+    Holds& h = get();
+    ++h.forks;
+    if (h.pipe_ends[0] >= 0) {
+      ::close(h.pipe_ends[1]);
+      h.pipes.push_back({h.pipe_ends[0], 0, 0});
+      h.numbers.push_back(h.forks);
+    } else if (h.count != 0) {
+      // What is held now stays for ever: better than that the child reads memory that changes under it.
+      if (h.last_lost == 0) h.first_lost = h.forks;
+      h.last_lost = h.forks;
+    }
+    h.mutex.unlock();
+  }
+
+  static void after_fork_in_child() {
+    fork_generation.fetch_add(1, std::memory_order_relaxed);
+    Holds& h = get();
+    if (h.pipe_ends[0] >= 0) ::close(h.pipe_ends[0]);  // the write end stays open until this process ends
+    for (Mapping* m = h.first; m != nullptr; m = m->next_) {
+      if (m->holds_ != 0) m->make_private();
+      m->holds_ = 0;
+    }
+    h.count = 0;
+    for (const pollfd& pipe : h.pipes) ::close(pipe.fd);
+    h.pipes.clear();
+    h.numbers.clear();
+    h.first_lost = h.last_lost = 0;
+    // The parent's to end. Kept, not destroyed: what it refers to is shared with what else is here.
+    new std::vector<Deferred>(std::move(h.deferred));
+    h.deferred.clear();
+    h.mutex.unlock();
+  }
+};
+
+void install_fork_handlers() {
+  static const int rc = pthread_atfork(Holds::before_fork, Holds::after_fork_in_parent, Holds::after_fork_in_child);
+  if (rc != 0) throw std::system_error(rc, std::generic_category(), "pthread_atfork");
+}
+
+Mapping::Mapping(std::shared_ptr<const Fd> file, uint64_t offset, size_t size)
+    : base(map_shared(file->get(), offset, size)), size(size), file_(std::move(file)), offset_(offset) {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  next_ = h.first;
+  if (next_ != nullptr) next_->previous_ = this;
+  h.first = this;
+}
+
+Mapping::~Mapping() {
+  Holds& h = Holds::get();
+  {
+    std::lock_guard lock(h.mutex);
+    CONVEYOR_ASSERT(holds_ == 0);
+    if (previous_ != nullptr) previous_->next_ = next_;
+    if (next_ != nullptr) next_->previous_ = previous_;
+    if (h.first == this) h.first = next_;
+  }
+  ::munmap(base, size);
+}
+
+void Mapping::close_file() {
+  std::shared_ptr<const Fd> closed;
+  std::lock_guard lock(Holds::get().mutex);
+  if (holds_ == 0) closed.swap(file_);
+}
+
+// In a forked child: what it writes into a value stays its own.
+void Mapping::make_private() const {
+  void* p = ::mmap(base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_->get(), off_t(offset_));
+  if (p == base) {
+    ::madvise(base, size, MADV_DONTDUMP);
+    return;
+  }
+  // Most children do without writing: they go on to exec, so this one need not end here. But were the memory
+  // left writable, what it writes would appear in the parent, and in the process that the value is from,
+  // without a word. Now it dies of SIGSEGV if it does write, and this says why.
+  const int error = errno;
+  const bool safe = ::mprotect(base, size, PROT_READ) == 0;
+  char text[400];
+  const int length = std::snprintf(text, sizeof text,
+                                   "conveyor: %zu MiB of values that the forked child %d has inherited from its parent cannot be made its own (%s; "
+                                   "RLIMIT_DATA, RLIMIT_AS and vm.overcommit_memory limit this): %s\n",
+                                   size >> 20, int(::getpid()), ::strerror(error),
+                                   safe ? "they can only be read there, and to write to them ends it with SIGSEGV" : "it is ended");
+  if (::write(STDERR_FILENO, text, size_t(length)) < 0) {  // nobody is there to be told
+  }
+  if (!safe) ::abort();
+}
+
+Hold::Hold(Mapping& mapping) : mapping_(mapping) {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  // Both under the mutex: a fork counts for this hold, or comes before it.
+  generation_ = fork_generation.load(std::memory_order_relaxed);
+  born_ = h.forks;
+  ++mapping.holds_, ++h.count;
+}
+
+bool Hold::pinned() const {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  return h.pinned_now(born_);
+}
+
+bool Hold::leave_now(uint64_t& left) noexcept {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  CONVEYOR_ASSERT(mapping_.holds_ != 0);
+  --mapping_.holds_, --h.count;
+  left = h.forks;
+  return !h.pinned_now(born_);
+}
+
+void Hold::defer(uint64_t left, std::function<void()> end) const {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  h.deferred.push_back({born_, left, std::move(end)});
+}
+
+size_t live_holds() {
+  Holds& h = Holds::get();
+  std::lock_guard lock(h.mutex);
+  return h.count;
+}
+
+void release_unpinned() {
+  Holds& h = Holds::get();
+  std::vector<Holds::Deferred> ended;
+  {
+    std::lock_guard lock(h.mutex);
+    if (h.pipes.empty() && h.deferred.empty()) return;
+    h.sweep();
+    const auto pinned = [&](const Holds::Deferred& d) { return h.pinned(d.born, d.left); };
+    const auto first = std::stable_partition(h.deferred.begin(), h.deferred.end(), pinned);
+    ended.assign(std::make_move_iterator(first), std::make_move_iterator(h.deferred.end()));
+    h.deferred.erase(first, h.deferred.end());
+  }
+  // Without the mutex: with what they refer to may go mappings, and a board, which has locks of its own.
+  for (auto& d : ended) d.end();
+}
+
+}  // namespace conveyor

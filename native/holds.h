@@ -1,0 +1,82 @@
+// Memory of files that other processes share and that objects of users lie in, and what a fork makes of it.
+//
+// Every shared mapping that is given to users is a Mapping, and whatever of theirs lies in it has a Hold on
+// it. So the fork handler knows all of them: in the child, each mapping with holds becomes private as a
+// whole, and the parent keeps what was held at the fork as it is until that child, and all children of its,
+// are gone. (Not among them: the files of snapshots. They are shown read-only, and are never used again.)
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "platform.h"
+
+namespace conveyor {
+
+// A part of a file, mapped shared for as long as this lives. A forked child has as many mappings as its
+// parent, whatever is held in them, and pages of a file cost nothing until somebody writes.
+class Mapping {
+ public:
+  Mapping(std::shared_ptr<const Fd> file, uint64_t offset, size_t size);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  // Let go of the file, if nobody holds anything here; then nobody will.
+  void close_file();
+
+  char* const base;
+  const size_t size;
+
+ private:
+  friend struct Holds;
+  friend class Hold;
+  void make_private() const;
+  std::shared_ptr<const Fd> file_;  // open for the fork handler
+  const uint64_t offset_;
+  // With the mutex of Holds:
+  size_t holds_ = 0;
+  Mapping* previous_ = nullptr;
+  Mapping* next_ = nullptr;
+};
+
+// Something of a user's that lies in a mapping. Inert in a forked child: there it is the parent's.
+// Neither begins nor ends while a fork is under way.
+class Hold {
+ public:
+  explicit Hold(Mapping& mapping);
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  // Whether this process was forked since.
+  bool inherited() const { return generation_ != fork_generation.load(std::memory_order_relaxed); }
+  // Whether a child that was forked since, or a child of such a one, still lives.
+  bool pinned() const;
+  // Must be called once. `end` keeps the mapping alive, and is called when no child is left that may read
+  // what was held: now, or by `release_unpinned`, in any thread and without the GIL. Does nothing in a child.
+  template <class End>
+  void leave(End end) noexcept {
+    if (inherited()) return;
+    uint64_t left;
+    if (leave_now(left)) return end();
+    try {
+      defer(left, std::move(end));
+    } catch (const std::bad_alloc&) {  // as if the child lived as long as this process
+    }
+  }
+
+ private:
+  bool leave_now(uint64_t& left) noexcept;
+  void defer(uint64_t left, std::function<void()> end) const;
+  Mapping& mapping_;
+  uint64_t born_;  // forks of this process before it
+  uint64_t generation_;
+};
+
+// How many holds there are.
+size_t live_holds();
+// Do what only waited for a forked child to end, and close what such a one has cost. Called before a process
+// sleeps.
+void release_unpinned();
+void install_fork_handlers();
+
+}  // namespace conveyor

@@ -1,0 +1,51 @@
+// The memory behind all arenas of a session, counted on the board; and how a process is told to look for
+// what it can give back.
+#pragma once
+
+#include "platform.h"
+
+namespace conveyor {
+
+// Of one process: what its thread that gives memory back sleeps on (Arena::run).
+struct Returns {
+  std::atomic<uint32_t> count;   // futex word; bumped by who has news
+  std::atomic<uint32_t> wanted;  // 1: the thread wants to know that a lease on one of its blocks has ended
+  std::atomic<uint32_t> asked;   // 1: somebody wants all that is free to be given back now
+
+  void wake() {
+    count.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(&count);
+  }
+  // A lease has ended, by its reader's word, its leaving or its death. Dekker with Arena::run: it raises
+  // `wanted` and then looks at the leases; who ends one looks at `wanted` afterwards. Nobody but the
+  // thread takes `wanted` down, so one that stops half way keeps nobody else from waking it.
+  void note() {
+    if (wanted.load(std::memory_order_seq_cst) != 0) wake();
+  }
+  void ask() {
+    asked.store(1, std::memory_order_seq_cst);
+    wake();
+  }
+};
+
+// Of the whole session.
+struct SessionMemory {
+  std::atomic<uint64_t> bytes;   // with memory behind them, of all processes
+  std::atomic<uint32_t> given;   // futex word: how often a process has given back what it was asked for, or has ended
+
+  void note_given() {
+    given.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(&given);
+  }
+
+  // One step, so that of two who ask at the same time only as many pass as there is room for.
+  bool take(uint64_t more, uint64_t cap) {
+    uint64_t now = bytes.load(std::memory_order_relaxed);
+    do {
+      if (now > cap || more > cap - now) return false;
+    } while (!bytes.compare_exchange_weak(now, now + more, std::memory_order_relaxed));
+    return true;
+  }
+};
+
+}  // namespace conveyor

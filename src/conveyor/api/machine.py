@@ -1,0 +1,80 @@
+"""What Ray programs ask about where they run: one node, and the process's place in the session."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from conveyor.runtime import context
+
+
+class RuntimeContext:
+    """Where the calling code runs; see ``get_runtime_context``."""
+
+    def get_actor_id(self) -> str | None:
+        """The actor's identity within the session, as a text; ``None`` in the driver."""
+        actor = context.current().own_actor
+        return None if actor is None else f"{actor.index:08x}"
+
+    def get_actor_name(self) -> str | None:
+        """The actor's name in messages, which is the one it was given, if it was; ``None`` in the
+        driver."""
+        actor = context.current().own_actor
+        return None if actor is None else actor.name
+
+    def get_job_id(self) -> str:
+        """The session, as a text."""
+        return context.current().exports.session
+
+    def get_node_id(self) -> str:
+        """This machine, as a text."""
+        return socket.gethostname()
+
+    def get_worker_id(self) -> str:
+        """This process, as a text."""
+        return f"{os.getpid():08x}"
+
+    @property
+    def namespace(self) -> str:
+        """Names belong to the session: there are no namespaces."""
+        return ""
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where the calling code runs, under Ray's names."""
+    return RuntimeContext()
+
+
+def nodes() -> list[dict[str, Any]]:
+    """This machine, as Ray lists nodes."""
+    host = socket.gethostname()
+    return [
+        {
+            "NodeID": host,
+            "Alive": True,
+            "NodeManagerHostname": host,
+            "NodeManagerAddress": "127.0.0.1",
+            "Resources": cluster_resources(),
+        }
+    ]
+
+
+def cluster_resources() -> dict[str, float]:
+    """The cores that this process may use (``"CPU"``), the GPUs that it sees (``"GPU"``) and the machine's
+    memory in bytes (``"memory"``). Nothing is reserved, so all of it is always available."""
+    from conveyor.engine.local.resources import visible_gpus  # the engine is slow to import
+
+    resources = {
+        "CPU": float(len(os.sched_getaffinity(0))),
+        "memory": float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+    }
+    gpus = visible_gpus()
+    if gpus:
+        resources["GPU"] = float(len(gpus))
+    return resources
+
+
+def available_resources() -> dict[str, float]:
+    """The same as ``cluster_resources``: nothing is reserved."""
+    return cluster_resources()

@@ -1,0 +1,77 @@
+"""Options of Ray's that have nothing to do on one machine: taken, with one warning that says so."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+#: Of actors and functions: what each would mean.
+ACTOR_OPTIONS = {
+    "accelerator_type": "all GPUs are this machine's; num_gpus chooses how many",
+    "enable_task_events": "graph.trace() shows what actors run",
+    "label_selector": "there is one node",
+    "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
+    "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
+    "max_task_retries": "a call that fails with ActorRestartedError is to be made again by who made it",
+    "memory": "nothing is reserved; a cgroup limits memory",
+    "namespace": "names belong to the session",
+    "object_store_memory": "memory is the session's, see init()",
+    "placement_group": "there is one node",
+    "resources": "nothing is reserved",
+    "scheduling_strategy": "there is one node",
+}
+
+#: Of functions.
+FUNCTION_OPTIONS = {
+    **ACTOR_OPTIONS,
+    "max_calls": "a worker runs any number of functions",
+    "max_retries": "a call that fails with ActorDiedError is to be made again by who made it",
+    "retry_exceptions": "a call that fails is to be made again by who made it",
+}
+
+#: Of ``init``.
+INIT_OPTIONS = {
+    "configure_logging": "the log is Python's own, named 'conveyor'",
+    "dashboard_host": "there is no dashboard; graph.status() and conveyor.observe show a session",
+    "dashboard_port": "there is no dashboard; graph.status() and conveyor.observe show a session",
+    "include_dashboard": "there is no dashboard; graph.status() and conveyor.observe show a session",
+    "job_config": "there are no jobs",
+    "labels": "there is one node",
+    "logging_config": "the log is Python's own, named 'conveyor'",
+    "logging_format": "the log is Python's own, named 'conveyor'",
+    "logging_level": "the log is Python's own, named 'conveyor'",
+    "namespace": "names belong to the session",
+    "num_cpus": "the kernel schedules all actors on all cores",
+    "num_gpus": "CUDA_VISIBLE_DEVICES says which GPUs there are",
+    "resources": "nothing is reserved",
+    "_memory": "nothing is reserved; a cgroup limits memory",
+    "_node_ip_address": "there is one node",
+    "_system_config": "the settings are those of Config and of the environment",
+    "_temp_dir": "nothing is written to files",
+}
+
+# Said where nobody would expect anything else.
+_SILENT = {"configure_logging", "include_dashboard", "logging_level", "num_cpus"}
+
+_warned: set[tuple[str, str]] = set()
+
+
+def take_out(options: dict[str, Any], known: Mapping[str, str], where: str) -> None:
+    """Remove ``known`` options from ``options``; one warning for each kind that has a value."""
+    for name in [name for name in options if name in known]:
+        value = options.pop(name)
+        if value in (None, 0, False, {}, []) or name in _SILENT or (where, name) in _warned:
+            continue
+        _warned.add((where, name))
+        text = f"{where} has no use for {name}={value!r}: {known[name]}"
+        warnings.warn(text, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """The level of the first frame outside of this package, as ``warnings.warn`` counts in the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conveyor."):
+        level, frame = level + 1, frame.f_back
+    return level

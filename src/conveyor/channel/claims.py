@@ -1,0 +1,65 @@
+"""Refs inside of values.
+
+A frame whose value refers to refs names them in its header, each as a *claim*: whoever has the frame may
+have that ref. Decoding makes the claims good. Who keeps a frame, to decode it later or again, takes the
+refs at once and holds them as long as the frame; who drops one that was not decoded gives its claims up.
+What a claim is, and what is done with it, is known above (``runtime.refs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from conveyor.channel import byvalue
+
+Claim: TypeAlias = Any
+
+#: Among a pickler's notes: by the id of a ref, the ref and its claim.
+CLAIMS = "claims"
+
+
+class Keeper(Protocol):
+    """Who knows what claims are."""
+
+    def take(self, claims: Sequence[Claim]) -> Sequence[Any]:
+        """The refs, as far as they are still to be had."""
+        ...
+
+    def give_up(self, claims: Sequence[Claim]) -> None:
+        """Nobody will ask for these refs. May be called by finalizers."""
+        ...
+
+
+_keeper: Keeper | None = None
+
+
+def install(keeper: Keeper) -> None:
+    global _keeper
+    _keeper = keeper
+
+
+def take(meta: bytes) -> Sequence[Any]:
+    """The refs that the value with these meta bytes (of ``DEFINING``) refers to: to be held as long as it
+    may be decoded."""
+    _, claims, _ = byvalue.unpack(meta)
+    return () if _keeper is None or not claims else _keeper.take(claims)
+
+
+def give_up(meta: bytes) -> None:
+    """Nobody will decode the value with these meta bytes."""
+    _, claims, _ = byvalue.unpack(meta)
+    drop(claims)
+
+
+def drop(claims: Sequence[Claim]) -> None:
+    """Nobody will make these good."""
+    if claims and _keeper is not None:
+        _keeper.give_up(claims)
+
+
+def drop_noted(notes: dict[Any, Any]) -> None:
+    """What a pickler has claimed so far will not be sent."""
+    made = notes.pop(CLAIMS, None)
+    if made:
+        drop([claim for _, claim in made.values()])

@@ -1,0 +1,46 @@
+"""Ray's process-wide settings of compiled graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class DAGContext:
+    """Ray's ``DAGContext``, for programs that set it; ``Config`` is what to use else.
+
+    submit_timeout, get_timeout: seconds; our settings of the same names for graphs that are compiled
+        later with ``experimental_compile``. -1 or ``None``: no limit, which is the default here.
+    max_inflight_executions: our ``depth``; ``None``: the default of ``Config``.
+    teardown_timeout, read_iteration_timeout, buffer_size_bytes, max_buffered_results,
+    overlap_gpu_communication: accepted, and nothing depends on them.
+    """
+
+    submit_timeout: float | None = None
+    get_timeout: float | None = None
+    teardown_timeout: float | None = None
+    read_iteration_timeout: float | None = None
+    buffer_size_bytes: int | None = None
+    max_inflight_executions: int | None = None
+    max_buffered_results: int | None = None
+    overlap_gpu_communication: bool | None = None
+
+    @staticmethod
+    def get_current() -> DAGContext:
+        """The settings of this process, to be changed in place."""
+        return _current
+
+    def options(self) -> dict[str, Any]:
+        """What of this is a setting of ``compile``, by our names."""
+        options: dict[str, Any] = {}
+        for name in ("submit_timeout", "get_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds >= 0:
+                options[name] = seconds
+        if self.max_inflight_executions is not None:
+            options["depth"] = self.max_inflight_executions
+        return options
+
+
+_current = DAGContext()

@@ -1,0 +1,101 @@
+"""A session ends with its program: at the interpreter's end, and by SIGTERM."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from types import FrameType
+
+from conveyor.runtime import context, ending, threads
+from conveyor.runtime.protocol import Runtime
+
+#: Seconds of grace that actors have at their end, if nobody says.
+_GRACE = 5.0
+#: How much longer than that the end by SIGTERM may take.
+_BACKSTOP = 5.0
+
+
+def grace_period(seconds: float | None) -> float:
+    """``seconds``, or what ``CONVEYOR_GRACE_SECONDS`` in the environment says, or the default."""
+    source = "grace_seconds"
+    chosen: object = seconds
+    if seconds is None:
+        text = os.environ.get("CONVEYOR_GRACE_SECONDS")
+        if text is None:
+            return _GRACE
+        source = "CONVEYOR_GRACE_SECONDS"
+        chosen = text
+        with suppress(ValueError):
+            chosen = float(text)
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 <= chosen < 1e9:
+        raise ValueError(f"{source} must be a number of seconds, 0 or more, not {chosen!r}")
+    return float(chosen)
+
+
+class ProgramEnd:
+    """Ends ``runtime`` with the interpreter, and by SIGTERM if ``handle_sigterm``. Cancelled when the
+    session ends before, so that nothing keeps its memory and descriptors.
+
+    SIGTERM is handled only where nothing else is done about it, and only if the session is started on
+    the main thread, which alone may say so. The program still ends by that signal: only the session's
+    end comes before.
+    """
+
+    def __init__(self, runtime: Runtime, grace: float, handle_sigterm: bool) -> None:
+        self._runtime = runtime
+        self._pid = os.getpid()
+        self._limit = grace + _BACKSTOP
+        atexit.register(self._run)
+        self._handles = (
+            handle_sigterm
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        # One object: a method is a new one each time it is asked for.
+        self._handler = self._on_sigterm
+        if self._handles:
+            signal.signal(signal.SIGTERM, self._handler)
+
+    def cancel(self) -> None:
+        atexit.unregister(self._run)
+        # Elsewhere than on the main thread it stays, with nothing to end.
+        if self._handles and threading.current_thread() is threading.main_thread():
+            self._handles = False
+            if signal.getsignal(signal.SIGTERM) is self._handler:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _run(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: the session is its parent's
+        ending.begin()
+        if context.running() is self._runtime:
+            context.install(None)
+        self._runtime.shutdown()
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the program at once
+        # Handlers that interrupt a wait of the library's run with all of them blocked.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        if os.getpid() == self._pid:
+            # It has interrupted this thread anywhere, so locks may be held that will not be given back.
+            threads.start(_end_at_last, "sigterm", self._limit)
+            try:
+                self._run()
+            except BaseException:
+                traceback.print_exc()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+        signal.raise_signal(number)
+        os._exit(128 + number)  # the first process of a container does not die of it
+
+
+def _end_at_last(seconds: float) -> None:
+    threading.Event().wait(seconds)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(128 + signal.SIGTERM)

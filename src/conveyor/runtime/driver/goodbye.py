@@ -1,0 +1,80 @@
+"""Ending actors in good order: they are asked to, have a grace period, and then are killed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from conveyor import _core
+from conveyor.exceptions import ConveyorError
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.status import actor_status
+
+logger = logging.getLogger("conveyor")
+
+#: How long the end of a process that has been killed is waited for; the kernel may take its time to free
+#: the memory.
+_KILLED_PATIENCE = 10.0
+
+
+class Goodbye:
+    """The driver's. ``label`` names a (graph, node)."""
+
+    def __init__(
+        self,
+        board: _core.Board,
+        grace: float,
+        kill: Callable[[ActorRecord], None],
+        label: Callable[[int, int], str | None],
+    ) -> None:
+        self._board = board
+        self.grace = grace
+        self._kill = kill
+        self._label = label
+
+    def say(self, records: Iterable[ActorRecord]) -> list[ActorRecord]:
+        """Ask all at once, and wait until they have ended; those that have not within the grace period
+        are killed, and returned."""
+        asked = [r for r in records if r.process is not None and not r.exited.is_set()]
+        if self.grace > 0:
+            for record in asked:
+                self.ask(record)
+        return self.wait(asked)
+
+    def ask(self, record: ActorRecord) -> None:
+        with suppress(ConveyorError):  # dead already
+            record.control("end")
+
+    def wait(self, asked: list[ActorRecord]) -> list[ActorRecord]:
+        left: list[ActorRecord] = []
+        end = time.monotonic() + self.grace
+        try:
+            for record in asked:
+                record.exited.wait(max(end - time.monotonic(), 0.0))
+        finally:  # also if Ctrl-C ends the grace period
+            left = [record for record in asked if not record.exited.is_set()]
+            self._warn([record for record in left if record.alive])
+            for record in left:
+                self._kill(record)
+        end = time.monotonic() + _KILLED_PATIENCE
+        for record in left:
+            record.exited.wait(max(end - time.monotonic(), 0.0))
+        return left
+
+    def _warn(self, left: list[ActorRecord]) -> None:
+        if not left or self.grace == 0:
+            return
+        actors = "\n".join(f"  {self._describe(record)}" for record in left)
+        logger.warning(
+            "not ended within the grace period of %g s, and killed:\n%s", self.grace, actors
+        )
+
+    def _describe(self, record: ActorRecord) -> str:
+        status = actor_status(self._board, record.slot, record.incarnation, self._label)
+        text = str(status)
+        if status.state == "idle":
+            # Its methods have all returned, so it is past the loop that serves them.
+            text += ": threads, atexit handlers or finalizers of it do not end"
+        return text

@@ -1,0 +1,81 @@
+"""Getting several results: the first error that comes is raised, wherever it stands among them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from conveyor import _core
+from conveyor.runtime.refs.ref import EMPTY, Ref
+
+T = TypeVar("T")
+
+
+class CompanionFailed(Exception):
+    """Who waits for one of several need not go on: ``ref``, which is among them, has failed."""
+
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
+
+
+class _Company(threading.local):
+    """What the thread gets, of several at once: every ref that they are made of, by its identity; made when
+    a wait is long."""
+
+    refs: Sequence[Ref] = ()
+    parts: dict[int, Ref] | None = None
+
+
+_company = _Company()
+
+
+def get_together(refs: Sequence[Ref], get: Callable[[], T]) -> T:
+    """What ``get()`` returns, which gets all of ``refs`` one after the other."""
+    before = _company.refs, _company.parts
+    while True:
+        _company.refs, _company.parts = refs, None
+        try:
+            return get()
+        except CompanionFailed as failed:
+            first = failed.ref
+        finally:
+            _company.refs, _company.parts = before
+        first.get(0)  # raises, unless its value has come just now
+
+
+def get_or_wait(
+    ref: Ref,
+    inbox: _core.Inbox,
+    seen: int,
+    timeout: float | None,
+    deaths: int,
+    every_ring: bool = False,
+) -> Any:
+    """``Gate.get`` of what ``ref`` stands for, which also ends when one that is got with it has failed.
+    Not called before a wait has lasted so long that it may cost something to be woken.
+
+    ``every_ring``: it ends whenever the bell rings. ``seen`` is the inbox's count before the caller
+    looked whether anything else has ended the wait."""
+    gate = ref._gate
+    parts = _parts() if timeout != 0 else {}
+    # Otherwise it is got by code that runs while one of them is decoded.
+    if id(ref) not in parts and not every_ring:
+        return gate.get(ref._number, ref._reader, timeout, deaths)
+    value = gate.take(ref._number, ref._reader)
+    if value is not EMPTY or ref._outcome is not EMPTY:
+        return value
+    for part in parts.values():
+        if part is not ref and part.has_failed():
+            raise CompanionFailed(part)
+    inbox.wait(seen, timeout)
+    return gate.take(ref._number, ref._reader)
+
+
+def _parts() -> dict[int, Ref]:
+    refs, parts = _company.refs, _company.parts
+    if len(refs) < 2:
+        return {}
+    if parts is None:
+        _company.parts = parts = {id(part): part for ref in refs for part in ref.parts()}
+    return parts

@@ -1,0 +1,70 @@
+"""Limits of the system that a process meets, in words: which it is, how high it is, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conveyor.exceptions import SystemLimitError
+
+#: Descriptors that a session asks for at most: programs that close all numbers up to the limit, one by
+#: one, shall not take long over it.
+_MOST_DESCRIPTORS = 1 << 16
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of descriptors to the hard one, as far as anybody needs it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def hint(error: OSError) -> str:
+    """What to say of ``error`` if a limit of this process or of the system is behind it, else nothing."""
+    if error.errno == errno.EMFILE:
+        return (
+            f"this process may have {_soft(resource.RLIMIT_NOFILE)} descriptors, and has them (an actor "
+            f"takes the driver 7, and an actor 2 for each process it knows): raise the limit (ulimit -n, "
+            f"LimitNOFILE= of systemd), or have fewer actors"
+        )
+    if error.errno == errno.ENFILE:
+        return "the system has no descriptors left (fs.file-max)"
+    if error.errno == errno.EFBIG:
+        return (
+            f"files of this process may have {_soft(resource.RLIMIT_FSIZE)} bytes (ulimit -f), which "
+            f"holds for shared memory too: raise the limit, or ask for less with init(arena_bytes=)"
+        )
+    if error.errno == errno.ENOMEM:
+        return (
+            f"this process may have {_soft(resource.RLIMIT_AS)} bytes of addresses (ulimit -v), or the "
+            f"system has no memory left: raise the limit"
+        )
+    if error.errno == errno.EAGAIN:
+        return (
+            f"this user may have {_soft(resource.RLIMIT_NPROC)} processes and threads (ulimit -u), or the "
+            f"container fewer (pids.max of its cgroup): raise the limit"
+        )
+    return ""
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """What the system refuses inside, because of a limit, becomes a ``SystemLimitError``. ``what``: what is
+    being done, as in "cannot ..."."""
+    try:
+        yield
+    except SystemLimitError:
+        raise
+    except OSError as error:
+        said = hint(error)
+        if not said:
+            raise
+        raise SystemLimitError(error.errno, f"cannot {what}: {error.strerror}; {said}") from error
+
+
+def _soft(limit: int) -> str:
+    soft, _ = resource.getrlimit(limit)
+    return "any number of" if soft == resource.RLIM_INFINITY else str(soft)

@@ -1,0 +1,90 @@
+"""The code of every page of the documentation runs, and its links and pictures are there."""
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import conveyor
+from conveyor.api import unused
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+
+import pages  # noqa: E402
+
+PAGES = pages.pages()
+WITH_CODE = [page for page in PAGES if pages.program(page)]
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_the_code_of_a_page_runs(scripts, tmp_path, page):
+    needed = re.findall(r"^(?:import|from) (numpy|torch|fastapi)", pages.program(page), re.M)
+    for module in set(needed):
+        pytest.importorskip(module)
+    scripts.run(pages.runnable(page), env={"PYTHONWARNINGS": "error::UserWarning"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_is_python_and_is_run_or_says_why_not(page):
+    found = list(pages.blocks(page))
+    for block in found:
+        ast.parse(block.source)
+    assert sum(block.shown for block in found) == page.read_text().count("```python")
+
+
+def test_pages_that_show_how_to_do_something_have_code_that_runs():
+    without = {name(page) for page in PAGES if page not in WITH_CODE}
+    assert without <= {
+        "docs/api.md",
+        "docs/architecture.md",
+        "docs/limits.md",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("\nvalidation")[0]
+    listed = set(re.findall(r"[\w/-]+\.md", nav))
+    assert listed == {os.path.relpath(page, ROOT / "docs") for page in PAGES[1:]}
+
+
+def words_of_rows(page, *starts):
+    """What stands in backticks in the rows of tables that begin with one of ``starts``."""
+    rows = [line for line in page.read_text().splitlines() if line.startswith(starts)]
+    assert len(rows) == len(starts)
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|", 2)[2])}
+
+
+def test_the_page_on_ray_names_every_option_that_is_ignored():
+    page = ROOT / "docs" / "ray.md"
+    actors = words_of_rows(page, "| actors and functions |")
+    assert actors == set(unused.ACTOR_OPTIONS)
+    assert actors | words_of_rows(page, "| functions |") == set(unused.FUNCTION_OPTIONS)
+    assert words_of_rows(page, "| `init` |") == set(unused.INIT_OPTIONS)
+
+
+def test_the_page_on_settings_names_all_of_them():
+    page = (ROOT / "docs/guide/settings.md").read_text()
+    for field in dataclasses.fields(conveyor.Config):
+        assert f"`{field.name}`" in page, field.name
+    source = "".join(path.read_text() for path in (ROOT / "src/conveyor").rglob("*.py"))
+    for variable in set(re.findall(r"\"(CONVEYOR_[A-Z_]+)\"", source)):
+        assert f"`{variable}" in page, variable
+    for name in list(inspect.signature(conveyor.init).parameters)[:-1]:
+        assert f"`{name}=" in page, name

@@ -1,0 +1,62 @@
+"""Which phases there are, in which processes calls fail, and how one is run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from faults_control import ALLOCATIONS, SYSTEM_CALLS
+
+import conveyor
+
+_NEW = ("start", "restart", "session")
+
+#: (phase, whose calls fail, which calls)
+PLAN = [
+    (phase, where, calls)
+    for phase in ("graph", "call", "stream", "compile", "start", "restart", "session")
+    for where in (("driver", "newcomers") if phase in _NEW else ("driver", "actor"))
+    for calls in (SYSTEM_CALLS, ALLOCATIONS)
+    # nanobind's casters of arguments (vectors, strings, shared pointers) end the process when they find no
+    # memory. They run where channels are made: in an actor that is a death with a name, in the driver
+    # nobody is left to name it.
+    if calls == SYSTEM_CALLS or where != "driver" or phase in ("graph", "call", "stream")
+]
+#: s; of one entry of the plan.
+LIMIT = 1800
+
+
+def run_one(environment, phase, where, calls, step=1, most=10**6):
+    """The report of one entry of the plan."""
+    here = Path(__file__).parent
+    source = Path(conveyor.__file__).parents[1]
+    env = {**os.environ, **environment, "PYTHONPATH": f"{source}:{here}", "PYTHONUNBUFFERED": "1"}
+    program = [
+        sys.executable,
+        here / "faults_run.py",
+        phase,
+        where,
+        str(calls),
+        str(step),
+        str(most),
+    ]
+    done = subprocess.run(
+        program, env=env, stdout=subprocess.PIPE, text=True, timeout=LIMIT, check=False
+    )
+    lines = done.stdout.splitlines()
+    report = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
+    if report is None:
+        calls_name = "system calls" if calls == SYSTEM_CALLS else "allocations"
+        report = {
+            "phase": phase,
+            "where": where,
+            "calls": calls_name,
+            "count": 0,
+            "errors": 0,
+            "deaths": 0,
+        }
+        report["findings"] = []
+    if done.returncode != 0:
+        report["findings"].append(f"the program ended with {done.returncode}")
+    return report

@@ -1,0 +1,419 @@
+"""How actors end: in good order at the session's end, with the last handle, by a graceful kill."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import conveyor
+from conveyor.exceptions import ActorDiedError, SessionEndedError
+
+# A class that leaves a mark for each thing that the end of a program does.
+MARKS = """
+    import asyncio, atexit, conveyor, gc, multiprocessing, os, pathlib, sys, tempfile, threading, time
+
+    class Base:
+        def __init__(self):
+            self.lines = open("lines", "w")
+            self.binary = open("binary", "wb")
+            self.me = self  # a circle: only a collection finds it
+            self.scratch = tempfile.TemporaryDirectory(dir=".")
+            atexit.register(pathlib.Path("atexit").touch)
+            self.over = threading.Event()
+            threading.Thread(target=self.last).start()  # Python waits for it
+            global kept
+            kept = open("of-a-global", "w")
+            kept.write("kept")
+        def last(self):
+            threading.main_thread().join(0)
+            over = self.over
+            del self
+            over.wait()
+            pathlib.Path("thread").touch()
+        def log(self, text):
+            self.lines.write(text)
+            self.binary.write(text.encode())
+        def items(self):
+            try:
+                yield 1
+                yield 2
+            finally:
+                pathlib.Path("generator").touch()
+        def leave(self):
+            sys.exit(3)
+
+    class Sync(Base):
+        def __conveyor_exit__(self):
+            self.log("bye")
+            print("goodbye from the hook")
+            self.over.set()
+        def __del__(self):
+            pathlib.Path("del").touch()
+
+    class Async(Base):
+        def __del__(self):
+            pathlib.Path("del").touch()
+        async def __conveyor_exit__(self):
+            await asyncio.sleep(0)
+            self.log("bye")
+            print("goodbye from the hook")
+            self.over.set()
+        async def nap(self):
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                pathlib.Path("coroutine").touch()
+
+    class Pooled(Sync):
+        pass
+
+    OPTIONS = {"Pooled": {"max_concurrency": 3}}
+    cls = globals()[sys.argv[1]]
+    actor = conveyor.remote(cls).options(**OPTIONS.get(sys.argv[1], {})).remote()
+    conveyor.get([actor.log.remote("x") for _ in range(50)])
+    items = actor.items.remote()
+    next(items)
+    if cls is Async:
+        nap = actor.nap.remote()
+        conveyor.get(actor.log.remote(""))
+"""
+ENDS = {
+    "program": "",
+    "error": "raise SystemExit(4)",
+    "shutdown": "conveyor.shutdown()",
+    "graceful": "conveyor.kill(actor, graceful=True)\nassert pathlib.Path('del').exists()",
+    "sigterm": "os.kill(os.getpid(), 15)",
+    "sys.exit": """
+try:
+    conveyor.get(actor.leave.remote())
+except conveyor.exceptions.ActorDiedError as error:
+    assert error.exit_code == 3, error
+""",
+}
+EVERYTHING = {"lines", "binary", "of-a-global", "atexit", "thread", "del", "generator"}
+
+
+def _end(scripts, folder, cls, how, **options):
+    import textwrap
+
+    source = textwrap.dedent(MARKS) + textwrap.dedent(ENDS[how])
+    code = {"error": 4, "sigterm": -signal.SIGTERM}.get(how, 0)
+    out = scripts.run(source, cls, code=code, env={"CONVEYOR_GRACE_SECONDS": "20"}, **options)
+    assert "goodbye from the hook" in out
+    assert scripts.stderr == ""
+    left = {path.name for path in folder.iterdir()} - {"program.py"}
+    expected = EVERYTHING | ({"coroutine"} if cls == "Async" else set())
+    assert left == expected  # and no temporary directory
+    assert (folder / "lines").read_text() == (folder / "binary").read_text() == 50 * "x" + "bye"
+    assert (folder / "of-a-global").read_text() == "kept"
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_actor_ends_as_a_program_does(scripts, tmp_path, how):
+    _end(scripts, tmp_path, "Sync", how)
+
+
+@pytest.mark.parametrize(
+    ("cls", "how"), [("Async", "program"), ("Async", "sys.exit"), ("Pooled", "graceful")]
+)
+def test_so_does_one_with_a_loop_or_a_pool(scripts, tmp_path, cls, how):
+    _end(scripts, tmp_path, cls, how)
+
+
+def test_with_the_last_handle_what_is_queued_is_done_first(scripts, tmp_path):
+    scripts.run("""
+        import conveyor, pathlib, time
+        class Writer:
+            def __init__(self):
+                self.file = open("lines", "w")
+            def log(self, text):
+                time.sleep(.01)
+                self.file.write(text)
+            def __conveyor_exit__(self):
+                self.file.write("|")
+        a = conveyor.remote(Writer).remote()
+        for i in range(10):
+            a.log.remote(str(i))
+        del a
+        end = time.monotonic() + 20
+        while not pathlib.Path("lines").exists() or not pathlib.Path("lines").read_text():
+            assert time.monotonic() < end
+            time.sleep(.01)
+        assert pathlib.Path("lines").read_text() == "0123456789|"
+    """)
+
+
+class Busy:
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.ran = 0
+
+    def __conveyor_exit__(self):
+        (self.folder / "ran").write_text(str(self.ran))
+
+    def work(self, latch):
+        self.ran += 1
+        Path(self.folder / "begun").touch()
+        while not os.path.exists(latch):
+            time.sleep(0.005)
+        return self.ran
+
+    def ping(self):
+        return os.getpid()
+
+    def me(self, handle):
+        conveyor.kill(handle, graceful=True)
+        return "still here"
+
+
+@pytest.fixture
+def busy(tmp_path):
+    conveyor.init(grace_seconds=30)
+    yield conveyor.remote(Busy).options(name="busy", max_restarts=1).remote(tmp_path)
+    conveyor.shutdown()
+
+
+def test_what_runs_is_done_and_what_is_queued_is_not_begun(busy, latches, tmp_path, wait_until):
+    go = latches()
+    running, queued = busy.work.remote(go.path), [busy.work.remote(go.path) for _ in range(40)]
+    wait_until((tmp_path / "begun").exists)
+    import threading
+
+    killer = threading.Thread(target=conveyor.kill, args=(busy,), kwargs={"graceful": True})
+    killer.start()
+    record = next(iter(conveyor.runtime.context.running().actors))
+    wait_until(lambda: record.killed)
+    go.open()
+    killer.join(30)
+    assert not killer.is_alive()
+    assert running.get(timeout=10) == 1
+    for ref in queued:
+        with pytest.raises(ActorDiedError, match=r"was ended by conveyor.kill\(graceful=True\)"):
+            ref.get(timeout=10)
+    assert (tmp_path / "ran").read_text() == "1"
+
+
+def test_a_graceful_end_is_no_reason_to_restart_unless_that_is_asked_for(busy):
+    before = conveyor.get(busy.ping.remote())
+    conveyor.kill(busy, graceful=True, no_restart=False)
+    after = conveyor.get(busy.ping.remote())
+    assert after != before
+    conveyor.kill(busy, graceful=True)
+    with pytest.raises(ActorDiedError, match="graceful"):
+        conveyor.get(busy.ping.remote())
+
+
+def test_an_actor_can_end_itself(busy, tmp_path, wait_until):
+    assert conveyor.get(busy.me.remote(busy)) == "still here"
+    wait_until((tmp_path / "ran").exists)
+
+
+def test_a_named_actor_needs_no_handle(busy):
+    pid = conveyor.get(busy.ping.remote())
+    del busy
+    # Its name is enough to ask for it.
+    assert conveyor.get(conveyor.get_actor("busy").ping.remote()) == pid
+
+
+SLOW = """
+    import conveyor, logging, sys, threading, time
+    logging.basicConfig(format="%(message)s")
+    class Slow:
+        def sleep(self, latch):
+            open(latch, "w").close()
+            time.sleep(1000)
+        def hook(self, seconds):
+            self.seconds = seconds
+        def __conveyor_exit__(self):
+            time.sleep(getattr(self, "seconds", 0))
+    def wait_for(path):
+        import os
+        while not os.path.exists(path):
+            time.sleep(.005)
+    conveyor.init(grace_seconds=0.5)
+    actors = [conveyor.remote(Slow).remote() for _ in range(3)]
+"""
+
+
+def test_the_grace_period_ends(scripts):
+    began = time.monotonic()
+    out = scripts.run(
+        SLOW
+        + """
+    refs = [a.sleep.remote(f"latch{i}") for i, a in enumerate(actors[:2])]
+    for i in range(2):
+        wait_for(f"latch{i}")
+    began = time.monotonic()
+    conveyor.shutdown()
+    print(time.monotonic() - began)
+    """
+    )
+    assert 0.5 <= float(out) < 10 < 60 + began
+    lines = scripts.stderr.splitlines()
+    assert lines[0] == "not ended within the grace period of 0.5 s, and killed:"
+    told = re.compile(r"  Slow(#2)? \(pid \d+\): running sleep \(call 1\) since [\d.]+ s \(.*\)")
+    assert len(lines) == 3
+    assert all(told.fullmatch(line) for line in lines[1:])
+
+
+def test_a_hook_that_does_not_return_is_named(scripts):
+    scripts.run(
+        SLOW
+        + """
+    conveyor.get(actors[0].hook.remote(1000))
+    """
+    )
+    assert "Slow (pid" in scripts.stderr
+    assert "running __conveyor_exit__" in scripts.stderr
+
+
+def test_nor_does_an_actor_outlive_its_last_handle_that_way(scripts):
+    scripts.run(
+        SLOW
+        + """
+    conveyor.get(actors[0].hook.remote(1000))
+    record = next(iter(conveyor.runtime.context.running().actors))
+    del actors
+    assert record.exited.wait(30)
+    """
+    )
+    assert "Slow has not ended within the grace period of 0.5 s and is killed" in (scripts.stderr)
+    assert "time.sleep(getattr" in scripts.stderr
+
+
+def test_no_grace_is_the_end_at_once(scripts):
+    out = scripts.run(
+        SLOW.replace("0.5", "0")
+        + """
+    ref = actors[0].sleep.remote("latch")
+    wait_for("latch")
+    began = time.monotonic()
+    conveyor.shutdown()
+    print(time.monotonic() - began)
+    """
+    )
+    assert float(out) < 10
+    assert scripts.stderr == ""
+
+
+def test_ctrl_c_ends_the_grace_period(scripts, wait_until):
+    program = scripts.start(
+        SLOW.replace("0.5", "100")
+        + """
+    ref = actors[0].sleep.remote("latch")
+    wait_for("latch")
+    print("ending", flush=True)
+    """
+    )
+    assert program.stdout.readline() == "ending\n"
+    # It is delivered whenever the program is in its end, which may not have begun yet.
+    deadline = time.monotonic() + 30
+    while program.poll() is None and time.monotonic() < deadline:
+        program.send_signal(signal.SIGINT)
+        wait_until(lambda: True)
+        time.sleep(0.2)
+    assert program.poll() is not None
+
+
+@pytest.mark.parametrize("seconds", [-1, "soon", True])
+def test_a_wrong_grace_period(seconds):
+    with pytest.raises(ValueError, match="grace_seconds must be a number of seconds"):
+        conveyor.init(grace_seconds=seconds)
+    assert not conveyor.is_initialized()
+
+
+class Hooked:
+    marks: ClassVar[list[str]] = []
+
+    def __conveyor_exit__(self):
+        self.marks.append("sync")
+
+    def leave(self):
+        raise SystemExit(2)
+
+
+class HookedAsync:
+    async def __conveyor_exit__(self):
+        Hooked.marks.append("async")
+
+    async def ping(self):
+        return 1
+
+
+class Failing:
+    def __conveyor_exit__(self):
+        raise ValueError("no end")
+
+
+def test_inline_the_same_hooks_are_called(capsys):
+    Hooked.marks.clear()
+    conveyor.init(engine="inline", grace_seconds=10)
+    hooked = conveyor.remote(Hooked)
+    killed, ended, left, dropped = (hooked.remote() for _ in range(4))
+    loop, failing = conveyor.remote(HookedAsync).remote(), conveyor.remote(Failing).remote()
+    conveyor.get(loop.ping.remote())
+    conveyor.kill(killed)
+    assert Hooked.marks == []
+    conveyor.kill(ended, graceful=True)
+    with pytest.raises(ActorDiedError):
+        conveyor.get(left.leave.remote())
+    del dropped
+    assert Hooked.marks == ["sync"] * 3
+    conveyor.kill(failing, graceful=True)
+    assert "ValueError: no end" in capsys.readouterr().err
+    last = hooked.remote()
+    conveyor.shutdown()
+    del last
+    assert sorted(Hooked.marks) == ["async"] + ["sync"] * 4
+
+
+def test_who_waits_is_told_that_the_session_has_ended(tmp_path, latches, wait_until):
+    import threading
+
+    from conveyor.dag import InputNode
+
+    conveyor.init(grace_seconds=0.2)
+    go = latches()
+    busy = conveyor.remote(Busy).remote(tmp_path)
+    graph_actor = conveyor.remote(Busy).remote(tmp_path)
+    with InputNode() as inp:
+        graph = graph_actor.work.bind(inp).compile(depth=1)
+    call, queued, execution = (
+        busy.work.remote(go.path),
+        busy.ping.remote(),
+        graph.execute(go.path),
+    )
+    waits = [
+        call.get,
+        queued.get,
+        execution.get,
+        lambda: conveyor.get([queued, call]),
+        lambda: (conveyor.wait([call]), call.get()),
+        lambda: graph.execute(go.path),
+    ]
+    told, waiting = [], threading.Semaphore(0)
+
+    def wait(work):
+        waiting.release()
+        try:
+            work()
+        except Exception as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=wait, args=(work,)) for work in waits]
+    for thread in threads:
+        thread.start()
+        waiting.acquire()
+    wait_until((tmp_path / "begun").exists)
+    conveyor.shutdown()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in told] == [SessionEndedError] * len(waits)
+    assert all("the session has ended" in str(error) for error in told)
+    for late in (busy.ping.remote, lambda: graph.execute(1), call.get):
+        with pytest.raises(conveyor.exceptions.RuntimeStateError):
+            late()

@@ -1,0 +1,391 @@
+"""Calls to oneself, and actors that wait for each other: answered where another call may run, else a
+``DeadlockError`` that names the cycle."""
+
+import contextlib
+import queue
+import random
+import sys
+import threading
+
+import cloudpickle
+import pytest
+from integration_helpers import WAIT
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import ConveyorError, DeadlockError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+def steps(*handles):
+    with InputNode() as node:
+        step = node
+        for handle in handles:
+            step = handle.walk.bind(step)
+        return step.compile()
+
+
+class Node:
+    """Walks along a path of handles: each gets what the next one returns."""
+
+    def meet(self, **peers):
+        self.peers = peers
+        self.values = queue.SimpleQueue()
+        self.begun = threading.Event()
+        self.barrier = threading.Barrier(2, timeout=WAIT)
+
+    def ping(self):
+        return "pong"
+
+    def big(self, value):
+        return value
+
+    def walk(self, path):
+        if path in ("", "pong"):  # the end, or what the step before has returned
+            return "pong"
+        return conveyor.get(self.peers[path[0]].walk.remote(path[1:]))
+
+    def with_timeout(self, path):
+        return conveyor.get(self.peers[path[0]].walk.remote(path[1:]), timeout=10 * WAIT)
+
+    def with_wait(self, path):
+        ref = self.peers[path[0]].walk.remote(path[1:])
+        conveyor.wait([ref])
+        return conveyor.get(ref)
+
+    def any_of(self, *paths):
+        refs = [self.peers[path[0]].walk.remote(path[1:]) for path in paths]
+        (first, *_), _ = conveyor.wait(refs)
+        return conveyor.get(first)
+
+    def all_of(self, *paths):
+        return conveyor.get([self.peers[path[0]].walk.remote(path[1:]) for path in paths])[-1]
+
+    def items_of(self, path):
+        return list(self.peers[path[0]].items.remote(path[1:]))[-1]
+
+    def items(self, path):
+        yield "first"
+        yield self.walk(path)
+
+    def as_argument(self, path):
+        # The call waits for its argument, which waits for this very actor.
+        return conveyor.get(self.peers["b"].big.remote(self.peers[path[0]].walk.remote(path[1:])))
+
+    def submit(self, path):
+        self.ref = self.peers[path[0]].walk.remote(path[1:])
+
+    def fetch(self):
+        return conveyor.get(self.ref)
+
+    def in_a_thread(self, path):
+        """A thread of the user's own keeps nobody from anything: this returns, and it is answered."""
+
+        def walk():
+            self.peers["b"].reported.remote(self.walk(path))
+
+        threading.Thread(target=walk).start()
+
+    def reported(self, value):
+        self.values.put(value)
+
+    def report(self):
+        return self.values.get(timeout=WAIT)
+
+    def announced(self):
+        self.begun.set()
+
+    def announcement(self):
+        return self.begun.wait(WAIT)
+
+    def execute(self, graph, value):
+        return conveyor.get(graph.execute(value))
+
+    def fill(self, graph, value):
+        return [graph.execute(value) for _ in range(100)]
+
+    def fill_own(self, names, value):
+        self.graph = steps(*(self.peers[name] for name in names))
+        return len(self.fill(self.graph, value))
+
+    def compile_and_execute(self, names, value):
+        with InputNode() as node:
+            step = node
+            for name in names:
+                step = self.peers[name].walk.bind(step)
+            graph = step.compile()
+        try:
+            return conveyor.get(graph.execute(value))
+        finally:
+            graph.teardown()
+
+
+class Async(Node):
+    async def a_ping(self):
+        return "pong"
+
+    async def awaits(self, path):
+        return await self.peers[path[0]].awaits.remote(path[1:]) if path else "pong"
+
+    async def blocks(self, path):
+        return self.walk(path)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make(*kinds):
+        nodes = {}
+        for name, (cls, options) in zip("abcde", kinds, strict=False):
+            unique = f"{name}-{random.getrandbits(32):x}"
+            nodes[name] = conveyor.remote(cls).options(name=unique, **options).remote()
+        made.extend(nodes.values())
+        conveyor.get([node.meet.remote(**nodes) for node in nodes.values()], timeout=WAIT)
+        return list(nodes.values())
+
+    yield make
+    for node in made:
+        conveyor.kill(node)
+
+
+PLAIN, LOOP = (Node, {}), (Async, {})
+
+
+def threads(n):
+    return Node, {"max_concurrency": n}
+
+
+def deadlocks(ref, *named):
+    with pytest.raises(DeadlockError) as caught:
+        conveyor.get(ref, timeout=WAIT)
+    assert isinstance(caught.value, ConveyorError)
+    for name in named:
+        assert name in str(caught.value)
+    return caught.value
+
+
+WAYS = ["walk", "with_timeout", "with_wait", "any_of", "all_of", "items_of"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", ["a", "ba", "bca"])
+def test_plain_actors_in_a_cycle(make, way, path):
+    nodes = make(PLAIN, PLAIN, PLAIN)
+    deadlocks(getattr(nodes[0], way).remote(path), " waits for ")
+    assert conveyor.get([n.ping.remote() for n in nodes], timeout=WAIT) == ["pong"] * 3
+
+
+def test_the_cycle_is_named_by_methods(make):
+    a, _ = make(PLAIN, PLAIN)
+    error = deadlocks(a.with_timeout.remote("ba"), ".walk waits for ", ".with_timeout waits for ")
+    assert len(set(error.cycle)) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", ["a", "aa", "ba", "bca"])
+def test_with_threads_left_it_is_answered(make, way, path):
+    a, *_ = make(threads(4), threads(4), threads(4))
+    assert conveyor.get(getattr(a, way).remote(path), timeout=WAIT) == "pong"
+
+
+def test_a_large_value_from_oneself(make):
+    (a,) = make((Large, {"max_concurrency": 2}))
+    assert conveyor.get(a.echo.remote(), timeout=WAIT) == 3_000_000
+
+
+class Large(Node):
+    def echo(self):
+        return len(conveyor.get(self.peers["a"].big.remote(b"x" * 3_000_000)))
+
+
+@pytest.mark.parametrize("path", ["aa", "aba"])
+def test_when_every_thread_waits_the_cycle_is_named(make, path):
+    a, _ = make(threads(2), PLAIN)
+    deadlocks(a.walk.remote(path), "max_concurrency")
+    assert conveyor.get(a.walk.remote(""), timeout=WAIT) == "pong"
+
+
+@pytest.mark.parametrize("way", ["walk", "blocks"])
+@pytest.mark.parametrize("path", ["a", "ba"])
+def test_a_blocked_event_loop_is_named(make, way, path):
+    a, b = make(LOOP, PLAIN)
+    deadlocks(getattr(a, way).remote(path), "event loop")
+    assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+
+
+@pytest.mark.parametrize("path", ["a", "aaa", "ba"])
+def test_awaiting_is_answered(make, path):
+    a, _ = make(LOOP, LOOP)
+    assert conveyor.get(a.awaits.remote(path), timeout=WAIT) == "pong"
+
+
+@pytest.mark.parametrize("kind", [PLAIN, LOOP, threads(2)], ids=["plain", "loop", "threads"])
+def test_submitted_returned_and_fetched_later(make, kind):
+    (a,) = make(kind)
+    submitted = a.submit.remote("a")
+    if "max_concurrency" in kind[1]:
+        conveyor.get(submitted, timeout=WAIT)
+        assert conveyor.get(a.fetch.remote(), timeout=WAIT) == "pong"
+        return
+    fetched = a.fetch.remote()
+    # The call to itself was queued behind this one, or had its turn before.
+    with contextlib.suppress(DeadlockError):
+        assert conveyor.get(fetched, timeout=WAIT) == "pong"
+
+
+class Giver(Node):
+    """Its refs go to others as refs."""
+
+    def lend(self, path):
+        return [self.peers[path[0]].walk.remote(path[1:])]
+
+    def get_lent(self, refs):
+        conveyor.get(self.peers["b"].announced.remote())
+        return conveyor.get(refs[0])
+
+    def delegate(self, name, refs):
+        return conveyor.get(self.peers[name].get_lent.remote(refs))
+
+    def get_what_is_lent(self, name, path):
+        # `name` makes the ref of a call that this very actor has to answer.
+        (ref,) = conveyor.get(self.peers[name].lend.remote(path))
+        return conveyor.get(ref)
+
+    def get_together(self, name, path):
+        """Two threads get the same ref, which is made when both are here."""
+        if self.barrier.wait() == 0:
+            (self.lent,) = conveyor.get(self.peers[name].lend.remote(path))
+        self.barrier.wait()
+        return conveyor.get(self.lent)
+
+    def wait_for_what_is_lent(self, name, path):
+        (ref,) = conveyor.get(self.peers[name].lend.remote(path))
+        conveyor.wait([ref])
+        return conveyor.get(ref)
+
+
+GIVER = Giver, {}
+
+
+@pytest.mark.parametrize("way", ["get_what_is_lent", "wait_for_what_is_lent"])
+@pytest.mark.parametrize("path", ["a", "ca"])
+def test_a_ref_that_another_actor_has_made(make, way, path):
+    a, b, c = make(GIVER, GIVER, GIVER)
+    deadlocks(getattr(a, way).remote("b", path), f".{way} waits for ")
+    assert conveyor.get([n.ping.remote() for n in (a, b, c)], timeout=WAIT) == ["pong"] * 3
+    assert conveyor.get(getattr(a, way).remote("b", "c"), timeout=WAIT) == "pong"
+
+
+def test_all_threads_wait_for_the_same_ref(make):
+    a, _ = make((Giver, {"max_concurrency": 2}), GIVER)
+    refs = [a.get_together.remote("b", "a") for _ in range(2)]
+    values, errors = [], []
+    for ref in refs:
+        try:
+            values.append(conveyor.get(ref, timeout=WAIT))
+        except DeadlockError as error:
+            errors.append(str(error))
+    # The error of one thread is the turn of the call that the other waits for.
+    assert values == ["pong"]
+    assert ".get_together waits for " in errors[0]
+
+
+def test_a_ref_of_the_drivers(make):
+    a, b, c = make(GIVER, threads(4), GIVER)
+    # Its call has not been sent when `a` begins to wait for it.
+    ref = a.big.remote(b.report.remote())
+    waiting = c.delegate.remote("a", [ref])
+    assert conveyor.get(b.announcement.remote(), timeout=WAIT)
+    conveyor.get(b.reported.remote("value"), timeout=WAIT)
+    deadlocks(waiting, ".get_lent waits for ")
+    assert conveyor.get(ref, timeout=WAIT) == "value"
+
+
+def test_a_call_that_waits_for_its_argument(make):
+    a, b = make(PLAIN, PLAIN)
+    deadlocks(a.as_argument.remote("a"), ".as_argument waits for ")
+    assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+
+
+def test_any_of_several_is_enough(make):
+    a, *_ = make(PLAIN, PLAIN, PLAIN)
+    assert conveyor.get(a.any_of.remote("a", "b"), timeout=WAIT) == "pong"
+    deadlocks(a.any_of.remote("ba", "ca"), ".any_of waits for ")
+    deadlocks(a.all_of.remote("b", "a"), ".all_of waits for ")
+
+
+def test_a_thread_of_the_users_own_blocks_nobody(make):
+    a, b = make(PLAIN, threads(2))
+    conveyor.get(a.in_a_thread.remote("a"), timeout=WAIT)
+    assert conveyor.get(a.ping.remote(), timeout=WAIT) == "pong"
+    assert conveyor.get(b.report.remote(), timeout=WAIT) == "pong"
+
+
+class InItsConstructor:
+    def __init__(self, name):
+        conveyor.get(conveyor.get_actor(name).ping.remote())
+
+    def ping(self):
+        return "pong"
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["plain", "threads"])
+def test_a_constructor_that_waits_for_its_own_actor(options):
+    name = f"self-{random.getrandbits(32):x}"
+    actor = conveyor.remote(InItsConstructor).options(name=name, **options).remote(name)
+    with pytest.raises(ConveyorError, match="constructor"):
+        conveyor.get(actor.ping.remote(), timeout=WAIT)
+
+
+# Graphs
+
+
+@pytest.mark.parametrize("path", ["a", "ba"])
+def test_a_step_that_waits_for_its_own_actor(make, path):
+    a, b = make(PLAIN, PLAIN)
+    with steps(a) as graph:
+        deadlocks(graph.execute(path), " waits for ")
+        assert conveyor.get(graph.execute(""), timeout=WAIT) == "pong"
+        assert conveyor.get(graph.execute("b"), timeout=WAIT) == "pong"
+    assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+
+
+@pytest.mark.parametrize("path", ["a", "aa", "ba"])
+def test_with_threads_a_step_may_call_its_own_actor(make, path):
+    a, _ = make(threads(3), PLAIN)
+    with steps(a) as graph:
+        assert conveyor.get(graph.execute(path), timeout=WAIT) == "pong"
+        assert conveyor.get(graph.execute(path), timeout=WAIT) == "pong"
+
+
+def test_an_actor_executes_a_graph_whose_actor_waits_for_it(make):
+    a, b, c = make(PLAIN, PLAIN, PLAIN)
+    deadlocks(a.compile_and_execute.remote("b", "a"), ".compile_and_execute waits for ", ".walk")
+    assert conveyor.get([n.ping.remote() for n in (a, b, c)], timeout=WAIT) == ["pong"] * 3
+    assert conveyor.get(a.compile_and_execute.remote("b", "c"), timeout=WAIT) == "pong"
+
+
+@pytest.mark.parametrize("way", ["execute", "fill"])
+@pytest.mark.parametrize("path", ["", "a"])
+def test_a_graph_of_the_drivers_that_the_caller_holds_up(make, way, path):
+    a, b = make(PLAIN, PLAIN)
+    # With `path`, the step on `b` waits for `a`; without, `a` itself has a step.
+    with steps(b) if path else steps(b, a) as graph:
+        deadlocks(getattr(a, way).remote(graph, path), f".{way} waits for ")
+        assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+        assert conveyor.get(graph.execute(""), timeout=WAIT) == "pong"
+
+
+def test_more_executions_than_fit_of_ones_own_graph(make):
+    a, b = make(PLAIN, PLAIN)
+    deadlocks(a.fill_own.remote("b", "a"), ".fill_own waits for ")
+    assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+
+
+def test_with_threads_such_an_actor_answers(make):
+    a, *_ = make(threads(2), PLAIN, PLAIN)
+    assert conveyor.get(a.compile_and_execute.remote("b", "a"), timeout=WAIT) == "pong"

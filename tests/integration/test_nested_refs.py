@@ -1,0 +1,335 @@
+"""Refs inside of arguments and of results: they arrive as refs, live as long as anybody has them or a
+value that refers to them, and are let go of afterwards."""
+
+import gc
+import os
+import sys
+import threading
+
+import cloudpickle
+import numpy as np
+import pytest
+from integration_helpers import WAIT, compiled, get, hold
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, GraphTornDownError, WaitTimeoutError
+from conveyor.runtime import context
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Member:
+    def __init__(self, *args):
+        self.kept = list(args)
+
+    def produce(self, values):
+        return [conveyor.put(value) for value in values]
+
+    def consume(self, refs):
+        return [conveyor.get(ref) for ref in refs]
+
+    def total(self, refs):
+        return float(sum(conveyor.get(ref).sum() for ref in refs))
+
+    def keep(self, *refs):
+        self.kept.extend(refs)
+
+    def get_kept(self, *_):
+        def deep(x):
+            return [deep(v) for v in x] if isinstance(x, list) else conveyor.get(x)
+
+        return deep(self.kept)
+
+    def drop(self):
+        self.kept.clear()
+        gc.collect()
+
+    def pass_on(self, other, refs):
+        return conveyor.get(other.consume.remote(refs))
+
+    def calls(self, other, x):
+        """A ref of a call that this actor makes."""
+        return [other.slow.remote(x)]
+
+    def slow(self, x):
+        return x
+
+    def hold(self, refs, go):
+        hold(go)
+        return [conveyor.get(ref) for ref in refs]
+
+    def late(self, value, go):
+        hold(go)
+        return [conveyor.put(value), value]
+
+    def echo(self, x):
+        return x
+
+    def start_member(self, refs, **options):
+        return conveyor.remote(Member).options(**options).remote(refs)
+
+    def ones(self, n):
+        return np.ones(n)
+
+    def die(self):
+        os._exit(3)
+
+    def drop_results_of(self, other):
+        for _ in range(10):
+            other.produce.remote([5])
+        return conveyor.get(other.echo.remote(0))
+
+    def known(self):
+        return context.current().exports.known_count
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init()
+        yield
+        conveyor.shutdown()
+
+
+@pytest.fixture
+def members():
+    return [conveyor.remote(Member).remote() for _ in range(3)]
+
+
+def kept():
+    context.current().exports.tidy()
+    return context.current().exports.kept
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(session, wait_until):
+    yield
+    gc.collect()
+    wait_until(lambda: kept() == 0, 10, "the end of all exported results")
+
+
+def test_a_consumer_gets_each_of_the_refs_that_a_producer_has_put(members):
+    sender, receiver, third = members
+    values = [np.ones(200_000), np.full(10, 2.0)]
+    refs = sender.produce.remote(values)
+    assert get(receiver.total.remote(refs)) == 200_020
+    assert get(receiver.total.remote(refs)) == 200_020  # again, without having been got here
+    assert get(third.total.remote(get(refs))) == 200_020
+    assert get(sender.total.remote(refs)) == 200_020
+    assert [get(ref).shape for ref in get(refs)] == [(200_000,), (10,)]
+
+
+def test_through_three_processes(members):
+    a, b, c = members
+    made = conveyor.put([1]), a.echo.remote({"k": 2}), get(a.produce.remote([3]))[0]
+    assert get(a.pass_on.remote(b, made)) == [[1], {"k": 2}, 3]
+    assert get(a.pass_on.remote(b, a.produce.remote([4]))) == [4]
+    theirs = a.calls.remote(b, "x")
+    assert get(c.consume.remote(theirs)) == ["x"]
+
+
+def test_refs_that_are_not_done_arrive_and_can_be_waited_for(members, latches):
+    a, b, c = members
+    go = latches()
+    held = a.hold.remote([], go.path)
+    waiting = b.consume.remote([held, c.echo.remote(1)])
+    with pytest.raises(WaitTimeoutError):
+        waiting.get(timeout=0.05)
+    go.open()
+    assert get(waiting) == [[], 1]
+
+
+def test_they_live_as_long_as_a_value_that_refers_to_them(members):
+    a, b, _ = members
+    put = conveyor.put({"list": [conveyor.put(1)]})
+    result = a.produce.remote([2])
+    get(b.keep.remote([put, result]))
+    gc.collect()
+    for _ in range(2):
+        assert get(get(put)["list"][0]) == 1
+        assert get(get(result)[0]) == 2
+    outer = [put, result]
+    del put, result
+    get(a.keep.remote(outer))
+    del outer
+    gc.collect()
+    for _ in range(2):
+        assert get(a.consume.remote([conveyor.put(5)])) == [5]
+    # What it keeps are refs to values with refs.
+    kept = get(a.echo.remote(0))
+    assert kept == 0
+    get([a.drop.remote(), b.drop.remote()])
+
+
+def test_kept_there_they_outlive_everything_here(members):
+    a, b, _ = members
+    ref = b.ones.remote(100_000)
+    get(a.keep.remote([ref]))
+    del ref
+    (own,) = get(b.produce.remote(["b's"]))
+    get(a.keep.remote([own]))
+    del own
+    gc.collect()
+    conveyor.kill(b)
+    values = get(a.get_kept.remote())
+    assert values[0][0].sum() == 100_000
+    assert values[1] == ["b's"]
+    assert kept() == 2
+    get(a.drop.remote())
+
+
+def test_dropped_there_they_are_let_go_of(members, wait_until):
+    a, b, _ = members
+    refs = [conveyor.put(i) for i in range(20)]
+    get(a.keep.remote(refs))
+    get(b.consume.remote(refs))
+    del refs
+    gc.collect()
+    wait_until(lambda: kept() == 20)
+    get(a.drop.remote())
+    wait_until(lambda: kept() == 0)
+    wait_until(lambda: get(a.known.remote()) == get(b.known.remote()) == 0)
+
+
+def test_results_that_nobody_gets_let_go_of_their_refs(members, wait_until):
+    a, b, _ = members
+    graph = compiled(lambda inp: a.produce.bind(inp))
+    for _ in range(30):
+        a.produce.remote([1, 2])
+        graph.execute([3])
+    dropped = [a.produce.remote([4]) for _ in range(5)]
+    conveyor.wait(dropped, num_returns=5, timeout=WAIT)
+    del dropped
+    # In an actor that drops results that it never got.
+    get(b.drop_results_of.remote(a))
+    # What has come and nobody wants goes with the next result that is looked for, or with the graph.
+    get(a.echo.remote(0))
+    graph.teardown()
+    del graph
+    gc.collect()
+    wait_until(lambda: kept() == 0)
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_results_that_come_when_their_graph_has_been_left_let_go_of_their_refs(
+    members, latches, wait_until, size
+):
+    a, _, _ = members
+    go = latches()
+    graph = compiled(lambda inp: a.late.bind(inp, go.path))
+    ref = graph.execute(np.ones(size))
+    tearing_down = threading.Thread(target=graph.teardown)
+    tearing_down.start()
+    wait_until(lambda: graph.status().state == "torn down")
+    go.open()
+    tearing_down.join(WAIT)
+    with pytest.raises(GraphTornDownError):
+        get(ref)
+    wait_until(lambda: kept() == 0)
+    wait_until(lambda: get(a.known.remote()) == 0)
+
+
+def test_an_argument_that_is_never_sent_lets_go_of_its_refs(members, wait_until):
+    a, _, _ = members
+    ref = conveyor.put(1)
+    with pytest.raises(conveyor.exceptions.SerializationError):
+        a.echo.remote([ref, threading.Lock()])
+    with pytest.raises(conveyor.exceptions.SerializationError):
+        conveyor.put([ref, threading.Lock()])
+    graph = compiled(lambda inp: a.echo.bind(inp[0]))
+    with pytest.raises(conveyor.exceptions.SerializationError):
+        graph.execute([ref, threading.Lock()])
+    del ref
+    wait_until(lambda: kept() == 0)
+
+
+def test_two_readers_of_one_value_each_have_its_refs(members):
+    a, b, c = members
+    with InputNode() as inp:
+        made = a.produce.bind(inp)
+        graph = MultiOutputNode([b.consume.bind(made), c.consume.bind(made), made]).compile()
+        shared = MultiOutputNode([b.consume.bind(inp), c.consume.bind(inp)]).compile()
+    for i in range(3):
+        first, second, refs = graph.execute([i])
+        assert get(first) == get(second) == [i]
+        assert get(get(refs)[0]) == i
+        assert get(shared.execute([conveyor.put(i)])) == [[i], [i]]
+    graph.teardown()
+    shared.teardown()
+
+
+def test_inputs_and_results_of_graphs(members):
+    a, b, c = members
+    with InputNode() as inp:
+        graph = b.consume.bind(a.echo.bind(inp)).compile()
+        parts = MultiOutputNode({"got": b.consume.bind(inp[0]), "given": inp[1]}).compile()
+    inner = graph.execute([conveyor.put(1), c.echo.remote(2)])
+    assert get(inner) == [1, 2]
+    assert get(graph.execute([inner])) == [[1, 2]]
+    refs = parts.execute([inner], [inner])
+    assert get(refs["got"]) == [[1, 2]]
+    assert [get(ref) for ref in get(refs["given"])] == [[1, 2]]
+
+
+def test_constructors_keep_theirs_for_restarts(members, wait_until):
+    a, b, _ = members
+    one, two = conveyor.put([1]), b.echo.remote(2)
+    mine = conveyor.remote(Member).options(max_restarts=1).remote([one, [two]])
+    theirs = get(a.start_member.remote([one, [two]], max_restarts=1))
+    del one, two
+    gc.collect()
+    for member in (mine, theirs):
+        assert get(member.get_kept.remote()) == [[[1], [2]]]
+        with pytest.raises(ActorDiedError):
+            get(member.die.remote())
+        assert get(member.get_kept.remote()) == [[[1], [2]]]
+        conveyor.kill(member)
+
+
+def test_the_death_of_who_makes_a_ref_is_its_error(members, latches):
+    a, b, c = members
+    refs = get(a.calls.remote(b, 1))
+    assert get(refs[0]) == 1
+    go = latches()
+    mine = c.hold.remote([], go.path)
+    waiting = b.consume.remote([mine])
+    conveyor.kill(c)
+    with pytest.raises(ActorDiedError):
+        get(waiting)
+    with pytest.raises(ActorDiedError):
+        get(a.consume.remote([mine]))
+
+
+def test_many_threads_send_the_same_refs(members):
+    a, b, _ = members
+    refs = [conveyor.put(i) for i in range(5)] + [a.echo.remote(5)]
+    wrong = []
+
+    def send(member):
+        for _ in range(20):
+            if get(member.consume.remote(refs)) != [0, 1, 2, 3, 4, 5]:
+                wrong.append(member)
+
+    threads = [threading.Thread(target=send, args=(m,)) for m in (a, b, a, b)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert not wrong
+
+
+def test_refs_inside_of_a_result_are_there_however_late_it_is_passed_on():
+    """The ref of the result is garbage as soon as it stands for its value in a call that waits."""
+
+    @conveyor.remote
+    class Maker:
+        def make(self):
+            return [conveyor.put(1), conveyor.put(2)]
+
+        def use(self, refs):
+            return sum(conveyor.get(refs))
+
+    maker, user = Maker.remote(), Maker.remote()
+    for _ in range(30):
+        assert conveyor.get(user.use.remote(maker.make.remote()), timeout=20) == 3

@@ -1,0 +1,306 @@
+"""The end of the driver's program: silent, with its own status, whatever its threads do."""
+
+import signal
+
+import psutil
+import pytest
+
+_HEAD = """
+    import asyncio, atexit, conveyor, os, sys, threading, time
+    from conveyor.dag import InputNode
+    ENGINE = os.environ.get("CONVEYOR_ENGINE")
+    class Plain:
+        def echo(self, x):
+            return x
+        def items(self):
+            while True:
+                yield 1
+    class Naps:
+        async def nap(self):
+            await asyncio.sleep(1000)
+    class Odd:
+        def __reduce__(self):
+            return list, (list(range(sum(range(1000)) % 7)),)
+    plain, naps = conveyor.remote(Plain).remote(), conveyor.remote(Naps).remote()
+    turns = threading.Semaphore(0)
+    def daemon(work, count=1):
+        for _ in range(count):
+            threading.Thread(target=work, daemon=True).start()
+    def again_and_again(work):
+        def run():
+            while True:
+                work()
+                turns.release()
+        return run
+    def under_way(count=20):
+        for _ in range(count):
+            assert turns.acquire(timeout=30)
+"""
+_THREADS = {
+    "calls": """
+        daemon(again_and_again(lambda: conveyor.get(plain.echo.remote(1))), 3)
+        under_way()
+    """,
+    "python code of the codec": """
+        daemon(again_and_again(lambda: conveyor.get(plain.echo.remote(Odd()))), 2)
+        daemon(again_and_again(lambda: conveyor.get(conveyor.put([Odd()]))), 2)
+        under_way()
+    """,
+    "large values": """
+        big = bytes(1 << 20)
+        daemon(again_and_again(lambda: conveyor.get(plain.echo.remote(big))), 2)
+        under_way(5)
+    """,
+    "errors swallowed": """
+        def swallow():
+            try:
+                conveyor.get(plain.echo.remote(1))
+            except Exception:
+                pass
+        daemon(again_and_again(swallow), 2)
+        under_way()
+    """,
+    "waits": """
+        refs = [naps.nap.remote() for _ in range(4)]
+        works = [
+            refs[0].get,
+            lambda: conveyor.get(refs[1:3], timeout=500),
+            lambda: conveyor.wait(refs[3:]),
+            lambda: conveyor.wait(refs[3:], timeout=500),
+        ]
+        def wait(work):
+            turns.release()
+            work()
+        for work in works:
+            daemon(lambda work=work: wait(work))
+        under_way(len(works))
+    """,
+    "a graph without room": """
+        with InputNode() as inp:
+            graph = plain.echo.bind(inp).compile(depth=1)
+        refs = []
+        daemon(again_and_again(lambda: refs.append(graph.execute(1))), 2)
+        daemon(again_and_again(lambda: graph.execute(1).get()), 2)
+        under_way()
+    """,
+    "streams": """
+        stream = plain.items.remote()
+        daemon(again_and_again(lambda: next(stream)))
+        under_way()
+    """,
+    "asyncio": """
+        async def serve():
+            while True:
+                await plain.echo.remote(1)
+                turns.release()
+        async def main():
+            tasks = [asyncio.create_task(serve()) for _ in range(3)]
+            await naps.nap.remote()
+        daemon(lambda: asyncio.run(main()))
+        loop = asyncio.new_event_loop()
+        loop.call_soon(lambda: loop.create_task(serve()))
+        daemon(loop.run_forever)
+        under_way()
+    """,
+    "actors made": """
+        daemon(again_and_again(lambda: conveyor.get(conveyor.remote(Plain).remote().echo.remote(1))))
+        under_way(2)
+    """,
+}
+_INLINE = ("calls", "errors swallowed", "waits", "a graph without room", "asyncio")
+
+
+def _program(text):
+    import textwrap
+
+    return textwrap.dedent(_HEAD) + textwrap.dedent(text)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Nothing here takes long by itself, but the machine may be busy."""
+    monkeypatch.setenv("CONVEYOR_GRACE_SECONDS", "20")
+
+
+def _nothing_left(children):
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.parametrize("what", _THREADS)
+def test_daemon_threads_make_no_noise(scripts, what):
+    for _ in range(2):
+        assert scripts.run(_program(_THREADS[what])) == ""
+        assert scripts.stderr == ""
+
+
+@pytest.mark.parametrize("what", _INLINE)
+def test_nor_do_they_inline(scripts, what):
+    assert scripts.run(_program(_THREADS[what]), env={"CONVEYOR_ENGINE": "inline"}) == ""
+    assert scripts.stderr == ""
+
+
+def test_a_thread_is_told_once_and_then_kept(scripts):
+    """Also one that holds what others wait for at the end comes to its own end."""
+    out = scripts.run(
+        "import atexit\natexit.register(lambda: (thread.join(20), print(told)))\n"
+        + _program("""
+        told = []
+        def calls():
+            try:
+                while True:
+                    conveyor.get(plain.echo.remote(1))
+                    turns.release()
+            except conveyor.exceptions.SessionEndedError as error:
+                told.append(str(error))
+        thread = threading.Thread(target=calls, daemon=True)
+        thread.start()
+        under_way()
+        """)
+    )
+    assert out == "['the session has ended with the program']\n"
+    assert scripts.stderr == ""
+
+
+def test_threads_that_python_waits_for_keep_the_session(scripts):
+    out = scripts.run(
+        _program("""
+        from concurrent.futures import ThreadPoolExecutor
+        done = []
+        def work(i):
+            done.append(conveyor.get(plain.echo.remote(i)))
+        pool = ThreadPoolExecutor(4)
+        for i in range(100):
+            pool.submit(work, i)
+        threading.Thread(target=lambda: [work(i) for i in range(100)]).start()
+        atexit.register(lambda: print(len(done)))
+        """)
+    )
+    assert out == "200\n"
+    assert scripts.stderr == ""
+
+
+def test_errors_of_its_own_are_still_printed(scripts):
+    scripts.run(_program("raise KeyError('mine')"), code=1)
+    assert scripts.stderr.splitlines()[-1] == "KeyError: 'mine'"
+    assert scripts.stderr.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        # What the end of a notebook's kernel comes to.
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("loop = asyncio.new_event_loop(); loop.run_until_complete(killed(loop))", -signal.SIGTERM),
+        ("conveyor.get(naps.nap.remote())", -signal.SIGTERM),
+        ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    ],
+    ids=["python", "asyncio", "get", "SIGINT"],
+)
+def test_signals(scripts, text, code):
+    program = scripts.start(
+        _program(f"""
+        import signal
+        async def killed(loop):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(100)
+        class Hooked:
+            def __conveyor_exit__(self):
+                print("hook")
+            def ping(self):
+                return 1
+        hooked = conveyor.remote(Hooked).remote()
+        conveyor.get(hooked.ping.remote())
+        daemon(again_and_again(lambda: conveyor.get(plain.echo.remote(1))), 2)
+        under_way()
+        print("go", flush=True)
+        {text}
+        """)
+    )
+    assert program.stdout.readline() == "go\n"
+    children = psutil.Process(program.pid).children(recursive=True)
+    if "naps" in text:
+        program.send_signal(signal.SIGTERM)
+    # Not communicate(): what readline() has read ahead would be lost.
+    out, err = program.stdout.read(), program.stderr.read()
+    program.wait(30)
+    assert program.returncode == code, err
+    assert "hook" in out, err
+    if code != -signal.SIGINT:
+        assert err == ""
+    _nothing_left(children)
+
+
+def test_a_handler_of_the_users_stays(scripts):
+    source = """
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: print("mine"))
+        conveyor.shutdown(); conveyor.init()
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    assert scripts.run(_program(source)) == "mine\n"
+
+
+def test_the_handler_can_be_refused_and_goes_with_the_session(scripts):
+    scripts.run("""
+        import conveyor, signal, threading
+        default = lambda: signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        conveyor.init(handle_sigterm=False)
+        assert default()
+        conveyor.shutdown()
+        for engine in "local", "inline":
+            conveyor.init(engine=engine)
+            assert not default()
+            conveyor.shutdown()
+            assert default()
+        thread = threading.Thread(target=conveyor.init)
+        thread.start()
+        thread.join()
+        assert default()
+    """)
+
+
+def test_a_second_sigterm_ends_it_at_once(scripts):
+    program = scripts.start(
+        """
+        import conveyor, time
+        class Slow:
+            def __conveyor_exit__(self):
+                print("ending", flush=True)
+                time.sleep(1000)
+            def ping(self):
+                return 1
+        conveyor.init(grace_seconds=1000)
+        slow = conveyor.remote(Slow).remote()
+        conveyor.get(slow.ping.remote())
+        print("go", flush=True)
+        time.sleep(1000)
+        """
+    )
+    assert program.stdout.readline() == "go\n"
+    children = psutil.Process(program.pid).children(recursive=True)
+    program.send_signal(signal.SIGTERM)
+    assert "ending" in program.stdout.readline()
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(20) == -signal.SIGTERM
+    psutil.wait_procs(children, timeout=10)
+    _nothing_left(children)
+
+
+def test_children_of_fork_do_not_end_the_session(scripts):
+    out = scripts.run(
+        _program("""
+        import signal
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        print(conveyor.get(plain.echo.remote(1)))
+        """)
+    )
+    assert out == "1\n"
+    assert scripts.stderr == ""

@@ -1,0 +1,180 @@
+"""What peers may have written in shared memory is checked before it is used: an index, a ring's head."""
+
+import mmap
+import os
+import struct
+
+import pytest
+
+from conveyor import _core
+from conveyor.channel import set_up_codec
+from conveyor.exceptions import ConveyorError
+from conveyor.runtime.waiting.deadlock import ONE, STEPS, Lanes
+
+SLOTS = 4
+RING_SLOTS = 8
+HEAD = 64  # of a ring: where its head is
+
+
+@pytest.fixture
+def board():
+    made = _core.Board.create(SLOTS)
+    for slot in range(SLOTS):
+        made.prepare(slot, f"process {slot}")
+        made.alive_unwatched(slot)
+    yield made
+    made.close_fds()
+
+
+@pytest.fixture
+def event():
+    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("slot", [SLOTS, SLOTS + 1000, 2**32 - 1])
+def test_a_slot_that_is_not_there(board, event, slot):
+    inbox = _core.Inbox(board, 0, event, 0)
+    uses = [
+        lambda: board.set_eventfd(slot, event, 1),
+        lambda: board.forget_eventfd(slot),
+        lambda: board.prepare(slot, "x"),
+        lambda: board.name(slot),
+        lambda: board.live(slot),
+        lambda: board.alive_unwatched(slot),
+        lambda: board.guard_signals(slot),
+        lambda: board.leave(slot),
+        lambda: board.leaving(slot),
+        lambda: board.death_number(slot),
+        lambda: board.ring(slot, 1),
+        lambda: board.announce_death(slot),
+        lambda: board.free(slot),
+        lambda: board.condition(slot),
+        lambda: board.incarnation(slot),
+        lambda: board.gone(slot, 1),
+        lambda: board.pid(slot),
+        lambda: board.waits(slot, STEPS),
+        lambda: board.ask(slot),
+        lambda: board.status(slot),
+        lambda: inbox.note_waits(STEPS, ONE, [(slot, STEPS, "")]),
+        lambda: _core.Inbox(board, slot, event, 0),
+    ]
+    for use in uses:
+        with pytest.raises(IndexError, match=f"no slot {slot} on a board of {SLOTS}"):
+            use()
+    with pytest.raises(IndexError, match="no such bit"):
+        board.ring(0, _core.BELL_BITS)
+
+
+def test_a_watch_of_a_slot_that_is_not_there(board):
+    watch = _core.DeathWatch(board)
+    with pytest.raises(IndexError, match="no slot 99"):
+        watch.add(99)
+    watch.stop()
+
+
+def test_notes_of_waits(board, event):
+    inbox = _core.Inbox(board, 1, event, 0)
+    long = "ä" * 200
+    inbox.note_waits(STEPS, ONE, [(2, STEPS, "one"), (3, 1, long)])
+    version, answered, mode, waits = board.waits(1, STEPS)
+    assert (answered, mode, waits[0]) == (0, ONE, (2, STEPS, "one"))
+    assert waits[1][:2] == (3, 1)
+    assert long.startswith(waits[1][2].rstrip("\ufffd"))  # cut, not spilled
+    assert board.ask(1) == inbox.asked == 1
+    inbox.answer(STEPS, 1)
+    assert board.waits(1, STEPS)[:2] == (version, 1)
+    inbox.note_waits(STEPS, ONE, [])
+    assert board.waits(1, STEPS)[0] > version
+    with pytest.raises(ValueError, match="too many"):
+        inbox.note_waits(STEPS, ONE, [(2, STEPS, "")] * (_core.WAIT_TARGETS + 1))
+    for work in (2, 2**32 - 1):
+        with pytest.raises(IndexError, match="no such kind of work"):
+            board.waits(1, work)
+        with pytest.raises(IndexError, match="no such kind of work"):
+            inbox.answer(work, 1)
+
+
+def test_a_process_that_says_it_waits_for_nobody_s_slot(board, event):
+    """One that is broken must not end others who only look whether they wait for each other."""
+    broken = _core.Inbox(board, 1, event, 0)
+    inbox = _core.Inbox(board, 0, event, 0)
+    broken.note_waits(STEPS, ONE, [(0, STEPS, "it waits for this one")])
+    lanes = Lanes(inbox, board, 0)
+    lanes.open(ONE, 1, lambda: "this one")
+    with lanes.waiting(lambda _: ((1, STEPS, "the broken one"),)) as wait:
+        assert wait is not None
+        assert wait.look(inbox.asked) is not None  # it is suspected
+        with mmap.mmap(board.fd, 0) as memory:
+            text = memory.find(b"it waits for this one\0")
+            target = text - 12 * 4
+            assert struct.unpack_from("<I", memory, target) == (STEPS,)
+            for wrong in (2 * SLOTS, 123456, 2**31, 2**32 - 1):
+                struct.pack_into("<I", memory, target, wrong)
+                assert board.waits(1, STEPS) is None
+                assert wait.look(inbox.asked) is None
+            # As many waits as it likes: no more than there is room for are read.
+            struct.pack_into("<I", memory, target, 0)
+            struct.pack_into("<I", memory, target - 4, 2**32 - 1)
+            assert len(board.waits(1, STEPS)[3]) == _core.WAIT_TARGETS
+
+
+@pytest.fixture
+def channel(board, event):
+    """A gate on a ring from this process to itself; and the segment's memory."""
+    set_up_codec()
+    fd = _core.Arena.create_fd(1 << 30)
+    arena = _core.Arena(fd, 1 << 30, 1 << 24, board, 0)
+    view = _core.ArenaView(fd, 1 << 30, board, 0)
+    os.close(fd)
+    size = _core.Segment.ring_bytes(RING_SLOTS, 256, 1)
+    segment = _core.Segment.create(size)
+    segment.make_ring(0, RING_SLOTS, 256, 1)
+    writer = _core.Writer(segment, 0, board, [(0, 3)], arena, None)
+    reader = _core.Reader(segment, 0, 0, board, (0, 3), view, False, "graph 1, edge #2 (A.f)")
+    inbox = _core.Inbox(board, 0, event, 0)
+    gate = _core.Gate([writer], [reader], 4, _core.KIND_VALUE, inbox)
+    with mmap.mmap(segment.fd, 0) as memory:
+        yield gate, reader, memory
+
+
+@pytest.mark.parametrize("head", [RING_SLOTS + 3, 2**40, 2**64 - 1, 0])
+def test_a_ring_whose_head_somebody_has_written_over(channel, head):
+    """Its reader gets an error that names the edge, wherever it looks, and comes to an end."""
+    gate, reader, memory = channel
+    for i in range(2):
+        assert gate.submit(i) == i
+    assert reader.receive() == 0
+    memory[HEAD : HEAD + 8] = struct.pack("<Q", head)
+    uses = [
+        gate.drain,
+        lambda: gate.ready(1, 0),
+        lambda: gate.take(1, 0),
+        lambda: gate.get(1, 0, 1.0),
+        lambda: gate.completed,
+        reader.receive,
+        reader.skip,
+        lambda: reader.empty,
+        lambda: reader.available,
+        lambda: reader.front,
+    ]
+    for use in uses:
+        with pytest.raises(
+            (OSError, ConveyorError), match=r"graph 1, edge #2 \(A.f\), written by process 0"
+        ):
+            use()
+    # Mended, nothing is lost.
+    memory[HEAD : HEAD + 8] = struct.pack("<Q", 2)
+    assert gate.ready(1, 0)
+    assert gate.take(1, 0) == 1
+
+
+def test_a_submission_that_needs_a_broken_ring_to_move(channel):
+    gate, _, memory = channel
+    for i in range(4):
+        assert gate.submit(i) == i
+    memory[HEAD : HEAD + 8] = struct.pack("<Q", 2**50)
+    with pytest.raises((OSError, ConveyorError), match="edge #2"):
+        gate.submit(4)
+    assert gate.submitted == 4
