@@ -335,7 +335,7 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
     // A stopped process does not answer.
     constexpr uint64_t kPatienceNs = 1'000'000'000;
     const uint64_t deadline = now_ns() + kPatienceNs;
-    std::vector<uint32_t> asked = board_->ask_for_memory(slot_);
+    std::vector<Board::Asked> asked = board_->ask_for_memory(slot_);
     while (!asked.empty()) {
       const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
       if (taken()) return;
@@ -357,8 +357,9 @@ void Arena::full() const {
   unpublished -= held;
   for (auto& list : free_)
     for (const Block* block : list) unpublished -= block->touched;
-  std::string text = "the session's memory cap of " + number(cap_) + " bytes is reached: " + number(out_.size()) + " values of together " +
-                     number(held) + " bytes are still held by their readers";
+  std::string text = "the session's memory cap of " + number(cap_) + " bytes is reached: ";
+  if (out_.empty()) text += "no value of this process is held by its readers";
+  else text += number(out_.size()) + " values of this process, of together " + number(held) + " bytes, are still held by their readers";
   if (unpublished != 0) text += ", " + number(unpublished) + " bytes are being written or belong to arrays that were made in place";
   if (board_) {
     text += "; the session's arenas:";

@@ -227,13 +227,14 @@ void Arena::run() {
     const timespec timeout = to_timespec(ns);
     futex_wait(&returns_->count, seen, ns != 0 ? &timeout : nullptr);
   };
-  auto called = [this] { return stop_.load(std::memory_order_seq_cst) || returns_->asked.load(std::memory_order_seq_cst) != 0; };
+  auto called = [this] { return stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)); };
   for (;;) {
     // Before it looks: who has news bumps the word afterwards.
     const uint32_t seen = returns_->count.load(std::memory_order_seq_cst);
     returns_->wanted.store(1, std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_seq_cst)) return;
-    const bool asked = returns_->asked.load(std::memory_order_seq_cst) != 0;
+    const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
+    const bool asked = returns_->pending(ticket);
     uint64_t due;
     try {
       due = give_back(asked ? 0 : idle_ns_);
@@ -241,7 +242,8 @@ void Arena::run() {
       due = now_ns() + idle_ns_;
     }
     if (asked) {
-      returns_->asked.store(0, std::memory_order_seq_cst);
+      // Only those who asked before it looked: who asks later gets a look of its own.
+      returns_->answered.store(ticket, std::memory_order_seq_cst);
       memory_->note_given();
       continue;
     }

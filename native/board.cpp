@@ -178,19 +178,18 @@ void Board::nudge(uint32_t index) {
   if (strike(&slot(index)->bell, kAttentionBit)) write_eventfd(index);
 }
 
-std::vector<uint32_t> Board::ask_for_memory(uint32_t index) {
-  std::vector<uint32_t> asked;
+std::vector<Board::Asked> Board::ask_for_memory(uint32_t index) {
+  std::vector<Asked> asked;
   for (uint32_t i = 0, n = used(); i < n; ++i) {
     if (i == index || slot(i)->memory.load(std::memory_order_relaxed) == 0) continue;
-    slot(i)->returns.ask();
-    asked.push_back(i);
+    asked.push_back({i, slot(i)->returns.ask()});
   }
   return asked;
 }
 
-void Board::still_asked(std::vector<uint32_t>& slots) const {
-  std::erase_if(slots, [this](uint32_t i) {
-    return slot(i)->returns.asked.load(std::memory_order_seq_cst) == 0 || slot(i)->memory.load(std::memory_order_seq_cst) == 0;
+void Board::still_asked(std::vector<Asked>& who) const {
+  std::erase_if(who, [this](const Asked& one) {
+    return !slot(one.slot)->returns.pending(one.ticket) || slot(one.slot)->memory.load(std::memory_order_seq_cst) == 0;
   });
 }
 

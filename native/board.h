@@ -154,9 +154,13 @@ class Board {
     header_->memory.note_given();
   }
   // Have all processes but `index` that have memory look for what they can give back; who has been asked.
-  std::vector<uint32_t> ask_for_memory(uint32_t index);
+  struct Asked {
+    uint32_t slot;
+    uint32_t ticket;
+  };
+  std::vector<Asked> ask_for_memory(uint32_t index);
   // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.
-  void still_asked(std::vector<uint32_t>& slots) const;
+  void still_asked(std::vector<Asked>& who) const;
 
   // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
   void ring(uint32_t index, uint32_t bit);

@@ -681,6 +681,32 @@ TEST(the_cap_is_the_session_s) {
   for (Block* block : {two[0], two[1], third}) b.arena.release(block);
 }
 
+// Who asks while an earlier one is being answered waits for an answer of its own: what that look has found
+// may be what the earlier one takes.
+TEST(each_who_asks_for_memory_has_its_own_answer) {
+  Setup s;
+  Returns& returns = s.board->slot(3)->returns;
+  s.board->slot(3)->memory.store(1);
+  auto first = s.board->ask_for_memory(0);
+  const uint32_t looks_for = returns.asked.load();
+  auto second = s.board->ask_for_memory(1);
+  returns.answered.store(looks_for);
+  s.board->still_asked(first);
+  CHECK(first.empty());
+  s.board->still_asked(second);
+  CHECK_EQ(second.size(), 1u);
+  returns.answered.store(returns.asked.load());
+  s.board->still_asked(second);
+  CHECK(second.empty());
+  // A process that has the slot after it counts from the beginning: nobody waits for its answer.
+  auto late = s.board->ask_for_memory(0);
+  s.board->prepare(3, "later");
+  s.board->slot(3)->memory.store(1);
+  s.board->still_asked(late);
+  CHECK(late.empty());
+  s.board->slot(3)->memory.store(0);
+}
+
 TEST(no_two_get_the_last_of_the_memory) {
   Setup s;
   constexpr size_t kCap = 4 * kMiB;
