@@ -257,6 +257,7 @@ void Arena::look(size_t at_most, size_t& from) {
   for (size_t left = std::min(at_most, out_.size()); left > 0 && !out_.empty(); --left) {
     if (from == 0 || from > out_.size()) from = out_.size();
     const size_t i = --from;
+    ++looks_;
     Block* block = out_[i];
     if (block->held()) continue;
     out_[i] = out_.back();
@@ -377,6 +378,11 @@ void Arena::full() const {
 size_t Arena::blocks_out() const {
   std::lock_guard lock(mutex_);
   return out_.size();
+}
+
+uint64_t Arena::looks() const {
+  std::lock_guard lock(mutex_);
+  return looks_;
 }
 
 size_t Arena::gaps() const {

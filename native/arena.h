@@ -132,6 +132,8 @@ class Arena {
   std::vector<Holding> holdings(const Budget* of = nullptr) const;
   size_t cap() const { return cap_; }
   size_t gaps() const;
+  // How often a published block has been asked whether it is still held.
+  uint64_t looks() const;
 
   // Take back all blocks that are done, and give back the memory of those that have been free for
   // `idle_ns`. When the next one will have been; 0: none is free.
@@ -192,6 +194,7 @@ class Arena {
   FreeAddresses addresses_;
   std::atomic<size_t> touched_{0};
   size_t scan_ = 0;
+  uint64_t looks_ = 0;
   std::vector<std::shared_ptr<Mapping>> windows_;
   std::vector<std::unique_ptr<Block>> all_;
   std::vector<Block*> out_;                    // published, not yet seen free
