@@ -84,6 +84,8 @@ struct Ring {
 class Segment {
  public:
   Segment(Fd fd, size_t size) : fd_(std::move(fd)), size_(size), base_(map_shared(fd_.get(), 0, size)) {}
+  // Of a file that others keep open: the mapping is enough here.
+  Segment(int fd, size_t size) : size_(size), base_(map_shared(fd, 0, size)) {}
   ~Segment() { ::munmap(base_, size_); }
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -93,7 +95,7 @@ class Segment {
   static std::shared_ptr<Segment> attach(int fd) {
     const off_t size = ::lseek(fd, 0, SEEK_END);
     if (size <= 0) throw_errno("segment size");
-    return std::make_shared<Segment>(dup_cloexec(fd), size_t(size));
+    return std::make_shared<Segment>(fd, size_t(size));
   }
   int fd() const { return fd_.get(); }
   // Once everybody has it, the mapping is enough.

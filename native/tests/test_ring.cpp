@@ -295,6 +295,7 @@ TEST(rings_lie_side_by_side_in_a_segment) {
   for (size_t i = 0; i < 3; ++i) segment->make_ring(i * bytes, 2, 64, 3, 0);
   auto same = Segment::attach(segment->fd());
   CHECK_EQ(same->size(), segment->size());
+  CHECK_EQ(same->fd(), -1);  // a mapping needs no descriptor of its own
   segment->close_fd();
   CHECK_EQ(segment->fd(), -1);
   segment->ring(bytes).header->head.store(7);

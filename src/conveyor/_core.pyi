@@ -286,7 +286,7 @@ class Segment:
 
     @staticmethod
     def attach(fd: int) -> Segment:
-        """The segment behind a descriptor, which is duplicated."""
+        """The segment behind a descriptor, which stays the caller's; none is kept."""
 
     @staticmethod
     def ring_bytes(slots: int, stride: int, readers: int) -> int:
@@ -294,7 +294,7 @@ class Segment:
 
     @property
     def fd(self) -> int:
-        """The segment's descriptor, -1 after ``close_fd``; stays the segment's."""
+        """The descriptor of a segment that was created here, -1 after ``close_fd``; stays the segment's."""
 
     def close_fd(self) -> None:
         """Close the descriptor; the memory stays."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conveyor.exceptions import SystemLimitError
+from conveyor.exceptions import SystemLimitError, TaskError
 
 #: Descriptors that a session asks for at most: programs that close all numbers up to the limit, one by
 #: one, shall not take long over it.
 _MOST_DESCRIPTORS = 1 << 16
+
+# What this process is called in texts that other processes may show.
+_name = "the driver"
+
+
+def name_process(name: str) -> None:
+    """Say what this process is: the driver, if nobody says."""
+    global _name
+    _name = name
 
 
 def raise_descriptor_limit() -> None:
@@ -24,22 +34,23 @@ def raise_descriptor_limit() -> None:
 
 def hint(error: OSError) -> str:
     """What to say of ``error`` if a limit of this process or of the system is behind it, else nothing."""
+    who = f"{_name} (pid {os.getpid()})"
     if error.errno == errno.EMFILE:
         return (
-            f"this process may have {_soft(resource.RLIMIT_NOFILE)} descriptors, and has them (an actor "
-            f"takes the driver 7, and an actor 2 for each process it knows): raise the limit (ulimit -n, "
-            f"LimitNOFILE= of systemd), or have fewer actors"
+            f"{who} may have {_soft(resource.RLIMIT_NOFILE)} descriptors, and has them (an actor takes "
+            f"the driver 7, and an actor 2 for each process it knows): raise the limit (ulimit -n, "
+            f"LimitNOFILE= of systemd), have fewer actors, or have it keep fewer files open"
         )
     if error.errno == errno.ENFILE:
         return "the system has no descriptors left (fs.file-max)"
     if error.errno == errno.EFBIG:
         return (
-            f"files of this process may have {_soft(resource.RLIMIT_FSIZE)} bytes (ulimit -f), which "
+            f"files of {who} may have {_soft(resource.RLIMIT_FSIZE)} bytes (ulimit -f), which "
             f"holds for shared memory too: raise the limit, or ask for less with init(arena_bytes=)"
         )
     if error.errno == errno.ENOMEM:
         return (
-            f"this process may have {_soft(resource.RLIMIT_AS)} bytes of addresses (ulimit -v), or the "
+            f"{who} may have {_soft(resource.RLIMIT_AS)} bytes of addresses (ulimit -v), or the "
             f"system has no memory left: raise the limit"
         )
     if error.errno == errno.EAGAIN:
@@ -53,10 +64,10 @@ def hint(error: OSError) -> str:
 @contextmanager
 def explained(what: str) -> Iterator[None]:
     """What the system refuses inside, because of a limit, becomes a ``SystemLimitError``. ``what``: what is
-    being done, as in "cannot ..."."""
+    being done, as in "cannot ...". What was raised elsewhere says itself whose limit it is."""
     try:
         yield
-    except SystemLimitError:
+    except (SystemLimitError, TaskError):
         raise
     except OSError as error:
         said = hint(error)

@@ -1,11 +1,17 @@
 """Limits of the system: what is done about them, and what errors say of those that are met."""
 
+import contextlib
 import errno
+import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import conveyor
 from conveyor.exceptions import ConveyorError, SystemLimitError
+from conveyor.runtime import context
+from integration_helpers import WAIT, hold
 
 ACTORS = """
 import os, resource, sys
@@ -174,3 +180,141 @@ os.chdir("/tmp")
 assert conveyor.get(A.remote().cwd.remote()) == "/tmp"
 """
     )
+
+
+@conveyor.remote
+class Tight:
+    """An actor that can be short of descriptors."""
+
+    def __init__(self):
+        self.fillers = []
+
+    def fill(self, spare):
+        """From now on there are ``spare`` descriptors left."""
+        used = {int(name) for name in os.listdir("/proc/self/fd")}
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 8, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                self.fillers.append(os.dup(0))
+        for _ in range(spare):
+            os.close(self.fillers.pop())
+
+    def release(self):
+        while self.fillers:
+            os.close(self.fillers.pop())
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def descriptors(self):
+        return len(os.listdir("/proc/self/fd"))
+
+    def echo(self, x):
+        return x
+
+    def call(self, other):
+        return conveyor.get(other.echo.remote(1))
+
+    def call_in_a_thread(self, other):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.call, other).result()
+
+    def hold(self, path):
+        hold(path)
+
+    def compile_and_run(self, other):
+        with conveyor.dag.InputNode() as inp:
+            dag = other.echo.bind(inp)
+        with dag.compile(name="inner") as graph:
+            return conveyor.get(graph.execute(3))
+
+
+def names(error, actor):
+    text = str(error)
+    return f"actor {actor} (pid " in text and "ulimit -n" in text and "Too many open files" in text
+
+
+# A segment and one peer are passed as three descriptors, and two more are kept of the peer.
+@pytest.mark.parametrize("spare", range(5))
+def test_a_compile_says_which_actor_is_short_of_descriptors(fresh_session, spare):
+    tight, other = Tight.options(name="tight").remote(), Tight.remote()
+    conveyor.get(tight.fill.remote(spare))
+    with conveyor.dag.InputNode() as inp:
+        dag = other.echo.bind(tight.echo.bind(inp))
+    with pytest.raises(SystemLimitError, match="its part of g") as raised:
+        dag.compile(name="g")
+    assert names(raised.value, "tight")
+    assert raised.value.errno == errno.EMFILE
+    conveyor.get(tight.release.remote())
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(2)) == 2
+
+
+@pytest.mark.parametrize("spare", range(5))
+@pytest.mark.parametrize("how", ["call", "compile_and_run"])
+def test_an_actor_that_is_short_of_descriptors_says_so_when_it_calls(fresh_session, spare, how):
+    tight, other = Tight.options(name="tight").remote(), Tight.remote()
+    conveyor.get(tight.fill.remote(spare))
+    with pytest.raises(SystemLimitError) as raised:
+        conveyor.get(getattr(tight, how).remote(other))
+    assert names(raised.value, "tight")
+    conveyor.get(tight.release.remote())
+    before = conveyor.get(tight.descriptors.remote())
+    assert conveyor.get(getattr(tight, how).remote(other)) == {"call": 1}.get(how, 3)
+    # Two of the peer; neither a link keeps any, nor does a graph.
+    assert conveyor.get(tight.descriptors.remote()) <= before + 2
+
+
+@pytest.mark.parametrize("spare", [0, 2, 4])
+@pytest.mark.parametrize("how", ["call", "call_in_a_thread"])
+def test_who_calls_an_actor_that_cannot_be_introduced_is_told(fresh_session, spare, how):
+    full, caller = Tight.options(name="full").remote(), Tight.remote()
+    conveyor.get(full.fill.remote(spare))
+    for _ in range(2):
+        with pytest.raises(SystemLimitError) as raised:
+            conveyor.get(getattr(caller, how).remote(full))
+        assert names(raised.value, "full")
+    assert conveyor.get(full.echo.remote(5)) == 5  # it lives, and serves whom it knows
+    conveyor.get(full.release.remote())
+    assert conveyor.get(getattr(caller, how).remote(full)) == 1
+
+
+def test_refused_callers_take_nothing_of_an_actor(fresh_session):
+    """Neither bits of its bell, of which there are 1024, nor descriptors of the driver."""
+    full, caller = Tight.options(name="full").remote(), Tight.remote()
+    conveyor.get(full.fill.remote(0))
+
+    def refused():
+        with pytest.raises(SystemLimitError):
+            conveyor.get(caller.call.remote(full))
+        return len(os.listdir("/proc/self/fd"))
+
+    before = refused()
+    for _ in range(20):
+        refused()
+    assert refused() <= before
+    records = {record.id.name: record for record in context.current().actors}
+    assert not any(record.mailboxes for record in records.values())
+    assert len(records["full"].introduced) <= 1
+    assert records["full"].bits._next < 20
+
+
+def test_who_waits_while_the_actor_is_busy_is_told_in_the_end(fresh_session, tmp_path, wait_until):
+    @conveyor.remote
+    class Async:
+        async def call(self, other):
+            return await other.echo.remote(1)
+
+    full, caller, asynchronous = Tight.options(name="full").remote(), Tight.remote(), Async.remote()
+    conveyor.get(full.fill.remote(0))
+    busy = full.hold.remote(tmp_path / "go")
+    calls = [caller.call.remote(full), asynchronous.call.remote(full)]
+    full_record = next(r for r in context.current().actors if r.id.name == "full")
+    wait_until(lambda: len(full_record.introduced) == 2)
+    assert conveyor.wait(calls, timeout=0.05)[0] == []
+    (tmp_path / "go").touch()
+    for call in calls:
+        with pytest.raises(SystemLimitError, match="cannot take calls of") as raised:
+            conveyor.get(call, timeout=WAIT)
+        assert names(raised.value, "full")
+    conveyor.get(busy)

@@ -86,7 +86,7 @@ class Launcher:
         events: EventLoop,
         on_exit: Callable[[int, int], None],
         on_output: Callable[[int, str, bytes], None],
-        preload: Sequence[str] = ("conveyor.runtime.actor.worker",),
+        preload: Sequence[str] = ("conveyor.runtime.actor.worker", "conveyor.channel.fullpickle"),
     ) -> None:
         """``preload``: modules that the fork server imports once, for all actors."""
         self.server_pid = 0

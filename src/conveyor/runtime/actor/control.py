@@ -16,6 +16,7 @@ from conveyor.runtime.actor.hello import Caller
 from conveyor.runtime.actor.program import make_program
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES
+from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.producers import Producers
@@ -43,7 +44,6 @@ class Control:
         self.only_accept = False
         # That wish, with its number.
         self._next: tuple[int, Any] | None = None
-        self._broken: Exception | None = None
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
 
     def label(self, graph: int, node: int) -> str | None:
@@ -54,8 +54,6 @@ class Control:
     def serve(self) -> None:
         reader, replies = self._link.reader, self._link.replies
         while True:
-            if self._broken is not None:
-                raise self._broken  # nobody would ever answer that caller: rather a death that says why
             operation = "control"
             try:
                 if self._next is None:
@@ -73,12 +71,10 @@ class Control:
                     continue
                 getattr(self, f"_{operation}")(*args)
             except Exception as error:
-                if operation != "accept":
-                    self._fail(reader.tag, error, operation)
-                    continue
-                self._broken = error
-                if self.only_accept:
-                    return  # not to be raised in the method that runs
+                self._fail(reader.tag, error, operation)
+                if operation in ("accept", "control"):
+                    # Nobody waits for that answer: who calls waits for the call's, which never comes.
+                    self._worker.runtime.refuse(reader.tag, error)
             else:
                 replies.send(None, tag)
 
@@ -108,7 +104,7 @@ class Control:
             data, more, flags, _ = socket.recv_fds(self._socket, TICKET_BYTES, MAX_FDS)
             if flags & socket.MSG_CTRUNC:  # the rest is gone: no descriptor was left for it
                 close_all([*more, *fds])
-                raise OSError(errno.EMFILE, _NO_FDS)
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not more:
                 raise ConnectionError("the driver's control socket has ended")
             if int.from_bytes(data, "little") == ticket:
@@ -129,7 +125,8 @@ class Control:
                 os.close(fd)
 
     def _load(self, tag: int, assignment: Assignment, new_peers: NewPeers, ticket: int) -> None:
-        segment = self._receive_segment(new_peers, ticket)
+        with explained(f"receive its part of {assignment.name}"):
+            segment = self._receive_segment(new_peers, ticket)
         self._loads[assignment.graph] = (tag, assignment, segment)
         if self._worker.instance.started:
             self.finish_loads()
@@ -141,7 +138,8 @@ class Control:
             graph = next(iter(self._loads))
             tag, assignment, segment = self._loads.pop(graph)
             try:
-                program, producers, labels = make_program(self._worker, assignment, segment)
+                with explained(f"take its part in {assignment.name}"):
+                    program, producers, labels = make_program(self._worker, assignment, segment)
             except Exception as error:
                 self._fail(tag, error, "load")
                 continue
@@ -165,21 +163,18 @@ class Control:
             self._process.arena.give_back_soon()
 
     def _accept(self, caller: Caller, new_peers: NewPeers, bit: int, ticket: int) -> None:
-        segment = self._receive_segment(new_peers, ticket)
+        name = self._process.board.name(caller.slot)
+        with explained(f"take calls of {name}"):
+            segment = self._receive_segment(new_peers, ticket)
         self._worker.handlers[bit] = self._worker.calls.open(segment, caller.slot, bit)
 
     def _hang_up(self, bit: int) -> None:
         # First: while what the caller has asked for is served, the bit may become another caller's.
-        del self._worker.handlers[bit]
-        self._worker.calls.hang_up(bit)
+        if self._worker.handlers.pop(bit, None) is not None:  # else it was never accepted
+            self._worker.calls.hang_up(bit)
 
     def _stop(self) -> None:
         self._worker.stop()
 
     def _end(self) -> None:
         self._worker.end()
-
-
-_NO_FDS = (
-    "the descriptors of a channel could not be received: this process may have no more (ulimit -n)"
-)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
@@ -18,17 +19,35 @@ class RequestClient:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # to be taken last
 
     def ask(self, operation: str, *args: Any) -> tuple[Any, list[int]]:
         with self._lock:
             try:
-                send_message(self._socket, (operation, args))
+                self._send(operation, *args)
                 (ok, answer), fds = receive_message(self._socket)
             except OSError as error:
                 raise RuntimeStateError(f"the driver does not answer: {error}") from error
         if not ok:
             raise answer
         return answer, fds
+
+    def refusal(self, actor: ActorId, number: int) -> ConveyorError:
+        """Why ``actor`` does not take the calls that come over link ``number``."""
+        error, _ = self.ask("refusal", number)
+        if isinstance(error, ConveyorError):
+            return error
+        return RuntimeStateError(f"{actor.name} does not take calls from here")
+
+    def tell(self, operation: str, *args: Any) -> None:
+        """Say something that has no answer. It waits for no request that is under way: the driver may
+        need this before it can answer that one."""
+        with suppress(OSError):  # the driver is gone, and with it who should know
+            self._send(operation, *args)
+
+    def _send(self, operation: str, *args: Any) -> None:
+        with self._sending:
+            send_message(self._socket, (operation, args))
 
     def death(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import weakref
@@ -15,7 +14,7 @@ from conveyor import _core
 from conveyor.channel.sealed import seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.exceptions import ActorDiedError, RuntimeStateError
+from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import Plan
 from conveyor.runtime.actor.requests import RequestClient
@@ -30,11 +29,13 @@ from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.actor_exports import ActorExports
+from conveyor.runtime.refs.messages import all_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.deadlock import STEPS, Blockers
 from conveyor.runtime.waiting.patience import wait_until
+from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.worker import Worker
@@ -102,32 +103,49 @@ class ActorRuntime(CallingRuntime):
             if link is not None and not link.gone:
                 return link
             # A first link, or one to the process that the actor has now.
-            (slot, incarnation, bit), fds = self._requests.ask("connect", actor)
-            segment_fd, arena_fd, eventfd = fds
-            try:
-                self.process.adopt(slot, incarnation, arena_fd, eventfd)
-                link = Link(
-                    self.process,
-                    _core.Segment.attach(segment_fd),
-                    slot,
-                    actor.name,
-                    bit,
-                    lambda: self._requests.death(actor, slot, incarnation),
-                    self.pump.add,
-                    incarnation=incarnation,
-                )
-            finally:
-                for fd in fds:
-                    os.close(fd)
+            with explained(f"call {actor.name}"):
+                link = self._connect(actor)
             self.links[actor.index] = link
             return link
+
+    def _connect(self, actor: ActorId) -> Link:
+        (number, slot, incarnation, bit), fds = self._requests.ask("connect", actor)
+        try:
+            segment_fd, arena_fd, eventfd = all_of(fds, 3)
+            self.process.adopt(slot, incarnation, arena_fd, eventfd)
+            return Link(
+                self.process,
+                _core.Segment.attach(segment_fd),
+                slot,
+                actor.name,
+                bit,
+                lambda: self._requests.death(actor, slot, incarnation),
+                self.pump.add,
+                incarnation=incarnation,
+                why_refused=lambda: self._requests.refusal(actor, number),
+            )
+        except BaseException:
+            self._requests.tell("disconnect", number)
+            raise
+        finally:
+            close_all(fds)
+
+    def refuse(self, tag: int, error: Exception) -> None:
+        """The introduction of a caller that the driver has sent with ``tag`` has failed here."""
+        assert self.own_actor is not None
+        if not isinstance(error, ConveyorError):
+            text = f"{self.own_actor.name} could not open a way for these calls: {error!r}"
+            error = RuntimeStateError(text)
+        self._requests.tell("refuse", tag, error)
 
     def is_alive(self, actor: ActorId) -> bool:
         return self.link(actor).is_alive
 
     def _open(self, what: str, *args: Any) -> socket.socket:
-        _, (fd,) = self._requests.ask("open", what, *args)
-        return socket.socket(fileno=fd)
+        with explained("open a connection to the driver"):
+            _, fds = self._requests.ask("open", what, *args)
+            (fd,) = all_of(fds, 1)
+            return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         kept = self._constructor(spec)
@@ -175,7 +193,8 @@ class ActorRuntime(CallingRuntime):
         plan = lower(root, config, placement)
         own = self._worker.hello
         refuse_own(plan, ActorId(own.number, own.name))
-        return ProcessGraph(self, plan, config)
+        with explained(f"lay the channels of {config.name or 'the graph'}"):
+            return ProcessGraph(self, plan, config)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         self.tidy()
@@ -184,10 +203,15 @@ class ActorRuntime(CallingRuntime):
         sealed = [seal(with_bound_values(tasks)) for tasks in tasks_by_actor(plan)]
         answer, fds = self._requests.ask("lay", config, skeleton, sealed)
         self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
-        return self._laid(answer, fds)
+        try:
+            return self._laid(answer, fds)
+        except BaseException:
+            self._let_go(answer[0], False)
+            raise
 
     def lay_again(self, number: int, first: int) -> Laid:
-        return self._laid(*self._requests.ask("lay_again", number, first))
+        with explained(f"lay the channels of graph {number} again"):
+            return self._laid(*self._requests.ask("lay_again", number, first))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))
@@ -200,6 +224,7 @@ class ActorRuntime(CallingRuntime):
         number, members, *rest = answer
         labels = self._labels[number]
         try:
+            all_of(fds, 1 + 2 * len(members))
             for i, member in enumerate(members):
                 ends = fds[1 + 2 * i : 3 + 2 * i]
                 self.process.adopt(member.slot, member.incarnation, *ends)

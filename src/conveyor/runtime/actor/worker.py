@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from conveyor import _core
+from conveyor import _core, system_limits
 from conveyor.channel import byvalue
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
@@ -242,7 +242,9 @@ def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
 
 def main(payload: bytes, fds: list[int]) -> None:
     """The entry of an actor's process, called on its main thread by the engine."""
-    worker = Worker(pickle.loads(payload), fds)
+    hello: Hello = pickle.loads(payload)
+    system_limits.name_process(f"actor {hello.name}")
+    worker = Worker(hello, fds)
     context.install(worker.runtime)
     byvalue.name_in(sys.modules["__main__"])
     try:

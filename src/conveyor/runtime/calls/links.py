@@ -33,9 +33,9 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
 
 def link_segment() -> _core.Segment:
     """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
-    the marks of cancelled calls."""
+    the marks of cancelled calls, and the mark of a link that the other side could not accept."""
     size = reply_offset()
-    segment = _core.Segment.create(2 * size + _core.Limits.bytes(CALL_SLOTS, 0))
+    segment = _core.Segment.create(_refusal_offset() + _core.Limits.bytes(1, 0))
     segment.make_ring(0, CALL_SLOTS, CALL_STRIDE, 1)
     segment.make_ring(size, CALL_SLOTS, CALL_STRIDE, 1)
     return segment
@@ -48,6 +48,23 @@ def reply_offset() -> int:
 def link_limits(segment: _core.Segment) -> _core.Limits:
     """Which calls of a link are cancelled."""
     return _core.Limits(segment, 2 * reply_offset(), CALL_SLOTS, 0)
+
+
+def _refusal_offset() -> int:
+    return 2 * reply_offset() + _core.Limits.bytes(CALL_SLOTS, 0)
+
+
+class Refusal:
+    """A word of a link that says that nobody serves it, and nobody will. The driver writes it."""
+
+    def __init__(self, segment: _core.Segment) -> None:
+        self._words = _core.Limits(segment, _refusal_offset(), 1, 0)
+
+    def __bool__(self) -> bool:
+        return self._words.cancelled(0)
+
+    def mark(self) -> None:
+        self._words.cancel(0)
 
 
 class CallRef(Ref):
@@ -78,15 +95,20 @@ class Link:
         kind: int = _core.KIND_CALL,
         incarnation: int | None = None,
         label: Callable[[int, int], str | None] | None = None,
+        why_refused: Callable[[], ConveyorError] | None = None,
     ) -> None:
         """``incarnation``: of the actor's process in its slot (default: the one that is there now).
-        ``label`` names a (graph, node) that the actor runs."""
+        ``label`` names a (graph, node) that the actor runs. ``why_refused``: of a link that the actor
+        still has to accept; asked once it could not."""
         self._process = process
         self.actor_slot = actor_slot
         self._incarnation = (
             process.board.incarnation(actor_slot) if incarnation is None else incarnation
         )
         self._label = label
+        self._refusal = Refusal(segment) if why_refused is not None else None
+        self._why_refused = why_refused
+        self._why: ConveyorError | None = None
         self._is_control = kind == _core.KIND_CONTROL
         self.actor_name = actor_name
         self._on_death = on_death
@@ -161,11 +183,18 @@ class Link:
         again."""
         if self._process.ended and not self._is_control:
             return True
+        if self._refusal is not None and self._refusal:
+            return True
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
     def _why_gone(self) -> ConveyorError:
         if self._process.ended and not self._is_control:
             return ending.error()
+        if self._why_refused is not None and self._refusal:
+            with self._lock:
+                if self._why is None:
+                    self._why = self._why_refused()
+            return self._why
         return self._on_death()
 
     def end(self) -> None:
@@ -279,7 +308,9 @@ class Link:
             if ref._number < 0:
                 inbox.wait(seen, step)
             else:
-                value = get_or_wait(ref, inbox, seen, step, deaths, wait is not None)
+                # A refusal changes nothing that the gate looks at: it only rings.
+                every_ring = wait is not None or self._refusal is not None
+                value = get_or_wait(ref, inbox, seen, step, deaths, every_ring)
                 if value is not EMPTY:
                     return value
             patience.check(lambda: self.describe(ref), self.doing)
@@ -333,6 +364,8 @@ class Link:
     def doing(self) -> str:
         if self._process.ended:
             return "the session has ended"
+        if self._refusal is not None and self._refusal:
+            return f"{self.actor_name} does not take calls from here"
         if self.gone:
             return f"{self.actor_name} is dead"
         status = describe_status(self._process.board, self.actor_slot, self._label)

@@ -62,7 +62,7 @@ class Actors:
         self._watches = DeathWatches(self._board)
         self._restarts = Restarts(self)
         self._goodbye = Goodbye(self._board, grace, self._end_at_once, driver.label)
-        self.introductions = Introductions(self)
+        self.introductions = Introductions(self, self._board)
 
     def __iter__(self) -> Iterator[ActorRecord]:
         return iter(list(self._records.values()))
@@ -383,6 +383,7 @@ class Actors:
                 self._driver.links.pop(record.id.index, None)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.
             record.calls = record.control_link = record.start = None
+            record.introduced = []
             if not record.restarting:
                 self._forget_name(record)
             if not record.keeps_slot:

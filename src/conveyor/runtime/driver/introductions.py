@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from conveyor import _core
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.hello import Caller
-from conveyor.runtime.calls.links import link_segment
+from conveyor.runtime.calls.links import Refusal, link_segment
 from conveyor.runtime.graph.layout import RESULT_BIT, Assignment
 from conveyor.runtime.process import close_all, dup_all
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.actors import Actors
     from conveyor.runtime.driver.record import ActorRecord
+    from conveyor.runtime.refs.ref import Ref
+
+
+@dataclass(eq=False, slots=True)
+class Introduced:
+    """A link that has been laid, and that the callee may not have accepted yet."""
+
+    number: int
+    caller: ActorRecord
+    callee: ActorRecord
+    bit: int
+    segment: _core.Segment
+    ack: Ref
 
 
 class Introductions:
     """The driver's: it has the descriptors of all actors' processes."""
 
-    def __init__(self, actors: Actors) -> None:
+    def __init__(self, actors: Actors, board: _core.Board) -> None:
         self._actors = actors
+        self._board = board
+        self._numbers = itertools.count(1)
 
     def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Any:
         """Give an actor its part of a graph; the ref of its acknowledgement."""
@@ -39,10 +57,12 @@ class Introductions:
             record.known_peers.update(new)
             return ack
 
-    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, list[int], Any]:
-        """Lay a link between two actors: the mailbox bit, the descriptors for the caller (segment,
-        and the callee's arena and eventfd), which are the caller's to close, and the ref of the
-        callee's acknowledgement."""
+    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int]]:
+        """Lay a link between two actors: its number, the mailbox bit, and the descriptors for the caller
+        (segment, and the callee's arena and eventfd), which are the caller's to close.
+
+        It does not wait for the callee, which may be in a method for long: one that cannot accept the
+        caller says so (:meth:`refuse`)."""
         callee.check_alive()
         segment = link_segment()
         with callee.control_lock:
@@ -55,7 +75,11 @@ class Introductions:
             finally:
                 close_all(fds)
             callee.known_peers.update(new)
-        caller.mailboxes.append((callee, bit))
+            laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack)
+            # Those that have been accepted need not be kept.
+            callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
+            callee.introduced.append(laid)
+        caller.mailboxes[laid.number] = callee, bit
         if caller.exited.is_set():  # meanwhile
             self.hang_up(caller)
         own = self.duplicates([callee])
@@ -63,17 +87,40 @@ class Introductions:
             raise callee.death()
         # Not noted as a peer of the caller: a graph's assignment may overtake the answer.
         try:
-            return bit, [os.dup(segment.fd), *own], ack
+            fds = [os.dup(segment.fd), *own]
         except OSError:
             close_all(own)
             raise
+        segment.close_fd()
+        return laid.number, bit, fds
 
-    def hang_up(self, caller: ActorRecord) -> None:
-        """A caller is dead: whom it has called need not keep room for it."""
-        while caller.mailboxes:
-            callee, bit = caller.mailboxes.pop()
+    def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
+        """``callee`` could not take note of the caller that it was told of with ``tag``: that is the
+        outcome of the calls that come over this link. The next call has another one laid."""
+        if callee.control_link is not None:
+            callee.control_link.flush()  # then whoever has just sent it has noted its tag
+        with callee.control_lock:
+            laid = next((i for i in callee.introduced if i.ack._number == tag), None)
+            if (
+                laid is None
+            ):  # something else was sent with that tag, and whoever did waits for the answer
+                return
+            callee.introduced.remove(laid)
+            callee.known_peers.pop(laid.caller.slot, None)
+        if laid.caller.mailboxes.pop(laid.number, None) is None:
+            return  # the caller is dead, or has let go of it
+        callee.bits.give_back(laid.bit)
+        laid.caller.refusals[laid.number] = error
+        Refusal(laid.segment).mark()
+        self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+
+    def hang_up(self, caller: ActorRecord, number: int | None = None) -> None:
+        """A caller is dead, or could not open its end of link ``number``: whom it has called need not
+        keep room for it."""
+        for known in list(caller.mailboxes) if number is None else [number]:
+            callee, bit = caller.mailboxes.pop(known, (None, 0))
             with suppress(ConveyorError):
-                if callee.alive:
+                if callee is not None and callee.alive:
                     callee.control("hang_up", bit)
                     callee.bits.give_back(bit)  # what takes it next is told after this
 
@@ -97,3 +144,7 @@ class Introductions:
                 if s in by_slot and record.known_peers.get(s) != by_slot[s].incarnation
             }
             return new, self.duplicates(by_slot[s] for s in new)
+
+
+def _accepted(ack: Ref) -> bool:
+    return ack.done() and not ack.has_failed()

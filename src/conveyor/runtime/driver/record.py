@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.exceptions import ActorDiedError, ActorRestartedError
+from conveyor.exceptions import ActorDiedError, ActorRestartedError, ConveyorError
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo, ProcessOptions
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
     from conveyor.runtime.driver.engine import Spawned
+    from conveyor.runtime.driver.introductions import Introduced
     from conveyor.runtime.refs.ref import Ref
 
 #: How long an error waits for the exit code that the fork server is about to report.
@@ -77,8 +78,13 @@ class ActorRecord:
         # Descriptors and the frame that announces them go in step.
         self.control_lock = threading.Lock()
         self.known_peers: dict[int, int] = {}  # slot -> incarnation
-        #: Mailboxes that other actors have for this process's calls: their bits, to be given back.
-        self.mailboxes: list[tuple[ActorRecord, int]] = []
+        #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
+        #: to be given back.
+        self.mailboxes: dict[int, tuple[ActorRecord, int]] = {}
+        #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
+        self.introduced: list[Introduced] = []
+        #: Why others could not accept this process as a caller, by the number of the link.
+        self.refusals: dict[int, ConveyorError] = {}
         self.calls: Link | None = None
         self.start: Ref | None = None  # of the constructor
         self.control_link: Link | None = None

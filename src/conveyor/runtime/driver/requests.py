@@ -26,12 +26,16 @@ from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ProcessOptions
 from conveyor.runtime.refs.messages import receive_message, send_message
 from conveyor.runtime.refs.ref import Ref
+from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
     from conveyor.runtime.driver.engine import Engine
     from conveyor.runtime.driver.laying import Laying
     from conveyor.runtime.driver.record import ActorRecord
+
+#: What is said and not asked: it has no answer.
+_TOLD = ("disconnect", "refuse")
 
 
 class RequestServer:
@@ -69,16 +73,20 @@ class RequestServer:
     def _on_request(self, record: ActorRecord, sock: socket.socket) -> None:
         try:
             (operation, args), _ = receive_message(sock)
-        except (ConnectionError, OSError):
+        except OSError:
             self.remove(record)
             return
-        # Answering may wait for the fork server or for another actor's main loop.
-        threads.start(self._answer, "request", record, sock, operation, args)
+        # It may wait for the fork server or for another actor's main loop.
+        if operation in _TOLD:
+            threads.start(getattr(self, f"_{operation}"), "request", record, *args)
+        else:
+            threads.start(self._answer, "request", record, sock, operation, args)
 
     def _answer(self, record: ActorRecord, sock: socket.socket, operation: str, args: Any) -> None:
         fds: list[int] = []
         try:
-            answer, fds = getattr(self, f"_{operation}")(record, *args)
+            with explained(f"do what {record.id.name} asks for ({operation})"):
+                answer, fds = getattr(self, f"_{operation}")(record, *args)
             ok = True
         except Exception as error:
             answer, ok = error, False
@@ -94,11 +102,21 @@ class RequestServer:
             callee = self._driver.actors.current(actor)
             callee.actor.shared = True
             try:
-                bit, fds, _ack = self._driver.actors.introductions.link(caller, callee)
+                number, bit, fds = self._driver.actors.introductions.link(caller, callee)
                 break
             except ActorRestartedError:  # it has died just now, and is waited for
                 continue
-        return (callee.slot, callee.incarnation, bit), fds
+        return (number, callee.slot, callee.incarnation, bit), fds
+
+    def _disconnect(self, caller: ActorRecord, number: int) -> None:
+        """Link ``number``, which ``caller`` has asked for, could not be opened there."""
+        self._driver.actors.introductions.hang_up(caller, number)
+
+    def _refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
+        self._driver.actors.introductions.refuse(callee, tag, error)
+
+    def _refusal(self, caller: ActorRecord, number: int) -> tuple[Any, list[int]]:
+        return caller.refusals.pop(number, None), []
 
     def _create(
         self,

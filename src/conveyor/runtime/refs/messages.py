@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import socket
 from typing import Any
@@ -36,3 +38,11 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
         if data[:1] == b".":
             # Both ends are this program: the actor's process was forked by our own fork server.
             return pickle.loads(b"".join(parts)), fds
+
+
+def all_of(fds: list[int], count: int) -> list[int]:
+    """``fds``, which came with a message that had ``count``. ``OSError`` if some are missing: the kernel
+    drops those for which this process has no number left."""
+    if len(fds) < count:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return fds
