@@ -7,11 +7,11 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import context
-from integration_helpers import WAIT, hold
 
 ACTORS = """
 import os, resource, sys
