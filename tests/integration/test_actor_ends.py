@@ -417,3 +417,85 @@ def test_who_waits_is_told_that_the_session_has_ended(tmp_path, latches, wait_un
     for late in (busy.ping.remote, lambda: graph.execute(1), call.get):
         with pytest.raises(conveyor.exceptions.RuntimeStateError):
             late()
+
+
+# Each step of the end raises what no ordinary error is.
+FAILING_STEPS = """
+    import asyncio, atexit, conveyor, pathlib, sys
+    from conveyor.dag import InputNode
+
+    class Steps:
+        def __init__(self, name):
+            self.name = name
+            self.kept = open(f"{name}-file", "w")
+            self.kept.write("kept")
+            atexit.register(self.step, "atexit", self.name, raises=False)
+        @staticmethod
+        def step(what, name, raises=True):
+            pathlib.Path(f"{name}-{what}").touch()
+            if raises:
+                raise {"interrupt": KeyboardInterrupt, "exit": SystemExit, "error": ValueError}[sys.argv[1]](what)
+        def items(self):
+            name, step = self.name, self.step
+            try:
+                while True:
+                    yield 1
+            finally:
+                step("generator", name)
+        def more(self):
+            name, step = self.name, self.step
+            try:
+                while True:
+                    yield 1
+            finally:
+                step("another", name)
+        def __del__(self):
+            self.step("del", self.name)
+    class Sync(Steps):
+        def __conveyor_exit__(self):
+            self.step("hook", self.name)
+    class Async(Steps):
+        async def nap(self, number):
+            name, step = self.name, self.step
+            try:
+                pathlib.Path(f"{name}-sleeps{number}").touch()
+                await asyncio.sleep(1000)
+            finally:
+                step(f"coroutine{number}", name)
+        async def __conveyor_exit__(self):
+            await asyncio.sleep(0)
+            self.step("hook", self.name)
+
+    conveyor.init()
+    sync, other = (conveyor.remote(Sync).remote(name) for name in ("sync", "other"))
+    loop = conveyor.remote(Async).remote("loop")
+    streams = [a.items.remote() for a in (sync, other, loop)] + [a.more.remote() for a in (sync, other, loop)]
+    for stream in streams:
+        next(stream)
+    naps = [loop.nap.remote(i) for i in range(3)]
+    conveyor.get(loop.__ray_call__.remote(lambda self: None))
+    while not pathlib.Path("loop-sleeps2").exists():
+        pass
+    try:
+        conveyor.shutdown()
+    except KeyboardInterrupt:
+        assert len(sys.argv) > 2
+    assert not conveyor.is_initialized()
+"""
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+@pytest.mark.parametrize("what", ["interrupt", "exit", "error"])
+def test_each_step_of_the_end_is_tried_whatever_the_one_before_raised(
+    scripts, tmp_path, what, engine
+):
+    told = ["interrupted"] if (engine, what) == ("inline", "interrupt") else []
+    scripts.run(FAILING_STEPS, what, *told, env={"CONVEYOR_ENGINE": engine})
+    found = {path.name for path in tmp_path.iterdir()}
+    for name in ("sync", "other", "loop"):
+        steps = ["generator", "another", "hook", "del", "atexit"]
+        steps += [f"coroutine{i}" for i in range(3)] if name == "loop" else []
+        missing = [step for step in steps if f"{name}-{step}" not in found]
+        assert not missing, (name, missing, scripts.stderr)
+        assert (tmp_path / f"{name}-file").read_text() == "kept"
+    assert "__conveyor_exit__ has failed" in scripts.stderr

@@ -155,10 +155,13 @@ class Actor:
 
         def at_the_end(run: Run) -> None:
             nonlocal instance
+            interrupt = None
             if orderly:
-                self.generators.close()
-                call_exit_hook(instance, self.name, run)
+                interrupt = self.generators.close()
+                interrupt = call_exit_hook(instance, self.name, run) or interrupt
             instance = None
+            if interrupt is not None:
+                raise interrupt  # of who ends the program that all of this is in
 
         self.host.close(at_the_end)
 

@@ -17,6 +17,7 @@ from typing import Any
 from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime import threads
+from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.waiting import aio
 
 #: Coroutines of one actor that run side by side, if it does not say.
@@ -103,10 +104,13 @@ class Loop(Host):
         try:
             loop.run_forever()
         finally:
-            loop.run_until_complete(aio.cancel_all_tasks())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            self._at_the_end(loop.run_until_complete)
-            loop.run_until_complete(loop.shutdown_default_executor())
+            # One that raises KeyboardInterrupt stops the loop: the others need another turn.
+            while try_each(lambda: loop.run_until_complete(aio.cancel_all_tasks())) is not None:
+                pass
+            try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+            with suppress(KeyboardInterrupt):  # printed, and no concern of this thread
+                self._at_the_end(loop.run_until_complete)
+            try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
             loop.close()
             # Its view of the bell ends with it, not when it is garbage.
             aio._watches.pop(loop, None)

@@ -366,14 +366,30 @@ class InlineRuntime(CallingRuntime):
         for graph in list(self.graphs):
             graph.close(error)
         self._shared_graphs.clear()
+        try:
+            self._end_actors(error)
+        finally:
+            self._close(error)
+
+    def _end_actors(self, error: SessionEndedError) -> None:
+        interrupt: KeyboardInterrupt | None = None
         for actor in list(self._actors.values()):
-            actor.end("ended with its session", error=error)
+            try:
+                actor.end("ended with its session", error=error)
+            except (
+                KeyboardInterrupt
+            ) as raised:  # in what one does at its end: the others have theirs
+                interrupt = interrupt or raised
         end = time.monotonic() + self._grace
         late = [x.name for x in list(self._loops) if not x.join(max(end - time.monotonic(), 0.0))]
         if late and self._grace > 0:
             logger.warning(
                 "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)
             )
+        if interrupt is not None:
+            raise interrupt
+
+    def _close(self, error: SessionEndedError) -> None:
         self.exports.close(error)
         self.watcher.close()
         self._crossing.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -14,6 +13,7 @@ from conveyor.exceptions import GraphTornDownError
 from conveyor.runtime.actor.calls import Mailbox
 from conveyor.runtime.actor.hello import Caller
 from conveyor.runtime.actor.program import make_program
+from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES
 from conveyor.system_limits import explained
@@ -87,11 +87,7 @@ class Control:
         """The actor ends: take down all programs, which refer to its methods."""
         while self._programs:
             _, (program, producers, _) = self._programs.popitem()
-            program.close()
-            try:
-                producers.close()
-            except Exception:  # of the user's generator
-                traceback.print_exc()
+            try_each(program.close, producers.close)
 
     def _fail(self, tag: int, error: Exception, operation: str) -> None:
         self._link.replies.send_error(encode_error(error, self._name, operation), tag)
@@ -157,9 +153,9 @@ class Control:
         self._process.limit_spin(graph, None)
         program, producers, _ = self._programs.pop(graph, (None, None, {}))
         if program is not None and producers is not None:
+            del self._worker.handlers[program.bit]
             program.close()
             producers.close()
-            del self._worker.handlers[program.bit]
             self._process.arena.give_back_soon()
 
     def _accept(self, caller: Caller, new_peers: NewPeers, bit: int, ticket: int) -> None:

@@ -41,7 +41,7 @@ class Instance:
 
     def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what
-        the hook returns, if that is a coroutine."""
+        the hook returns, if that is a coroutine. What any of it raises is printed."""
         self._generators.close()
         call_exit_hook(self._object, self.name, run)
         self._object = None

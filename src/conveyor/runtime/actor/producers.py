@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -170,5 +171,7 @@ class Producers:
         return turn
 
     def close(self) -> None:
-        for producer in self._producers:
-            producer.close()
+        """Close all; then what one of them has raised is raised."""
+        with ExitStack() as each:
+            for producer in self._producers:
+                each.callback(producer.close)

@@ -23,6 +23,7 @@ from conveyor.runtime.actor.hello import Hello
 from conveyor.runtime.actor.instance import Instance
 from conveyor.runtime.actor.runtime import ActorRuntime
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
+from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.deadlock import LOOP, ONE, STARTING, THREADS
 
@@ -109,13 +110,13 @@ class Worker:
             grace.limit(self.hello.name, self.hello.grace)
 
     def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
-        self.control.close()
-        if sys.exc_info()[0] is None:  # else the page says what has ended the actor
+        try_each(self.control.close)
+        regular = sys.exc_info()[0] is None  # else the page says what has ended the actor
+        if regular:
             self.process.inbox.running_call(EXIT_HOOK, 0)
-        self.instance.end(run)
-        flush_files()
-        gc.collect()  # what refers to itself, and finalizers of what it holds
-        if sys.exc_info()[0] is None:
+        # The collection: what refers to itself, and finalizers of what it holds.
+        try_each(lambda: self.instance.end(run), flush_files, gc.collect)
+        if regular:
             self.process.inbox.idle()
 
     def _run(self) -> None:
@@ -152,10 +153,12 @@ class Worker:
                 self._begin_end()
                 if self.coroutines is not None:
                     self.coroutines.leaving = True
-                loop.run_until_complete(cancel_all_tasks())
-                loop.run_until_complete(loop.shutdown_asyncgens())
+                # One that raises KeyboardInterrupt stops the loop: the others need another turn.
+                while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
+                    pass
+                try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
                 self._end_instance(loop.run_until_complete)
-                loop.run_until_complete(loop.shutdown_default_executor())
+                try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
         finally:
             asyncio.set_event_loop(None)
             loop.close()

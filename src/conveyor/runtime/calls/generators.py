@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from conveyor.exceptions import GraphError
+from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of
 from conveyor.runtime.refs.streams import StreamRef
@@ -157,14 +157,10 @@ class OpenGenerators:
         if close is not None:
             close()
 
-    def close(self) -> None:
+    def close(self) -> KeyboardInterrupt | None:
         """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
         printed."""
-        for key in list(self._open):
-            try:
-                self._close(key)
-            except Exception:
-                traceback.print_exc()
+        return try_each(*(functools.partial(self._close, key) for key in list(self._open)))
 
 
 def find_method(

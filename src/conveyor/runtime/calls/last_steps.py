@@ -1,0 +1,26 @@
+"""The end of an actor, step by step: each is tried, whatever the one before has raised."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def try_each(*steps: Callable[[], object], name: str = "") -> KeyboardInterrupt | None:
+    """Take all steps. What one raises is printed, as a failure of ``name`` if that is given, and ends no
+    other: not even ``SystemExit``, since the end is under way.
+
+    A ``KeyboardInterrupt`` is printed and returned (the first of several), for whom it may have meant
+    more: in an actor's process, which Ctrl-C does not reach, only user code raises it.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                interrupt = interrupt or error
+            head = f"{name} has failed:\n" if name else ""
+            print(head + traceback.format_exc(), file=sys.stderr)
+    return interrupt
