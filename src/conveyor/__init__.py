@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from conveyor import dag, exceptions, observe
 from conveyor.api import (
     ActorClass,
@@ -33,6 +35,9 @@ from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
+if TYPE_CHECKING:
+    from conveyor import metrics
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -58,6 +63,7 @@ __all__ = [
     "is_initialized",
     "kill",
     "method",
+    "metrics",
     "nodes",
     "observe",
     "put",
@@ -65,3 +71,12 @@ __all__ = [
     "shutdown",
     "wait",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is asked for: most programs ask for none of it.
+    if name == "metrics":
+        from importlib import import_module
+
+        return import_module("conveyor.metrics")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -434,7 +434,8 @@ FAILING_STEPS = """
         def step(what, name, raises=True):
             pathlib.Path(f"{name}-{what}").touch()
             if raises:
-                raise {"interrupt": KeyboardInterrupt, "exit": SystemExit, "error": ValueError}[sys.argv[1]](what)
+                kinds = {"interrupt": KeyboardInterrupt, "exit": SystemExit, "error": ValueError}
+                raise kinds[sys.argv[1]](what)
         def items(self):
             name, step = self.name, self.step
             try:

@@ -174,8 +174,11 @@ os.chdir(folder)
 os.rmdir(folder)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    assert conveyor.get(A.remote().cwd.remote()) == "/"
+    actor = A.remote()  # here
+    assert conveyor.get(actor.cwd.remote()) == "/"
 assert "working directory is gone" in str(told[0].message)
+with open(told[0].filename) as program:
+    assert program.read().splitlines()[told[0].lineno - 1].endswith("# here")
 os.chdir("/tmp")
 assert conveyor.get(A.remote().cwd.remote()) == "/tmp"
 """

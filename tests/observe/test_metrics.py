@@ -139,3 +139,18 @@ def test_opentelemetry(engine):
 def test_nothing_of_opentelemetry_is_imported_unasked():
     code = "import sys, conveyor.metrics; assert not any('opentelemetry' in m for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_it_is_an_attribute_of_the_package_and_is_imported_when_it_is_asked_for():
+    code = """
+import sys, conveyor
+assert "conveyor.metrics" not in sys.modules
+assert conveyor.metrics.prometheus_text() == ""
+assert conveyor.metrics is sys.modules["conveyor.metrics"]
+try:
+    conveyor.metric
+except AttributeError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "module 'conveyor' has no attribute 'metric'\n"

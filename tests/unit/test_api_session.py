@@ -184,6 +184,25 @@ def test_init_takes_what_ray_programs_pass(engines):
     assert engines[1].options == {}
 
 
+def test_local_mode_is_the_inline_engine(engines, monkeypatch):
+    api.init(local_mode=False)
+    assert (engines[0].engine, engines[0].options) == ("local", {})
+    api.shutdown()
+    api.init(local_mode=True)
+    assert (engines[1].engine, engines[1].options) == ("inline", {})
+    api.shutdown()
+    api.init("inline", local_mode=False)
+    assert engines[2].engine == "inline"
+    api.shutdown()
+    with pytest.raises(
+        ValueError, match="local_mode=True is engine=\"inline\", and not engine='local'"
+    ):
+        api.init("local", local_mode=True)
+    monkeypatch.setenv("CONVEYOR_ENGINE", "inline")
+    api.init(local_mode=False)  # the default, which that says
+    assert engines[3].engine == "inline"
+
+
 def test_a_second_init(engines):
     api.init()
     with pytest.raises(RuntimeStateError, match="running already"):

@@ -44,13 +44,14 @@ def init(
         **options: the engine's own options: ``arena_bytes`` (the memory cap), ``env_vars`` of all actors,
             and ``raise_descriptor_limit=False``, which leaves this process's soft limit of descriptors as
             it is instead of raising it to the hard one (at most to 65,536). Of Ray's, ``address`` may be
-            ``"auto"`` or ``"local"``, ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of
+            ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``, ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of
             ``runtime_env`` are set in every actor, and those that have nothing to do on one machine are
             taken with a warning.
 
     Raises:
         RuntimeStateError: a session is running already.
-        ValueError: an unknown engine, a setting out of its range.
+        ValueError: an unknown engine, ``local_mode`` with another one than ``"inline"``, a setting out of
+            its range.
         TypeError: an option that the engine does not have.
     """
     address = options.pop("address", None)
@@ -61,6 +62,10 @@ def init(
             f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
             f"this machine, and nothing has to be started for them"
         )
+    if options.pop("local_mode", False):
+        if engine not in (None, "inline"):
+            raise ValueError(f'local_mode=True is engine="inline", and not engine={engine!r}')
+        engine = "inline"
     engine = engine or _default_engine()
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
+
+from conveyor.callers import users_level
 
 #: Of actors and functions: what each would mean.
 ACTOR_OPTIONS = {
@@ -66,12 +67,4 @@ def take_out(options: dict[str, Any], known: Mapping[str, str], where: str) -> N
             continue
         _warned.add((where, name))
         text = f"{where} has no use for {name}={value!r}: {known[name]}"
-        warnings.warn(text, stacklevel=_users_level())
-
-
-def _users_level() -> int:
-    """The level of the first frame outside of this package, as ``warnings.warn`` counts in the caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conveyor."):
-        level, frame = level + 1, frame.f_back
-    return level
+        warnings.warn(text, stacklevel=users_level())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import system_limits
+from conveyor.callers import users_level
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
@@ -43,7 +44,7 @@ def _working_directory() -> str:
         return os.getcwd()
     except OSError as error:
         text = f"this process's working directory is gone ({error.strerror}): actors start in /"
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=users_level())
         return "/"
 
 
