@@ -44,9 +44,9 @@ def init(
         **options: the engine's own options: ``arena_bytes`` (the memory cap), ``env_vars`` of all actors,
             and ``raise_descriptor_limit=False``, which leaves this process's soft limit of descriptors as
             it is instead of raising it to the hard one (at most to 65,536). Of Ray's, ``address`` may be
-            ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``, ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of
-            ``runtime_env`` are set in every actor, and those that have nothing to do on one machine are
-            taken with a warning.
+            ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``,
+            ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in
+            every actor, and those that have nothing to do on one machine are taken with a warning.
 
     Raises:
         RuntimeStateError: a session is running already.
