@@ -18,6 +18,8 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <nanobind/nanobind.h>
+#include <signal.h>
+#include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +30,7 @@ namespace conveyor {
 
 inline int32_t exit_inside = 0;
 inline bool exit_begun = false;
+inline bool exit_interrupted = false;
 inline thread_local int32_t exit_depth = 0;  // of this thread's frames in `exit_inside`
 inline thread_local bool exit_is_ours = false;
 
@@ -58,10 +61,26 @@ class Exit {
     for (;;) ::pause();
   }
 
+  // Ctrl-C has come while the program ends, where Python can raise nothing any more: once everything has
+  // ended, the process dies of SIGINT, as a Python program does that Ctrl-C has ended.
+  static void die_of_interrupt() { exit_interrupted = true; }
+  // Registered when the module is loaded, so that what other libraries do at the end comes before it.
+  static void last() {
+    if (!exit_interrupted) return;
+    fflush(nullptr);
+    signal(SIGINT, SIG_DFL);
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr);
+    raise(SIGINT);
+    _exit(128 + SIGINT);  // the first process of a container does not die of it
+  }
+
   // A child of fork has one thread, and an interpreter of its own to end.
   static void in_child() {
     exit_inside = exit_depth;
-    exit_begun = exit_is_ours = false;
+    exit_begun = exit_is_ours = exit_interrupted = false;
   }
 
   static bool over_for_us() { return __atomic_load_n(&exit_begun, __ATOMIC_SEQ_CST) && !exit_is_ours; }

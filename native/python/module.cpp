@@ -3,6 +3,8 @@
 #include "endpoints.h"
 #include "exit.h"
 
+#include <cstdlib>
+
 namespace conveyor {
 namespace {
 
@@ -77,6 +79,8 @@ NB_MODULE(_core, m) {
   m.def("release_unpinned", &release_unpinned);
   m.def("monotonic_ns", &now_ns);
   m.def("begin_exit", &Exit::begin, "patience"_a);
+  m.def("die_of_interrupt", &Exit::die_of_interrupt);
+  std::atexit(&Exit::last);
   m.def("sleep_for_ever", [] {
     Unlocked unlocked;
     Exit::sleep_for_ever();

@@ -78,6 +78,9 @@ def begin_exit(patience: float) -> bool:
     at most ``patience`` seconds, for those that are between the two; false if one still is.
     """
 
+def die_of_interrupt() -> None:
+    """Have this process die of SIGINT instead of exiting, once everything in it has ended."""
+
 def sleep_for_ever() -> NoReturn:
     """Without the GIL."""
 

@@ -319,6 +319,44 @@ def test_ctrl_c_ends_the_grace_period(scripts, wait_until):
     assert program.poll() is not None
 
 
+@pytest.mark.parametrize("last", ["", "raise SystemExit(4)", "conveyor.shutdown()"])
+def test_ctrl_c_in_the_grace_period_ends_the_program_as_it_ends_any(
+    scripts, tmp_path, wait_until, last
+):
+    program = scripts.start(
+        """
+    import atexit, conveyor, pathlib, signal, threading
+
+    class Slow:
+        def ping(self):
+            pass
+        def __conveyor_exit__(self):
+            pathlib.Path("ending").touch()
+            threading.Event().wait()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(pathlib.Path("other-hooks").touch)
+    conveyor.init(grace_seconds=1000)
+    actor = conveyor.remote(Slow).remote()
+    conveyor.get(actor.ping.remote())
+    """
+        + last
+    )
+    wait_until((tmp_path / "ending").exists)
+    time.sleep(0.1)  # into the wait for it; a signal that comes before ends it just as well
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=20)
+    assert program.returncode == -signal.SIGINT, (out, err)
+    assert (tmp_path / "other-hooks").exists()
+    assert out == ""
+    if "shutdown" in last:
+        assert err.startswith("Traceback")
+        assert err.endswith("\nKeyboardInterrupt\n")
+        assert err.count("Traceback") == 1
+    else:
+        assert err == ""
+
+
 @pytest.mark.parametrize("seconds", [-1, "soon", True])
 def test_a_wrong_grace_period(seconds):
     with pytest.raises(ValueError, match="grace_seconds must be a number of seconds"):

@@ -11,6 +11,7 @@ import traceback
 from contextlib import suppress
 from types import FrameType
 
+from conveyor import _core
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.protocol import Runtime
 
@@ -72,10 +73,16 @@ class ProgramEnd:
     def _run(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: the session is its parent's
-        ending.begin()
-        if context.running() is self._runtime:
-            context.install(None)
-        self._runtime.shutdown()
+        while True:
+            try:
+                ending.begin()
+                if context.running() is self._runtime:
+                    context.install(None)
+                self._runtime.shutdown()  # the first time; then it has nothing to do
+                return
+            except KeyboardInterrupt:
+                # It has ended the grace period. Raised here, it would be printed and nothing else.
+                _core.die_of_interrupt()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends the program at once

@@ -82,8 +82,11 @@ def _not_of_the_end(record: logging.LogRecord) -> bool:
 
 
 def _finish() -> None:
-    begin()
-    _core.begin_exit(_PATIENCE)
+    try:
+        begin()
+        _core.begin_exit(_PATIENCE)
+    except KeyboardInterrupt:
+        _core.die_of_interrupt()
 
 
 def _forget_in_child() -> None:

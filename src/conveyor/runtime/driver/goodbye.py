@@ -50,12 +50,15 @@ class Goodbye:
     def wait(self, asked: list[ActorRecord]) -> list[ActorRecord]:
         left: list[ActorRecord] = []
         end = time.monotonic() + self.grace
+        over = False
         try:
             for record in asked:
                 record.exited.wait(max(end - time.monotonic(), 0.0))
-        finally:  # also if Ctrl-C ends the grace period
+            over = True
+        finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
             left = [record for record in asked if not record.exited.is_set()]
-            self._warn([record for record in left if record.alive])
+            if over:
+                self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
         end = time.monotonic() + _KILLED_PATIENCE
