@@ -12,6 +12,9 @@ struct Gated {
   nb::object keep;
   Inbox* inbox;
   bool closed = false;
+  // The board's count of deaths when all who take part were known to live; -1: nobody looks. `start` submits
+  // nothing when it has moved.
+  int64_t deaths = -1;
   uint32_t interruptions = 0;  // whoever waits in `get` looks at its ref again when it moves
   nb::object limits = nb::none();
 
@@ -19,6 +22,7 @@ struct Gated {
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
   // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
+  bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
 
 class RefCore {

@@ -169,6 +169,7 @@ void bind_graph(nb::module_& m) {
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
              Gated& g = *nb::inst_ptr<Gated>(self);
              if (is_ref(value.ptr())) return nb::none();  // its value is to be sent
+             if (g.somebody_died()) return nb::none();    // perhaps one of ours
              nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
              const int64_t number = g.gate->submit(value, deadline);
              if (number < 0) return nb::none();
@@ -176,6 +177,7 @@ void bind_graph(nb::module_& m) {
              nb::inst_mark_ready(ref);
              return ref;
            }, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0)
+      .def_rw("deaths", &Gated::deaths)
       .def("submit", [](Gated& g, nb::handle value, uint64_t deadline) { return g.gate->submit(value, deadline); }, "value"_a.none(), "deadline"_a = 0)
       .def("submit_many", [](Gated& g, nb::tuple values, uint64_t deadline) { return g.gate->submit_many(values, deadline); }, "values"_a, "deadline"_a = 0)
       .def("set_limits", [](Gated& g, nb::object limits) {

@@ -765,8 +765,11 @@ class Gate:
 
     def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
         """Like ``submit``, and make the ref of the first reader's result: an instance of ``type``,
-        with ``source``. ``None`` if there is no room, and if ``value`` is a ref.
+        with ``source``. ``None`` if there is no room, if ``value`` is a ref, and if somebody has died.
         """
+
+    #: ``Board.deaths`` when all who take part were known to live; -1: ``start`` does not look.
+    deaths: int
 
     def submit(self, value: Any, deadline: int = 0) -> int:
         """Send ``value`` on the first writer: its number, -1 if there is no room. Raises as

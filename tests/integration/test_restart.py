@@ -578,3 +578,45 @@ def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until)
     again, other = conveyor.get(holder.held.remote(), timeout=20)
     assert again == parts
     assert other != pid
+
+
+@conveyor.remote
+class Idle:
+    def pid(self):
+        return os.getpid()
+
+    def step(self, x):
+        return x + 1
+
+
+@pytest.mark.parametrize("how", ["execute", "try_execute", "execute_async"])
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_the_execution_after_an_idle_actors_death_is_as_any_other(how, inputs):
+    idle, other = Idle.options(max_restarts=-1).remote(), Idle.remote()
+    with InputNode() as inp:
+        nodes = [other.step.bind(idle.step.bind(inp[i] if inputs > 1 else inp)) for i in range(inputs)]
+    with MultiOutputNode(nodes).compile() as graph:
+
+        def run(x):
+            started = getattr(graph, how)(*range(x, x + inputs))
+            return get(asyncio.run(started) if how == "execute_async" else started)
+
+        for x in range(5):
+            assert run(x) == [y + 2 for y in range(x, x + inputs)]
+            pid = get(idle.pid.remote())
+            os.kill(pid, signal.SIGKILL)
+            while pid == _pid_of(idle):  # it is known from here on
+                pass
+        # Deaths of others are none of its business.
+        conveyor.kill(Idle.remote())
+        assert run(10) == [y + 2 for y in range(10, 10 + inputs)]
+        conveyor.kill(idle)
+        with pytest.raises(ActorDiedError, match="killed by conveyor.kill"):
+            run(11)
+
+
+def _pid_of(actor):
+    try:
+        return get(actor.pid.remote())
+    except ActorDiedError:
+        return None

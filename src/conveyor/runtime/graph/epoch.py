@@ -37,7 +37,6 @@ class Epoch:
         self.segment = laid.segment
         self.offsets = laid.offsets
         self.first = first
-        self.deaths_seen = -1  # the board's count when all members were seen alive
         self.sets = laid.limits.sets
         budget = make_budget(config.memory_bytes)
         try:
@@ -80,6 +79,7 @@ class Epoch:
             process.inbox,
             first,
         )
+        self.gate.deaths = 0  # whoever submits after a death looks first whose it was
         self.gate.set_limits(self.limits)
         self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)

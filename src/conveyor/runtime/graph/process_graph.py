@@ -116,9 +116,10 @@ class ProcessGraph(SubmittingGraph):
                 self._failure = None
 
     def _restart_if_possible(self) -> None:
-        """Before an execution: a graph whose dead actors come back by themselves does so as well."""
+        """Before an execution: a graph whose dead actors come back by themselves does so as well, also if
+        nobody has noticed so far that they are dead."""
         if (
-            self._failure is not None
+            self._closed_or_failed()
             and self._closed is None
             and self._host.comes_back(self._number)
         ):
@@ -223,11 +224,11 @@ class ProcessGraph(SubmittingGraph):
         if self._closed is not None or self._failure is not None:
             return True
         epoch, deaths = self._epoch, self._process.board.deaths
-        if deaths == epoch.deaths_seen:
+        if deaths == epoch.gate.deaths:
             return False
         dead = first_death(epoch.members)
         if dead is None:
-            epoch.deaths_seen = deaths
+            epoch.gate.deaths = deaths
             return False
         failure = dead.death(self._name_node)
         with self._failing:

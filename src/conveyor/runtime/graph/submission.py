@@ -115,13 +115,12 @@ class SubmittingGraph(CompiledGraph):
             self._unlimited
             and deadline is None
             and timeout is None
-            and self._failure is None
             and not refs_among(args, kwargs)
         ):
             inputs = match_inputs(self.plan, self.name, args, kwargs)
             passed = self._results.passed(args, kwargs)
             with self._lock:
-                ref = self._submit_inputs(inputs, self)
+                ref = None if self._closed_or_failed() else self._submit_now(inputs, self)
             if ref is not None:
                 return self._refs(ref, passed)
         self._restart_if_possible()
@@ -179,7 +178,7 @@ class SubmittingGraph(CompiledGraph):
                 return ref if self._single_output else self._refs(ref, {})
         from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
 
-        if self._failure is not None:
+        if self._closed_or_failed():
             import asyncio
 
             await asyncio.get_running_loop().run_in_executor(None, self._restart_if_possible)
@@ -283,8 +282,17 @@ class SubmittingGraph(CompiledGraph):
     def _submit_inputs(
         self, inputs: tuple[Any, ...], source: SubmittingGraph | Execution
     ) -> GraphRef | None:
-        if self._closed_or_failed():
-            raise self._why().with_traceback(None)
+        while True:
+            if self._closed_or_failed():
+                raise self._why().with_traceback(None)
+            ref = self._submit_now(inputs, source)
+            # Otherwise a death, of this graph or of another, keeps the gate shut.
+            if ref is not None or self._process.board.deaths == self.gate.deaths:
+                return ref
+
+    def _submit_now(
+        self, inputs: tuple[Any, ...], source: SubmittingGraph | Execution
+    ) -> GraphRef | None:
         deadline = source.deadline
         if deadline:
             assert isinstance(source, Execution)
