@@ -17,6 +17,7 @@ __all__ = [
     "ArgumentsError",
     "CapacityError",
     "ChannelError",
+    "ConstructorError",
     "ConveyorError",
     "DeadlineExceededError",
     "DeadlockError",
@@ -290,6 +291,18 @@ class TaskError(ConveyorError):
 
     def __reduce__(self) -> tuple[type, tuple[str, BaseException | None, str, str, str]]:
         return TaskError, self._origin
+
+
+class ConstructorError(TaskError, ActorDiedError):  # type: ignore[misc, override]
+    """An actor's constructor has raised, so nothing can be had of the actor.
+
+    The result of every call of it, and of every execution that needs it, is this, which is also an
+    instance of the user's exception class, as every ``TaskError`` is. ``exit_code`` and ``signal`` are
+    ``None``: the process is there, and says so to everybody.
+    """
+
+    exit_code = None
+    signal = None
 
 
 # Ray's names, for programs that catch these by ``ray.exceptions.X``.

@@ -1,6 +1,7 @@
 """What an error says about how an actor ended, told apart by cause."""
 
 import os
+import pickle
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError, TaskError, WaitTimeoutError
+from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError, WaitTimeoutError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -168,10 +169,21 @@ def test_a_failed_constructor(how):
     actor = Failing.remote(how)
     if how == "raise":
         with chain(actor.echo).compile() as graph:
-            for ref in (graph.execute(1), actor.echo.remote(1)):
-                with pytest.raises(RuntimeError, match="no such luck") as caught:
-                    get(ref)
+            refs = [graph.execute(1), actor.echo.remote(1)]
+            assert conveyor.wait(refs, num_returns=2, timeout=20) == (refs, [])
+            for ref in refs:
+                for kind in (RuntimeError, TaskError, ActorDiedError, ConstructorError):
+                    with pytest.raises(kind, match="no such luck") as caught:
+                        get(ref)
                 assert "__init__" in caught.value.node
+                assert type(caught.value.cause) is RuntimeError
+                assert (caught.value.exit_code, caught.value.signal) == (None, None)
+                assert caught.value.actor == actor._id.name
+            # As it travels: through another actor, and pickled.
+            with pytest.raises(ConstructorError, match="no such luck"):
+                get(Actor.remote().echo.remote(refs[1]))
+            with pytest.raises(ConstructorError, match="no such luck"):
+                raise pickle.loads(pickle.dumps(caught.value))
         return
     with pytest.raises(ActorDiedError, match="__init__") as caught:
         get(actor.echo.remote(1))

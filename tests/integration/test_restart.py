@@ -594,7 +594,9 @@ class Idle:
 def test_the_execution_after_an_idle_actors_death_is_as_any_other(how, inputs):
     idle, other = Idle.options(max_restarts=-1).remote(), Idle.remote()
     with InputNode() as inp:
-        nodes = [other.step.bind(idle.step.bind(inp[i] if inputs > 1 else inp)) for i in range(inputs)]
+        nodes = [
+            other.step.bind(idle.step.bind(inp[i] if inputs > 1 else inp)) for i in range(inputs)
+        ]
     with MultiOutputNode(nodes).compile() as graph:
 
         def run(x):

@@ -16,13 +16,13 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import conveyor.exceptions
 from conveyor import _core
 from conveyor.channel.byvalue import KnownDefinitions
 from conveyor.channel.pickling import dumps_by_value, loads
-from conveyor.exceptions import OutOfMemoryError, SerializationError, TaskError
+from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError
 
 __all__ = ["append_to_message", "decode_error", "encode_error", "read_error"]
 
@@ -39,23 +39,29 @@ class _Frame(NamedTuple):
     forms: tuple[bytes, ...]
     lost: tuple[str, ...]
     notes: tuple[str, ...]
+    #: Whether an actor's constructor has failed with it.
+    constructor: bool = False
 
 
-def encode_error(error: BaseException, actor: str, node: str) -> bytes:
+def encode_error(
+    error: BaseException, actor: str, node: str, *, constructor: bool = False
+) -> bytes:
     """``error`` as it was caught in ``node`` of ``actor``. Never fails: where there is no memory, that
-    is what it says.
+    is what it says. ``constructor``: the actor cannot be used because of it.
 
     A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
     """
     try:
-        return _encode_error(error, actor, node)
+        return _encode_error(error, actor, node, constructor)
     except MemoryError:
         return _core.UNSAID
 
 
-def _encode_error(error: BaseException, actor: str, node: str) -> bytes:
+def _encode_error(error: BaseException, actor: str, node: str, constructor: bool) -> bytes:
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
-        return pickle.dumps(tuple(_travelling(error)), 5)
+        frame = _travelling(error)
+        frame = frame._replace(constructor=constructor or frame.constructor)
+        return pickle.dumps(tuple(frame), 5)
     lost: list[str] = []
     frame = _Frame(
         type_name=_type_name(type(error)),
@@ -66,6 +72,7 @@ def _encode_error(error: BaseException, actor: str, node: str) -> bytes:
         forms=_forms(error, lost),
         lost=tuple(dict.fromkeys(lost)),  # each form has met them
         notes=_notes(error),
+        constructor=constructor,
     )
     return pickle.dumps(tuple(frame), 5)
 
@@ -76,10 +83,10 @@ def decode_error(meta: bytes) -> TaskError:
     cause = _load_first(frame.forms)
     error = None
     if cause is not None:
-        error = _both(cause)
+        error = _both(cause, ConstructorError if frame.constructor else TaskError)
     if error is None:
         message = f"{frame.type_name}: {frame.message}" if frame.message else frame.type_name
-        error = TaskError(message)
+        error = (ConstructorError if frame.constructor else TaskError)(message)
     else:
         message = frame.message
     if frame.lost:
@@ -112,7 +119,7 @@ _STAND_INS: dict[bytes, Callable[[], Exception]] = {
 def read_error(meta: bytes) -> _Frame:
     """The texts of an error, as they were sent."""
     if meta in _STAND_INS:
-        meta = _encode_error(_STAND_INS[meta](), "", "")
+        meta = _encode_error(_STAND_INS[meta](), "", "", False)
     return _Frame(*pickle.loads(meta))
 
 
@@ -139,7 +146,8 @@ def _reduce(error: TaskError) -> tuple[Callable[[bytes], TaskError], tuple[bytes
 
 
 # ``exceptions`` knows of no pickling; the classes made below have this as their __reduce__.
-copyreg.pickle(TaskError, _reduce)
+for _kind in (TaskError, ConstructorError):
+    copyreg.pickle(_kind, _reduce)
 
 
 # The texts.
@@ -389,8 +397,8 @@ def _is_heap_type(kind: type) -> bool:
     return bool(kind.__flags__ & 1 << 9)
 
 
-def _both(cause: BaseException) -> TaskError | None:
-    """A ``TaskError`` that is of ``cause``'s class too; ``None`` where it must not or cannot be."""
+def _both(cause: BaseException, ours: type[TaskError]) -> TaskError | None:
+    """An instance of ``ours`` that is of ``cause``'s class too; ``None`` where it must not or cannot be."""
     kind = type(cause)
     if not isinstance(cause, Exception) or isinstance(cause, (StopIteration, StopAsyncIteration)):
         return None  # raising these would do something else than tell of an error
@@ -401,21 +409,24 @@ def _both(cause: BaseException) -> TaskError | None:
     if _is_group(cause):
         args = (cause.message, list(cause.exceptions))  # type: ignore[attr-defined]
     try:
-        made = _put_together(TaskError if issubclass(TaskError, kind) else _dual(kind), args, state)
+        made = _put_together(ours if issubclass(ours, kind) else _dual(kind, ours), args, state)
     except Exception:  # the class allows no subclass, or has a constructor in C
         return None
     return made if isinstance(made, TaskError) else None
 
 
 # Both sides weak: a class made for one exception is not to outlive it.
-_duals: weakref.WeakKeyDictionary[type, weakref.ref[type[TaskError]]] = weakref.WeakKeyDictionary()
+_Duals: TypeAlias = "weakref.WeakKeyDictionary[type, weakref.ref[type[TaskError]]]"
+_duals: dict[type[TaskError], _Duals] = {
+    ours: weakref.WeakKeyDictionary() for ours in (TaskError, ConstructorError)
+}
 
 
-def _dual(kind: type[BaseException]) -> type[TaskError]:
-    found = _duals.get(kind)
+def _dual(kind: type[BaseException], ours: type[TaskError]) -> type[TaskError]:
+    found = _duals[ours].get(kind)
     dual = None if found is None else found()
     if dual is None:
-        name = f"TaskError({kind.__qualname__})"
+        name = f"{ours.__name__}({kind.__qualname__})"
         namespace = {
             "__module__": TaskError.__module__,
             "__qualname__": name,
@@ -423,6 +434,6 @@ def _dual(kind: type[BaseException]) -> type[TaskError]:
             "__reduce__": _reduce,
             "__reduce_ex__": lambda self, protocol: _reduce(self),
         }
-        dual = types.new_class(name, (TaskError, kind), exec_body=lambda ns: ns.update(namespace))
-        _duals[kind] = weakref.ref(dual)
+        dual = types.new_class(name, (ours, kind), exec_body=lambda ns: ns.update(namespace))
+        _duals[ours][kind] = weakref.ref(dual)
     return dual

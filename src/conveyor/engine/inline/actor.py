@@ -30,8 +30,10 @@ class Failure:
 
     __slots__ = ("_meta", "_original")
 
-    def __init__(self, error: BaseException, actor: str, label: str) -> None:
-        self._meta = encode_error(error, actor, label)
+    def __init__(
+        self, error: BaseException, actor: str, label: str, constructor: bool = False
+    ) -> None:
+        self._meta = encode_error(error, actor, label, constructor=constructor)
         self._original = error
 
     def error(self) -> BaseException:
@@ -224,7 +226,7 @@ class Start(Job):
             if interrupts(error):
                 raise
             # Every later call, and every step of a graph, answers with this.
-            actor.start_failure = Failure(error, actor.name, self.label)
+            actor.start_failure = Failure(error, actor.name, self.label, True)
         else:
             if actor.alive:
                 actor.instance = instance

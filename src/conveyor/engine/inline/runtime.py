@@ -165,9 +165,9 @@ class InlineRuntime(CallingRuntime):
             message = (spec.cls, *with_values(spec.args, spec.kwargs))
             _, args, kwargs = self._crossing.carry(message, shared=False)
         except RefFailed as failed:
-            actor.start_failure = Failure(failed.error, actor.name, label)
+            actor.start_failure = Failure(failed.error, actor.name, label, True)
         except ArrivalError as error:
-            actor.start_failure = Failure(error.error, actor.name, f"{actor.name}.call")
+            actor.start_failure = Failure(error.error, actor.name, f"{actor.name}.call", True)
         return args, kwargs
 
     def actor(self, actor: ActorId) -> Actor:
@@ -211,7 +211,7 @@ class InlineRuntime(CallingRuntime):
         try:
             cls, args, kwargs = origin.kept.call()
         except Exception as error:
-            actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__")
+            actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__", True)
             return actor
         actor.start = Start(actor, cls, args, kwargs)
         actor.host.submit(actor.start)
