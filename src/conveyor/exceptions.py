@@ -132,7 +132,10 @@ class Held(NamedTuple):
 class ArenaFullError(ConveyorError, MemoryError):
     """The session's memory cap is reached (or a graph's own); the message says which values hold it.
 
-    ``held`` says the same for programs: those who hold most come first.
+    ``held`` says the same for programs: those who hold most come first. It lists values of the raising
+    process only, which alone knows what it has sent. It is empty where the memory is other processes':
+    the message then gives the bytes of each one's arena, as ``graph.stats().arena_bytes`` does, and
+    who sends from there next is told who holds what.
     """
 
     def __init__(self, message: str, held: tuple[Held, ...] = ()) -> None:

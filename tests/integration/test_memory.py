@@ -340,3 +340,36 @@ def test_values_made_in_place_are_counted_whole():
     assert max(edge.bytes for edge in stats.edges) >= 12 * MB
     assert sum(stats.arena_bytes.values()) == session_memory() >= 4 * MB
     graph.teardown()
+
+
+def test_where_others_have_the_memory_the_error_says_how_much_each_has(leaves_nothing):
+    @conveyor.remote
+    class Sender:
+        def make(self, size):
+            return np.ones(size, np.uint8)
+
+        def send(self, other, size):
+            with pytest.raises(ArenaFullError) as caught:
+                conveyor.get(other.measure.remote(np.ones(size, np.uint8)))
+            return str(caught.value), caught.value.held
+
+        def measure(self, array):
+            return array.nbytes
+
+    with leaves_nothing():
+        conveyor.init(arena_bytes=64 << 20)
+        hoarder, sender, reader = (Sender.options(name=n).remote() for n in ("owner", "b", "c"))
+        kept = conveyor.get([hoarder.make.remote(20 << 20) for _ in range(2)])
+        text, held = conveyor.get(sender.send.remote(reader, 40 << 20))
+        assert held == ()
+        assert "no value of this process is held by its readers" in text
+        (amount,) = re.findall(r"the session's arenas: owner (\d+)$", text)
+        assert 40 << 20 <= int(amount) < 42 << 20
+        # What is put is the own memory of who does it, which no cap of the session counts...
+        put = conveyor.put(np.ones(100 << 20, np.uint8))
+        assert conveyor.get(put).nbytes == 100 << 20
+        # ... until it is sent.
+        with pytest.raises(ArenaFullError):
+            conveyor.get(reader.measure.remote(put))
+        del kept, put, text
+        conveyor.shutdown()

@@ -613,7 +613,7 @@ def test_the_execution_after_an_idle_actors_death_is_as_any_other(how, inputs):
         conveyor.kill(Idle.remote())
         assert run(10) == [y + 2 for y in range(10, 10 + inputs)]
         conveyor.kill(idle)
-        with pytest.raises(ActorDiedError, match="killed by conveyor.kill"):
+        with pytest.raises(ActorDiedError, match=r"killed by conveyor\.kill"):
             run(11)
 
 
