@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration_helpers import hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import ActorDiedError, GraphError, GraphTornDownError
+from conveyor.exceptions import ActorDiedError, GraphError, GraphTornDownError, WaitTimeoutError
 
 
 @conveyor.remote
@@ -35,6 +36,14 @@ class Stage:
 
     def end(self, x: Any) -> Any:
         os._exit(3)
+
+    def hold_and_end(self, path: str) -> Any:
+        open(path + "-inside", "w").close()
+        hold(path)
+        os._exit(3)
+
+    def ask(self, other: Any, timeout: float) -> Any:
+        return conveyor.get(other.pid.remote(), timeout=timeout)
 
 
 @dataclass
@@ -210,3 +219,28 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
     before = descriptors()
     rounds(300)
     assert descriptors() == before
+
+
+def test_whoever_waits_for_a_member_is_told_what_it_runs_by_name(
+    fresh_session: None, tmp_path: Any, wait_until: Any
+) -> None:
+    controller, member, asker = (
+        Controller.remote(),
+        Stage.options(name="m").remote(),
+        Stage.remote(),
+    )
+    path = str(tmp_path / "go")
+    conveyor.get(controller.compile.remote([member], "hold_and_end", name="elsewhere"))
+    run = controller.run.remote([path])
+    wait_until(lambda: os.path.exists(path + "-inside"))
+    pending = member.pid.remote()
+    with pytest.raises(WaitTimeoutError, match=r"running m\.hold_and_end"):
+        conveyor.get(pending, timeout=0.05)
+    asked = asker.ask.remote(member, 20)
+    assert not conveyor.wait([asked], timeout=0.1)[0]
+    open(path, "w").close()
+    for ref in (pending, asked, run):
+        with pytest.raises(ActorDiedError, match=r"while running m\.hold_and_end") as raised:
+            conveyor.get(ref, timeout=20)
+        assert raised.value.node is not None
+        assert "node 0" not in str(raised.value)

@@ -24,7 +24,7 @@ from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
-from conveyor.runtime.graph.layout import tasks_by_actor
+from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -122,6 +122,7 @@ class ActorRuntime(CallingRuntime):
                 lambda: self._requests.death(actor, slot, incarnation),
                 self.pump.add,
                 incarnation=incarnation,
+                label=self.label,
                 why_refused=lambda: self._requests.refusal(actor, number),
             )
         except BaseException:
@@ -201,8 +202,8 @@ class ActorRuntime(CallingRuntime):
         # The driver sees no constant of the graph: it may not know their classes.
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
         sealed = [seal(with_bound_values(tasks)) for tasks in tasks_by_actor(plan)]
-        answer, fds = self._requests.ask("lay", config, skeleton, sealed)
-        self._labels[answer[0]] = {(answer[0], task.id): task.label for task in plan.tasks}
+        answer, fds = self._requests.ask("lay", config, skeleton, sealed, task_labels(plan))
+        self._labels[answer[0]] = {(answer[0], t): name for t, name in task_labels(plan).items()}
         try:
             return self._laid(answer, fds)
         except BaseException:
@@ -265,11 +266,11 @@ class ActorRuntime(CallingRuntime):
             self._let_go(number, False)
 
     def _let_go(self, number: int, wait: bool) -> None:
-        self._labels.pop(number, None)
         self.process.limit_spin(number, None)
         self._requests.ask("unlay", number, wait)
         if wait:
             self._wait_until_left(number)
+        self._labels.pop(number, None)  # until now it names what its actors run
 
     def _wait_until_left(self, number: int) -> None:
         """Until all members of graph ``number`` have left it: those that run a method do so then."""
@@ -289,7 +290,9 @@ class ActorRuntime(CallingRuntime):
                 left,
                 None,
                 lambda: f"all actors to leave graph {number}",
-                lambda: "; ".join(f"{board.name(s)} {describe_status(board, s)}" for s in staying),
+                lambda: "; ".join(
+                    f"{board.name(s)} {describe_status(board, s, self.label)}" for s in staying
+                ),
                 wait,
             )
 

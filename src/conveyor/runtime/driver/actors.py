@@ -127,7 +127,7 @@ class Actors:
             else:
                 raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
             self._board.prepare(slot, label)
-            record = ActorRecord(self._board, identity, slot, actor)
+            record = ActorRecord(self._board, identity, slot, actor, self._driver.label)
             if actor.name is not None:
                 self._names[actor.name] = identity
             if replaces is None:

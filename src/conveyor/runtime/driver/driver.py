@@ -35,7 +35,7 @@ from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.requests import RequestServer
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
-from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, tasks_by_actor
+from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.process import ArenaSize, Process, close_all, default_arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -162,6 +162,7 @@ class Driver(CallingRuntime):
             config,
             plan,
             [with_bound_values(tasks) for tasks in tasks_by_actor(plan)],
+            task_labels(plan),
         )
         return self._laid(laying)
 
@@ -196,13 +197,18 @@ class Driver(CallingRuntime):
         )
 
     def lay_for(
-        self, executor: Place, config: Config, plan: Plan, tasks: Sequence[Tasks]
+        self,
+        executor: Place,
+        config: Config,
+        plan: Plan,
+        tasks: Sequence[Tasks],
+        labels: Mapping[int, str],
     ) -> Laying:
         """Lay a graph that the process at ``executor`` will execute."""
         self.check_open()
         self.tidy()
         number = next(self._graph_numbers)
-        laying = Laying(self, number, config, plan, tasks, executor)
+        laying = Laying(self, number, config, plan, tasks, labels, executor)
         self._layings[number] = laying
         return laying
 
@@ -226,7 +232,8 @@ class Driver(CallingRuntime):
                 label = compiled.label(graph, node)
                 if label is not None:
                     return label
-        return None
+        laying = self._layings.get(graph)  # another process's, or one that is laid just now
+        return None if laying is None else laying.labels.get(node)
 
     # What actors and finalizers ask for
 

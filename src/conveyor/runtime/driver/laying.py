@@ -9,7 +9,7 @@ the executor submit to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ class Laying:
     """One graph's channels and programs, from the beginning to the end.
 
     ``executor`` is the place of whoever executes the graph. Of the plan only the actors, the edges
-    and the programs are read.
+    and the programs are read; ``labels`` are what its tasks are called.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class Laying:
         config: Config,
         plan: Plan,
         tasks: Sequence[Tasks],
+        labels: Mapping[int, str],
         executor: Place,
     ) -> None:
         self.number = number
+        self.labels = labels
         self.name = config.name or f"graph {number}"
         self.executor = executor
         self._driver = driver

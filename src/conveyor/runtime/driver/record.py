@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, ConveyorError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from conveyor.runtime.driver.engine import Spawned
     from conveyor.runtime.driver.introductions import Introduced
     from conveyor.runtime.refs.ref import Ref
+
+Label: TypeAlias = "Callable[[int, int], str | None]"
 
 #: How long an error waits for the exit code that the fork server is about to report.
 _EXIT_CODE_WAIT = 0.05
@@ -61,8 +63,12 @@ class Actor:
 class ActorRecord:
     """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
 
-    def __init__(self, board: _core.Board, identity: ActorId, slot: int, actor: Actor) -> None:
+    def __init__(
+        self, board: _core.Board, identity: ActorId, slot: int, actor: Actor, label: Label
+    ) -> None:
+        """``label`` names a (graph, node), as far as the driver knows it."""
         self._board = board
+        self._label = label
         self.id = identity
         self.slot = slot
         self.incarnation = board.incarnation(slot)
@@ -188,8 +194,9 @@ class ActorRecord:
         over = actor.ended or actor.stopping or (orderly and not self.wanted_back)
         return actor.restarts_left and not over
 
-    def death(self, label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
-        """The error for whoever needed this process. ``label`` names a (graph, node)."""
+    def death(self, label: Label | None = None) -> ActorDiedError:
+        """The error for whoever needed this process. ``label`` names a (graph, node) that the driver may
+        not know."""
         page = self._last_page or self._board.status(self.slot)
         if not page[5]:
             self.exited.wait(_EXIT_CODE_WAIT)
@@ -197,8 +204,10 @@ class ActorRecord:
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
         if state != 0:
-            doing = (label(graph, node) if label is not None else None) if graph else what
-            doing = doing or (f"node {node} of graph {graph}" if graph else what)
+            doing = what
+            if graph:
+                doing = label(graph, node) if label is not None else None
+                doing = doing or self._label(graph, node) or f"node {node} of graph {graph}"
         code: int | None = None
         if self.exit_status is not None:
             ended = _exit_code(self.exit_status)

@@ -142,9 +142,10 @@ class RequestServer:
         config: Config,
         plan: Plan,
         tasks: Sequence[Sealed],
+        labels: Mapping[int, str],
     ) -> tuple[Any, list[int]]:
         executor = Place(caller.slot, RESULT_BIT)
-        return self._laid(caller, self._driver.lay_for(executor, config, plan, tasks))
+        return self._laid(caller, self._driver.lay_for(executor, config, plan, tasks, labels))
 
     def _lay_again(self, caller: ActorRecord, number: int, first: int) -> tuple[Any, list[int]]:
         laying = self._driver.laying(number)

@@ -27,6 +27,11 @@ def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
     return own
 
 
+def task_labels(plan: Plan) -> dict[int, str]:
+    """What each task of ``plan`` is called."""
+    return {task.id: task.label for task in plan.tasks}
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
