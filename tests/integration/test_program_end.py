@@ -214,7 +214,8 @@ def test_signals(scripts, text, code):
         under_way()
         print("go", flush=True)
         {text}
-        """)
+        """),
+        env={"CONVEYOR_GRACE_SECONDS": "20"},  # on a busy machine the hook's turn comes late
     )
     assert program.stdout.readline() == "go\n"
     children = psutil.Process(program.pid).children(recursive=True)

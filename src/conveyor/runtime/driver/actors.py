@@ -313,6 +313,7 @@ class Actors:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A process has ended. Called by the engine."""
+        ActorRecord.notifier = threading.get_ident()
         with self.lock:
             record = self._by_pid.pop(pid, None)
             if record is None:

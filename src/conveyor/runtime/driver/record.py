@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
 
-#: How long an error waits for the exit code that the fork server is about to report.
-_EXIT_CODE_WAIT = 0.05
+#: How long an error waits for the exit code that the fork server is about to report: usually a
+#: millisecond, and much longer on a machine that is busy, or for a process with much memory to free.
+_EXIT_CODE_WAIT = 0.5
 
 
 @dataclass(eq=False)
@@ -62,6 +63,9 @@ class Actor:
 
 class ActorRecord:
     """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
+
+    #: The thread that tells of exits, once it has told of one: it must not wait for another.
+    notifier: int | None = None
 
     def __init__(
         self, board: _core.Board, identity: ActorId, slot: int, actor: Actor, label: Label
@@ -198,7 +202,8 @@ class ActorRecord:
         """The error for whoever needed this process. ``label`` names a (graph, node) that the driver may
         not know."""
         page = self._last_page or self._board.status(self.slot)
-        if not page[5]:
+        # Not in the thread that brings the code: there is none that it could wait for.
+        if not page[5] and threading.get_ident() != self.notifier:
             self.exited.wait(_EXIT_CODE_WAIT)
             page = self._last_page or page
         state, graph, node, execution, _since, number, what = page
