@@ -13,12 +13,13 @@ class NumberSet {
   explicit NumberSet(size_t room) : places_(std::bit_ceil(2 * room + 2), kNone) {}
 
   bool empty() const { return count_ == 0; }
-  bool contains(uint64_t number) const { return places_[find(number)] == number; }
+  bool contains(uint64_t number) const { return number != kNone && places_[find(number)] == number; }
 
-  // Beyond the room it was made for this allocates, and may throw.
+  // Beyond the room it was made for this allocates, and may throw. kNone is never in it: nothing has that
+  // number, but it may stand in shared memory.
   void insert(uint64_t number) {
     size_t at = find(number);
-    if (places_[at] == number) return;
+    if (number == kNone || places_[at] == number) return;
     if (2 * (count_ + 1) > places_.size()) {
       NumberSet larger(places_.size());
       for (uint64_t old : places_)
@@ -32,7 +33,7 @@ class NumberSet {
 
   bool erase(uint64_t number) {
     size_t hole = find(number);
-    if (places_[hole] != number) return false;
+    if (number == kNone || places_[hole] != number) return false;
     --count_;
     // What lies behind it, up to the next free place, may have been meant for it or a place before it.
     for (size_t at = next(hole); places_[at] != kNone; at = next(at)) {
@@ -46,8 +47,9 @@ class NumberSet {
     return true;
   }
 
- private:
   static constexpr uint64_t kNone = UINT64_MAX;
+
+ private:
   size_t place(uint64_t number) const { return number & (places_.size() - 1); }  // they are consecutive
   size_t next(size_t at) const { return (at + 1) & (places_.size() - 1); }
   // Where it is, or the free place where it would be put: at most half of them are taken.
