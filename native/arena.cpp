@@ -26,7 +26,7 @@ std::string number(uint64_t n) { return std::to_string(n); }
 // Room for `count` + 1 elements; grows by doubling, as push_back does.
 template <class T>
 void reserve_one_more(std::vector<T>& list, size_t count) {
-  if (list.capacity() <= count) list.reserve(std::max<size_t>(8, 2 * count));
+  if (list.capacity() <= count) list.reserve(std::max<size_t>(8, 2 * count + 1));
 }
 
 }  // namespace
@@ -41,10 +41,7 @@ class Arena::Section {
     // Some of them, so that the list keeps its capacity (see Arena::block_of). That is more than one section
     // adds in the long run.
     std::array<std::shared_ptr<void>, 16> dropped;
-    for (size_t i = 0; drops_ && i < dropped.size() && !arena_.dropped_.empty(); ++i) {
-      dropped[i] = std::move(arena_.dropped_.back());
-      arena_.dropped_.pop_back();
-    }
+    if (drops_) arena_.take_dropped(dropped);
     arena_.mutex_.unlock();
   }
   Section(const Section&) = delete;
@@ -136,6 +133,9 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
 // A block of the class, warm if one is free; nullptr if there are no addresses for it.
 Block* Arena::block_of(size_t index) {
   if (closed_) closed();  // while the lock was given up
+  // For what all blocks, and one more, drop when they are free: their readers and budgets. What their former
+  // lives have dropped may be there still, because whoever takes it out needs the GIL.
+  reserve_one_more(dropped_, dropped_.size() + 2 * all_.size() + 2);
   auto& list = free_[index];
   if (!list.empty()) {
     Block* block = list.back();
@@ -146,12 +146,10 @@ Block* Arena::block_of(size_t index) {
   const bool big = size >= kBigBlock;
   auto fresh = std::make_unique<Block>();
   // Now, so that publish() and release(), which come after the point of no return or while an exception is
-  // on its way, cannot fail: every block is in one of these lists at most. What it has dropped are its
-  // readers and its budget; those of its former lives have been destroyed by then (see Section).
+  // on its way, cannot fail: every block is in one of these lists at most.
   reserve_one_more(all_, all_.size());
   reserve_one_more(out_, all_.size());
   reserve_one_more(list, blocks_[index]);
-  reserve_one_more(dropped_, 2 * all_.size() + 64);
   const auto at = addresses_.take(size, big ? 0 : kWindow);
   if (!at) return nullptr;
   fresh->offset = *at;
@@ -228,6 +226,9 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   block->number = number;
   Section section(*this);
   out_.push_back(block);
+  // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
+  // more, and nobody else wakes the thread for it. Whoever leaves from now on does (Returns::note).
+  if (!block->held()) returns_->wake();
 }
 
 void Arena::release(Block* block, bool drops) noexcept {
@@ -249,6 +250,15 @@ void Arena::free(Block* block, uint64_t now) noexcept {
     asleep_ = false;
     returns_->wake();
   }
+}
+
+size_t Arena::take_dropped(std::span<std::shared_ptr<void>> some) noexcept {
+  size_t taken = 0;
+  for (; taken < some.size() && !dropped_.empty(); ++taken) {
+    some[taken] = std::move(dropped_.back());
+    dropped_.pop_back();
+  }
+  return taken;
 }
 
 // Backwards from `from`, and round.

@@ -9,6 +9,7 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -138,7 +139,8 @@ class Arena {
   // Take back all blocks that are done, and give back the memory of those that have been free for
   // `idle_ns`. When the next one will have been; 0: none is free.
   uint64_t give_back(uint64_t idle_ns);
-  // Have the thread do so now, with all that is free.
+  // Have the thread do so now, with all that is free. With the GIL: lets go of what blocks that are done
+  // have kept.
   void give_back_soon();
   // At the end of a session: nothing more can be allocated, and what is free is given back. May be called
   // while other threads allocate.
@@ -158,6 +160,8 @@ class Arena {
   void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
   void charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget);
   void free(Block* block, uint64_t now) noexcept;
+  // Some of `dropped_`, for the caller to destroy without the lock; how many.
+  size_t take_dropped(std::span<std::shared_ptr<void>> some) noexcept;
   std::vector<Holding> holdings_now(const Budget* of) const;
   [[noreturn]] void full() const;
   [[noreturn]] static void closed();
@@ -171,7 +175,7 @@ class Arena {
   void populate(Block* block, size_t from, bool drops);
   void give_up(Block* block, size_t from, bool drops);
   bool punch(uint64_t start, uint64_t end);
-  bool punch(std::vector<Block*>& blocks);
+  size_t punch(std::vector<Block*>& blocks);
   size_t give_some(uint64_t idle_ns, size_t bytes);
   void sweep();
   void run();
@@ -200,7 +204,8 @@ class Arena {
   std::vector<Block*> out_;                    // published, not yet seen free
   std::array<std::vector<Block*>, 256> free_;  // each in the order in which they became free
   std::array<size_t, 256> blocks_{};           // of each class, free or not
-  std::vector<std::shared_ptr<void>> dropped_;  // to be destroyed by a thread that has the GIL: Python may own it
+  // To be destroyed by a thread that has the GIL: Python may own it. Has room for what all blocks keep.
+  std::vector<std::shared_ptr<void>> dropped_;
   bool closed_ = false;
   size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
   std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex

@@ -110,19 +110,23 @@ bool Arena::punch(uint64_t start, uint64_t end) {
   return true;
 }
 
-bool Arena::punch(std::vector<Block*>& blocks) {
+// Sorts them; the first so many have no memory any more.
+size_t Arena::punch(std::vector<Block*>& blocks) {
   // Neighbours with one call.
   std::sort(blocks.begin(), blocks.end(), [](const Block* a, const Block* b) { return a->offset < b->offset; });
-  for (size_t i = 0; i < blocks.size();) {
-    const uint64_t start = blocks[i]->offset;
+  size_t done = 0;
+  while (done < blocks.size()) {
+    const uint64_t start = blocks[done]->offset;
     uint64_t end = start;
-    do end = blocks[i]->offset + blocks[i]->touched;
-    while (++i < blocks.size() && blocks[i]->offset == end);
-    if (end != start && !punch(start, end)) return false;
+    size_t next = done;
+    do end = blocks[next]->offset + blocks[next]->touched;
+    while (++next < blocks.size() && blocks[next]->offset == end);
+    if (end != start && !punch(start, end)) break;
+    done = next;
   }
-  for (Block* block : blocks)
-    if (block->size >= kBigBlock) block->mapping.reset();
-  return true;
+  for (size_t i = 0; i < done; ++i)
+    if (blocks[i]->size >= kBigBlock) blocks[i]->mapping.reset();
+  return done;
 }
 
 // A block without memory is no more; its addresses may serve any size.
@@ -150,16 +154,13 @@ size_t Arena::give_some(uint64_t idle_ns, size_t bytes) {
     if (blocks.empty()) return 0;
     ++punching_;
   }
-  const bool punched = punch(blocks);
+  const size_t punched = punch(blocks);
   std::lock_guard lock(mutex_);
   stop_punching();
-  if (!punched) {  // not supported here: the pages stay warm instead
-    holes_.store(false, std::memory_order_relaxed);
-    for (Block* block : blocks) free_[class_of(block->size)].push_back(block);
-    return 0;
-  }
-  for (Block* block : blocks) dissolve(block);
-  return blocks.size();
+  if (punched != blocks.size()) holes_.store(false, std::memory_order_relaxed);  // not supported here: the pages stay warm instead
+  for (size_t i = 0; i < punched; ++i) dissolve(blocks[i]);
+  for (size_t i = punched; i < blocks.size(); ++i) free_[class_of(blocks[i]->size)].push_back(blocks[i]);
+  return punched;
 }
 
 // Every block that was published before is looked at: only such as have been looked at, or are newer, move.
@@ -188,7 +189,15 @@ uint64_t Arena::give_back(uint64_t idle_ns) {
 }
 
 void Arena::give_back_soon() {
-  if (!inherited_) returns_->ask();
+  if (inherited_) return;
+  sweep();
+  // The readers of what was found keep a graph's segment mapped.
+  for (bool more = true; more;) {
+    std::array<std::shared_ptr<void>, 16> dropped;
+    std::lock_guard lock(mutex_);  // given back before they go
+    more = take_dropped(dropped) == dropped.size();
+  }
+  returns_->ask();
 }
 
 void Arena::start_thread() {
@@ -209,7 +218,7 @@ void Arena::stop_thread() {
   if (!thread_.joinable()) return;
   if (inherited_) {
     // In a forked child the thread does not exist: it can be neither joined nor detached.
-    new std::thread(std::move(thread_));
+    abandon(std::move(thread_));
     return;
   }
   stop_.store(true, std::memory_order_seq_cst);

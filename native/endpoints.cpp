@@ -64,9 +64,9 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) noexcept {
   defined_ |= (e.flags & kDefinitions) != 0;
   if (recorder_) recorder_->sending(index_, output_, tag, sent_bytes, kind == Kind::kError, quick);
   const uint64_t number = ring.publish();
-  // What it defines is on its way. But nobody comes for the claims of a frame that came too late: then it
-  // is as if it had not been sent.
-  if (!(e.flags & kRefs) || !ring.left_by_all(number)) e.sent = nb::object();
+  // What it defines is on its way. But those for whom it came too late never come for its claims.
+  if (e.flags & kRefs) e.unclaimed = ring.left_behind(number);
+  if (e.unclaimed == 0) e.sent = nb::object();
   return number;
 }
 
@@ -169,12 +169,58 @@ void Reader::skip() {
       if (!announce_front(true)) return;
       known = true;
     } catch (nb::python_error& error) {
-      if (!is_final(error.value())) throw;  // Ctrl-C, say: it is skipped when it is tried again
+      if (!is_final(error.value())) {  // Ctrl-C, say: it is skipped when it is tried again
+        if ((slot.flags & kRefs) && ring.next() == number && !ring.empty()) give_up();  // but claims are given up once
+        throw;
+      }
     } catch (const std::exception&) {  // its definitions are sent again
     }
     if (ring.next() != number || ring.empty()) return;
   }
   known ? release_front(slot) : give_up();
+}
+
+// A claim is given up once, whatever is raised meanwhile: it may be good for other readers.
+void Reader::close() {
+  if (ring.inherited()) return;
+  ring.leave();
+  std::exception_ptr raised;
+  try {
+    while (!ring.empty()) {
+      const SlotHeader slot = read_once(*ring.front());
+      const uint64_t number = ring.next();
+      if ((slot.flags & kRefs) && slot.kind != Kind::kError) {
+        try {
+          if (PyErr_CheckSignals() != 0) throw nb::python_error();  // not while it is done
+        } catch (const nb::python_error&) {
+          raised = std::current_exception();
+        }
+        try {
+          load_front();
+          const Frame f = *front_;
+          discard(f);
+        } catch (const nb::python_error& error) {
+          if (!is_final(error.value())) raised = std::current_exception();
+        } catch (const std::exception&) {  // nobody can read it
+        }
+        if (ring.next() != number) continue;  // Python code has taken it meanwhile
+      }
+      release_front(slot);
+    }
+  } catch (const std::system_error&) {  // a broken ring, of which whoever waited for it was told
+  }
+  front_.reset();
+  ring.close();
+  if (raised) std::rethrow_exception(raised);
+}
+
+Reader::~Reader() {
+  nb::error_scope keep;
+  try {
+    close();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("values that nobody has received");
+  }
 }
 
 nb::object Reader::receive_native() {
@@ -291,7 +337,12 @@ void Gate::stash_front(size_t i) {
   const uint64_t began = recorder_ && recorder_->tracing() ? now_ns() : 0;
   if (!dropped_[i].empty() && dropped_[i].contains(tag)) {
     const SlotHeader slot = read_once(*reader.ring.front());
-    reader.skip();
+    try {
+      reader.skip();
+    } catch (...) {
+      if (reader.ring.next() != number) dropped_[i].erase(tag);
+      throw;
+    }
     if (reader.ring.next() == number) return;
     dropped_[i].erase(tag);
     return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
@@ -330,34 +381,52 @@ void Gate::stash_failure(size_t i, const char* meta) {
   reader.give_up();
 }
 
+namespace {
+
+// The first exception of several things that are all to be tried.
+class FirstError {
+ public:
+  template <class Body>
+  void attempt(Body&& body) {
+    try {
+      body();
+    } catch (...) {
+      if (!first_) first_ = std::current_exception();
+    }
+  }
+  bool any() const { return first_ != nullptr; }
+  void raise() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
+
+}  // namespace
+
+// A ring may be broken, or somebody interrupt: the others are drained all the same.
 void Gate::drain() {
   check_owner(fork_);
-  std::exception_ptr broken;  // a ring; the others are drained all the same
-  try {
-    hear();
-  } catch (const std::system_error&) {
-    broken = std::current_exception();
-  }
-  for (size_t i = 0; i < readers_.size(); ++i) try {
+  FirstError error;
+  error.attempt([this] { hear(); });
+  for (size_t i = 0; i < readers_.size(); ++i)
+    error.attempt([this, i] {
       while (!readers_[i]->ring.empty()) stash_front(i);
-    } catch (const std::system_error&) {
-      broken = std::current_exception();
-    }
-  if (broken) std::rethrow_exception(broken);
+    });
+  error.raise();
 }
 
 void Gate::leave() {
-  const auto close_all = [this] {
-    for (Reader* reader : readers_) reader->close();
-    if (failures_) failures_->leave();
-  };
-  try {
-    drain();
-  } catch (...) {  // a ring is broken, and left like the others; or somebody interrupts
-    close_all();
-    throw;
-  }
-  close_all();
+  check_owner(fork_);
+  for (Reader* reader : readers_) reader->ring.leave();
+  FirstError error;
+  error.attempt([this] { drain(); });
+  // Where Ctrl-C came between, what has come is still somebody's result. What is not had now either is lost.
+  if (error.any()) FirstError().attempt([this] { drain(); });
+  for (Reader* reader : readers_) error.attempt([reader] { reader->close(); });
+  if (failures_) error.attempt([this] { failures_->leave(); });
+  error.raise();
 }
 
 bool Gate::ready(uint64_t number, size_t i) {
@@ -474,14 +543,19 @@ void Gate::drop(uint64_t number, size_t i) {
 
 void Gate::discard_all() {
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  FirstError error;
   for (size_t i = 0; i < readers_.size(); ++i) {
     for (auto& [number, frame] : std::exchange(stashes_[i], {}))
-      if (frame.flags & kRefs) discard(frame);
-    try {
-      while (!readers_[i]->ring.empty()) readers_[i]->skip();
-    } catch (const std::system_error&) {  // a broken ring, of which whoever waited for it was told
-    }
+      if (frame.flags & kRefs) error.attempt([&frame] { discard(frame); });
+    error.attempt([this, i] { readers_[i]->close(); });
   }
+  error.raise();
+}
+
+size_t Gate::asked() const {
+  size_t n = 0;
+  for (auto& asked : asked_since_) n += asked.size();
+  return n;
 }
 
 size_t Gate::stashed() const {

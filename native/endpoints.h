@@ -65,7 +65,7 @@ class Reader {
   Reader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer,
          std::shared_ptr<ArenaView> view, bool readonly)
       : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
-  ~Reader() { close(); }
+  ~Reader();
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
@@ -99,11 +99,9 @@ class Reader {
   void lose(const Frame& frame) noexcept {
     if (frame.flags & kDefinitions) ring.lose();
   }
-  // Take no more: what lies in the ring, and what still comes, is given back to its writer.
-  void close() {
-    front_.reset();
-    ring.close();
-  }
+  // Take no more: what lies in the ring, and what still comes, is given back to its writer, and nobody
+  // decodes it. Throws what is Python's, and has been closed then, too.
+  void close();
 
   RingReader ring;
   std::shared_ptr<ArenaView> view;
@@ -174,6 +172,8 @@ class Gate {
   void discard_all();
   // Take what has come, and nothing that comes later.
   void leave();
+  // Results that were asked for in vain and are still somebody's.
+  size_t asked() const;
   size_t stashed() const;
   size_t stashed_bytes() const;
 
@@ -202,7 +202,7 @@ class Gate {
   nb::object take_stashed(uint64_t number, size_t reader);
   bool hear_news();
   void hear_before_submission();
-  void note_open(uint64_t number, std::vector<bool>& open);
+  void note_open(uint64_t number, std::vector<bool>& open) noexcept;
   std::vector<Writer*> writers_;
   std::vector<Reader*> readers_;
   std::vector<std::unordered_map<uint64_t, Frame>> stashes_;

@@ -121,14 +121,15 @@ void Gate::hear_before_submission() {
   if (failures_ && (failures_->news() || !failures_->empty())) hear_news();
 }
 
-// What is there can still be got, unless it is an error: then the first one counts here too.
-void Gate::note_open(uint64_t number, std::vector<bool>& open) {
+// What is there can still be got, unless it is an error: then the first one counts here too. Cannot fail,
+// also where a ring breaks just now: half of it noted would be noted again.
+void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
   if (!failures_->together || number < first_ || number >= next_) return;
   for (size_t i = 0; i < readers_.size(); ++i) {
     if (dropped_[i].contains(number)) continue;  // nobody wants it
     // Results come in the order of their numbers.
     const RingReader& ring = readers_[i]->ring;
-    const bool published = first_ + ring.head() > number;
+    const bool published = ring.has_come(number - first_);
     if (published && first_ + ring.next() > number) {
       auto found = stashes_[i].find(number);
       if (found == stashes_[i].end() || found->second.kind != Kind::kError) continue;

@@ -112,7 +112,7 @@ struct Holds {
     h.numbers.clear();
     h.first_lost = h.last_lost = 0;
     // The parent's to end. Kept, not destroyed: what it refers to is shared with what else is here.
-    new std::vector<Deferred>(std::move(h.deferred));
+    abandon(std::move(h.deferred));
     h.deferred.clear();
     h.mutex.unlock();
   }

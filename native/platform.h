@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -152,6 +153,14 @@ inline char* map_shared(int fd, size_t offset, size_t length) {
   void* p = map_file(fd, offset, length, MAP_SHARED);
   if (p == MAP_FAILED) throw_errno("mmap");
   return static_cast<char*>(p);
+}
+
+// Lets `value` never be destroyed. Allocates nothing: a child that has no memory right after fork() must not
+// end for that.
+template <class T>
+void abandon(T&& value) noexcept {
+  alignas(T) static unsigned char grave[sizeof(T)];  // one is enough: nobody visits
+  new (grave) T(std::move(value));
 }
 
 // Counts forks on the way down to this process: an object made under another generation was

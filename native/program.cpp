@@ -74,13 +74,11 @@ void Program::close() {
   // What was sent to this program and not taken, or still comes, is given back to its writers.
   for (auto& step : steps_)
     if (auto* receive = std::get_if<Receive>(&step)) {
-      try {  // refs inside of what was not taken are let go of
-        while (!receive->reader->ring.empty()) receive->reader->skip();
+      try {
+        receive->reader->close();
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("inputs of a graph that is taken down");
-      } catch (const std::exception&) {  // a broken ring, which is left all the same
       }
-      receive->reader->close();
     }
   // Steps refer to Python functions that refer to this program: nobody else breaks that circle.
   auto steps = std::move(steps_);

@@ -185,7 +185,7 @@ class RingWriter {
     for (uint32_t i = 0; i < ring_.readers; ++i) {
       ReaderCursor& c = ring_.cursor(i);
       // Acquire: the reader's last look at a slot comes before we write it again.
-      if (c.closed.load(std::memory_order_acquire) != 0 || readers_->gone(i)) continue;
+      if (c.closed() || readers_->gone(i)) continue;
       // Acquire: the reader's last look at the slot comes before we write it again. Sequentially
       // consistent, because a writer that is about to sleep relies on it (see wants_room).
       const uint64_t next = c.next.load(std::memory_order_seq_cst);
@@ -208,7 +208,7 @@ class RingWriter {
 
   bool all_readers_closed() const {
     for (uint32_t i = 0; i < ring_.readers; ++i)
-      if (ring_.cursor(i).closed.load(std::memory_order_acquire) == 0 && !readers_->gone(i)) return false;
+      if (!ring_.cursor(i).closed() && !readers_->gone(i)) return false;
     return true;
   }
 
@@ -220,11 +220,21 @@ class RingWriter {
     return sum;
   }
 
-  // Whether every reader has left before it took frame `number`.
-  bool left_by_all(uint64_t number) const {
-    for (uint32_t i = 0; i < ring_.readers; ++i)
-      if (!ring_.cursor(i).never_takes(number)) return false;
-    return true;
+  // How many readers have left before frame `number`, which has been published last, and never look at it:
+  // what it brings them is the writer's to give up. All others take it or give it up themselves. May be
+  // asked once; see RingReader::leave.
+  uint32_t left_behind(uint64_t number) const {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < ring_.readers; ++i) {
+      std::atomic<uint64_t>& end = ring_.cursor(i).end;
+      uint64_t said = end.fetch_add(0, std::memory_order_acq_rel);
+      // The reader may have looked at the head already, or be about to: it finds this instead.
+      if (said == ReaderCursor::kLeaving &&
+          end.compare_exchange_strong(said, number + 2, std::memory_order_acq_rel, std::memory_order_acquire))
+        continue;
+      if (said != ReaderCursor::kOpen && number + 1 >= said) ++count;
+    }
+    return count;
   }
 
   // Frames with a tag below this are wanted by no reader.
@@ -262,6 +272,17 @@ class RingWriter {
 // Every published frame's lease is ended, even if the frame is never read: a reader that leaves closes
 // its cursor, and what it has not taken by then holds no block any more (ReaderCursor::never_takes), nor
 // does what is published afterwards.
+//
+// A frame may bring more than memory (kRefs), for each reader once, and either the reader sees to it or the
+// writer does, who may publish while the reader leaves. Which of them is settled with one word, ReaderCursor::
+// end, and without waiting: the reader says there that it leaves, then looks at the head; the writer
+// publishes, then looks at the word. Both change the word in doing so, if only from a value to itself. So one
+// of them comes second there, and sees what the other had done before:
+// - the writer was first: its frame is below the head that the reader sees. The reader's.
+// - the reader was first: the writer finds that it leaves, and neither can know whether that head was read
+//   before the frame was published or after. Then the first of them to put a limit in the word's place has
+//   settled it: the writer says that its frame is still the reader's, the reader says what it saw.
+// Frames that are published when there is a limit are on one side of it or the other.
 class RingReader {
  public:
   RingReader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer)
@@ -273,7 +294,7 @@ class RingReader {
 
   uint64_t next() const { return next_; }
   // Throws where the writer cannot have written that (see `broken`): whoever goes through the frames up to
-  // the head comes to an end. After `close` it is the reader's own `next`: nothing is there to be read.
+  // the head comes to an end. After `leave` it is the limit: what comes later is not there.
   uint64_t head() const {
     // Acquire pairs with the writer's release: the slots below `head` are whole.
     const uint64_t head = head_->load(std::memory_order_acquire);
@@ -281,6 +302,11 @@ class RingReader {
     return head;
   }
   bool empty() const { return head() == next_; }
+  // Whether frame `number` has been published. False if that cannot be known: the ring is broken.
+  bool has_come(uint64_t number) const noexcept {
+    const uint64_t head = head_->load(std::memory_order_acquire);
+    return number < next_ || (head - next_ <= ring_.slots && number < head);
+  }
   uint32_t reader() const { return reader_; }
   uint32_t readers() const { return ring_.readers; }
   uint32_t capacity() const { return ring_.capacity(); }
@@ -312,16 +338,34 @@ class RingReader {
 
   void lose() { cursor().lost.fetch_add(1, std::memory_order_relaxed); }
 
+  // Nothing that comes later is taken. What has come is the caller's to take, or to give up, and its slots
+  // and blocks stay until then.
+  void leave() {
+    if (head_ == &limit_ || inherited()) return;
+    cursor().end.exchange(ReaderCursor::kLeaving, std::memory_order_acq_rel);
+    // Acquire pairs with the writer's release, as in head().
+    uint64_t limit = ring_.header->head.load(std::memory_order_acquire);
+    uint64_t said = ReaderCursor::kLeaving;
+    if (!cursor().end.compare_exchange_strong(said, limit + 1, std::memory_order_acq_rel, std::memory_order_acquire)) limit = said - 1;
+    limit_.store(limit, std::memory_order_relaxed);
+    head_ = &limit_;
+  }
+
   // Take no more. The caller has let go of what lies in front of the ring.
   void close() {
-    if (head_ == &cursor().next || fork_ != fork_generation.load(std::memory_order_relaxed)) return;  // or the parent's
-    head_ = &cursor().next;
+    if (closed_ || inherited()) return;
+    leave();
+    closed_ = true;
+    limit_.store(next_, std::memory_order_relaxed);
     // Release: `next` is final, and our reads of the slots come before the writer's reuse of them.
     // Sequentially consistent for Returns::note.
-    cursor().closed.store(1, std::memory_order_seq_cst);
+    cursor().end.store(next_ + 1, std::memory_order_seq_cst);
     board_->slot(writer_.slot)->returns.note();
     if (ring_.flags & kWriterMayWait) board_->ring(writer_.slot, writer_.bit);
   }
+
+  // In a forked child the ring is its parent's.
+  bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
 
   std::string carries;  // what goes over it, in words; for errors
 
@@ -342,6 +386,8 @@ class RingReader {
   Target writer_;
   uint64_t next_ = 0;
   const std::atomic<uint64_t>* head_;
+  std::atomic<uint64_t> limit_{0};  // stands for the head once this reader leaves
+  bool closed_ = false;
   const uint64_t fork_ = fork_generation.load();
 };
 

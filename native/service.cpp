@@ -53,7 +53,7 @@ void DeathWatch::stop() {
   if (!thread_.joinable()) return;
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
     // In a forked child the thread does not exist: it can be neither joined nor detached.
-    new std::thread(std::move(thread_));
+    abandon(std::move(thread_));
     return;
   }
   stop_.store(true, std::memory_order_release);

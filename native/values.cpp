@@ -254,10 +254,11 @@ Encoded::~Encoded() {
   if (block != nullptr) arena->release(block);  // prepared and never published
   if (made && !made->sent) made->arena->uncharge(made->block);
   if ((flags & kDefinitions) && !raw && sent.is_valid() && !sent.is_none()) {
-    // Never published: what it would have defined is still unknown to the readers.
+    // Never published: what it would have defined is still unknown to the readers. Or some of them had left.
     nb::error_scope keep;
     Calling python;
-    nb::object result = nb::steal(PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr()));
+    nb::object result = nb::steal(unclaimed == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
+                                                 : PyObject_CallMethod(sent.ptr(), "unclaimed", "OI", meta.ptr(), unclaimed));
     if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
   }
 }

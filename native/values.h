@@ -102,7 +102,8 @@ struct Encoded {
   std::string scratch;
   nb::object source;
   nb::object meta;
-  nb::object sent;  // the channel's definitions, until the frame is published
+  nb::object sent;  // the channel's definitions, until the frame is published and all its claims are its readers'
+  uint32_t unclaimed = 0;  // of a frame that is published: readers that had left before
   std::vector<Py_buffer> views;
   TableLayout layout;
   Block* block = nullptr;

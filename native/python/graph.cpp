@@ -214,6 +214,7 @@ void bind_graph(nb::module_& m) {
       .def_prop_ro("has_room", [](Gated& g) { return g.gate->has_room(); })
       .def_prop_ro("submitted", [](Gated& g) { return g.gate->submitted(); })
       .def_prop_ro("completed", [](Gated& g) { return g.gate->completed(); })
+      .def_prop_ro("asked", [](Gated& g) { return g.gate->asked(); })
       .def_prop_ro("stashed", [](Gated& g) { return g.gate->stashed(); })
       .def_prop_ro("stashed_bytes", [](Gated& g) { return g.gate->stashed_bytes(); })
       .def("record", [](Gated& g, std::shared_ptr<Recorder> own, std::vector<std::pair<std::shared_ptr<Recorder>, uint32_t>> outputs,

@@ -394,7 +394,7 @@ TEST(a_reader_that_has_left_holds_what_it_has_taken_and_nothing_else) {
   s.cursors[1].next.store(8);
   other.clear();
   for (Block* block : blocks) CHECK(s.is_out(block));
-  s.cursors[1].closed.store(1);
+  s.cursors[1].end.store(9);
   CHECK(s.is_out(blocks[0]));
   CHECK(!s.is_out(blocks[1]));
   CHECK(!s.is_out(blocks[2]));
@@ -648,6 +648,41 @@ TEST(what_is_idle_goes_back_by_itself) {
   kept.reset();
   peer.arena.give_back_soon();
   CHECK(soon([&] { return peer.memory() == 0; }));
+}
+
+// Nobody ends a lease then, and so nobody else wakes the thread.
+TEST(what_is_published_for_readers_that_are_gone_goes_back_by_itself) {
+  Setup s;
+  Peer peer(s, 0, 64 * kMiB, 50'000'000);
+  const auto set = s.readers(2);
+  const auto publish = [&] {
+    Block* block = peer.arena.allocate(kMiB);
+    // The thread has looked, found nothing that is free, and sleeps.
+    CHECK(soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+    ::usleep(20'000);
+    peer.arena.publish(block, set, 0, 7);
+    CHECK(soon([&] { return peer.memory() == 0; }));
+  };
+  s.board->announce_death(1);
+  s.cursors[1].end.store(1);  // left, before it took anything
+  publish();
+  s.start(1);  // another process
+  publish();
+}
+
+TEST(a_session_s_end_or_a_teardown_lets_go_of_whom_blocks_were_for) {
+  Setup s;
+  Peer peer(s, 0, 64 * kMiB);
+  std::vector<std::weak_ptr<ReaderSet>> sets;
+  for (int i = 0; i < 50; ++i) {
+    const auto set = s.readers();
+    sets.push_back(set);
+    peer.arena.publish(peer.arena.allocate(5'000), set, 0, 0);
+  }
+  for (auto& set : sets) CHECK(!set.expired());
+  s.cursors[0].end.store(1);
+  peer.arena.give_back_soon();
+  for (auto& set : sets) CHECK(set.expired());
 }
 
 TEST(the_cap_is_the_session_s) {

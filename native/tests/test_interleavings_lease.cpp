@@ -51,7 +51,7 @@ struct Blocks : Bells {
     published.store(0);
     for (ReaderCursor& cursor : cursors) {
       cursor.next.store(0);
-      cursor.closed.store(0);
+      cursor.end.store(0);
     }
     reused = 0;
     value = 1;
@@ -148,7 +148,7 @@ TEST(what_a_reader_leaves_behind_comes_back) {
     slot->block = block->offset + 1;
     slot->block_size = block->size;
     b.arena->publish(block, writer->readers(), 0, writer->head());
-    if (header->cursors()[0].closed.load() != 0) ++late;
+    if (header->cursors()[0].closed()) ++late;
     writer->publish();
     b.block = block;
   };
@@ -170,7 +170,7 @@ TEST(what_a_reader_leaves_behind_comes_back) {
     b.take(0, 0).reset();
     header->head.store(0);
     header->cursors()[0].next.store(0);
-    header->cursors()[0].closed.store(0);
+    header->cursors()[0].end.store(0);
     writer = std::make_unique<RingWriter>(segment, 0, b.board, std::vector<Target>{{1, 1}});
     reader = std::make_unique<RingReader>(segment, 0, 0, b.board, Target{0, 1});
     send(2);
@@ -285,4 +285,75 @@ TEST(a_forked_child_keeps_the_block_and_ends_nothing) {
                        },
                        scene.judge);
   CHECK(unpinned.fails(model::Fault::kNone, "", nullptr, model::kAll));
+}
+
+// --- The thread that gives memory back, and what the session counts ---
+
+namespace {
+
+// An arena of the process in slot 0 of the board, with its thread.
+struct Counted : Blocks {
+  std::shared_ptr<ReaderSet> readers;
+  Returns& returns() { return board->slot(0)->returns; }
+  uint64_t in_session() { return board->header()->memory.bytes.load(); }
+  uint64_t in_process() { return board->slot(0)->memory.load(); }
+
+  void reset() {
+    arena.reset();
+    Bells::reset();
+    board->header()->memory.bytes.store(0);
+    for (ReaderCursor& cursor : cursors) {
+      cursor.next.store(0);
+      cursor.end.store(0);
+    }
+    arena = std::make_unique<Arena>(file.get(), kFile, kFile, board, 0, 1'000'000);
+    block = arena->allocate(64);
+    readers = set({1});
+  }
+  Scene scene(std::vector<std::function<void()>> bodies, std::function<bool()> judge, size_t daemons) {
+    return {this, std::move(bodies), [this] { reset(); }, std::move(judge), daemons};
+  }
+};
+
+}  // namespace
+
+// Whoever leaves wakes the thread, and so does who publishes for one that has left.
+TEST(what_is_published_while_its_reader_leaves_goes_back) {
+  Counted b;
+  const auto publish = [&] { b.arena->publish(b.block, b.readers, 0, 0); };
+  const auto leave = [&] {
+    b.cursors[1].end.store(1);
+    b.returns().note();
+  };
+  const auto thread = [&] { model::started(); };
+  const auto judge = [&] { return b.arena->bytes_touched() == 0; };
+  const Scene scene = b.scene({publish, leave, thread}, judge, 1);
+  scene.holds(kThorough ? 2 : 1, 10);
+  CHECK(scene.fails(kOmitted, "futex wake", &b.returns().count));
+  const Scene died = b.scene({publish, [&] { b.board->announce_death(1); }, thread}, judge, 1);
+  died.holds(kThorough ? 2 : 1, 10);
+}
+
+// A process may be killed between any two of its steps, and then its part is taken off the session's.
+TEST(what_a_process_has_is_never_more_than_the_session_counts) {
+  Counted b;
+  size_t more = 0;
+  const Scene scene = b.scene({[&] {
+                                 b.arena->release(b.arena->allocate(64, {}, true));
+                                 b.arena->release(b.arena->allocate(kGranule));
+                                 b.arena->release(b.block);
+                                 b.arena->give_back(0);
+                               },
+                               [&] {
+                                 model::step("look", &b, true);
+                                 // Both in one step, as if the process had ended there.
+                                 model::Explorer* const explorer = std::exchange(model::explorer, nullptr);
+                                 const uint64_t session = b.in_session(), process = b.in_process();
+                                 model::explorer = explorer;
+                                 if (session < process) throw model::Wrong{"counts less than a process has"};
+                                 more += session > process;
+                               }},
+                              [&] { return b.in_session() == 0 && b.in_process() == 0; }, 0);
+  scene.holds(2, 5);
+  CHECK(more != 0);  // there were moments between the two
 }

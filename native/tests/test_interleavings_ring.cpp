@@ -22,7 +22,7 @@ struct Pipe : Bells {
     readers.clear();
     for (uint32_t r = 0; r < header->readers; ++r) {
       header->cursors()[r].next.store(0);
-      header->cursors()[r].closed.store(0);
+      header->cursors()[r].end.store(0);
       readers.push_back(std::make_unique<RingReader>(segment, 0, r, board, Target{0, 1}));
       targets.push_back({r + 1, 1});
       received[r] = 0;
@@ -116,17 +116,89 @@ TEST(a_reader_that_closes_frees_its_writer) {
   Pipe p(1, 1);
   const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.readers[0]->close(); }}, {});
   scene.holds(model::kAll, 5);
-  CHECK(scene.fails(kOmitted, "store", &p.header->cursors()[0].closed));
+  CHECK(scene.fails(kOmitted, "store", &p.header->cursors()[0].end));
   const Scene later = p.scene({[&] { p.write(3); }, [&] { p.read(0, 1, true); }}, {1});
   later.holds(kThorough ? 3 : 2, 50);
-  CHECK(later.fails(kOmitted, "store", &p.header->cursors()[0].closed));
+  CHECK(later.fails(kOmitted, "store", &p.header->cursors()[0].end));
 }
 
 TEST(a_reader_that_closes_leaves_the_other_one_its_frames) {
   Pipe p(1, 2);
   const Scene scene = p.scene({[&] { p.write(2); }, [&] { p.read(0, 2); }, [&] { p.readers[1]->close(); }}, {2});
   scene.holds(kThorough ? 2 : 1, 50);
-  CHECK(scene.fails(kOmitted, "store", &p.header->cursors()[1].closed));
+  CHECK(scene.fails(kOmitted, "store", &p.header->cursors()[1].end));
+}
+
+namespace {
+
+// Frames that bring something for each reader once (kRefs): who sees to it, counted by reader and frame.
+struct Parcels : Pipe {
+  static constexpr uint64_t kFrames = 2;
+  std::vector<std::array<int, kFrames>> by_reader;
+  std::array<int, kFrames> by_writer{};
+
+  explicit Parcels(uint32_t count) : Pipe(2, count), by_reader(count) {}
+  void reset() {
+    Pipe::reset();
+    by_writer = {};
+    for (auto& of : by_reader) of = {};
+  }
+  void send() {
+    for (uint64_t n = 0; n < kFrames; ++n) {
+      if (!writer->has_room()) throw model::Wrong{"has no room for two frames"};
+      writer->publish();
+      by_writer[n] += int(writer->left_behind(n));
+    }
+  }
+  void take_all(uint32_t r) {
+    for (RingReader& reader = *readers[r]; !reader.empty(); reader.advance()) ++by_reader[r][reader.next()];
+  }
+  void leave(uint32_t r) {
+    readers[r]->leave();
+    take_all(r);
+    readers[r]->close();
+  }
+  bool each_once() const {
+    for (uint64_t n = 0; n < kFrames; ++n) {
+      int all = by_writer[n];
+      for (auto& of : by_reader) {
+        if (of[n] > 1) return false;
+        all += of[n];
+      }
+      if (all != int(by_reader.size())) return false;
+    }
+    return writer->all_readers_closed();
+  }
+  Scene scene(std::vector<std::function<void()>> bodies) {
+    return {this, std::move(bodies), [this] { reset(); }, [this] { return each_once(); }};
+  }
+};
+
+}  // namespace
+
+TEST(what_a_frame_brings_is_seen_to_once_while_its_reader_leaves) {
+  Parcels p(1);
+  size_t by_reader = 0, by_writer = 0;
+  Scene scene = p.scene({[&] { p.send(); }, [&] { p.leave(0); }});
+  scene.judge = [&] {
+    by_reader += size_t(p.by_reader[0][1]), by_writer += size_t(p.by_writer[1]);
+    return p.each_once();
+  };
+  scene.holds(model::kAll, 20);
+  CHECK(by_reader != 0 && by_writer != 0);
+  const Scene later = p.scene({scene.bodies[0], [&] { p.take_all(0), p.leave(0); }});
+  later.holds(kThorough ? model::kAll : 3, 20);
+  // Were the limit not settled once, both would have the frame, or neither.
+  CHECK(scene.fails(kOmitted, "compare_exchange", &p.header->cursors()[0].end, 3));
+  // One that looks, and leaves then, keeps what comes between.
+  const Scene hasty = p.scene({scene.bodies[0], [&] { p.take_all(0), p.readers[0]->close(); }});
+  CHECK(hasty.fails(model::Fault::kNone, "", nullptr));
+}
+
+TEST(what_a_frame_brings_is_seen_to_once_for_each_reader) {
+  Parcels p(2);
+  const Scene one = p.scene({[&] { p.send(); }, [&] { p.leave(0); }, [&] { p.take_all(1), p.leave(1); }});
+  one.holds(kThorough ? 2 : 1, 50);
 }
 
 // Whoever announces the death may do so at any moment of what the reader did before.

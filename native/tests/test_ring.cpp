@@ -228,6 +228,91 @@ TEST(a_closed_reader_holds_nobody_up) {
   }
 }
 
+// A frame that brings something for each reader once: whoever sees to it does so once, however its publishing
+// and their leaving meet.
+TEST(what_frames_bring_is_seen_to_once_by_one_side) {
+  constexpr uint32_t kReaders = 3, kSlots = 8;
+  constexpr uint64_t kMost = kSlots;
+  size_t readers_own = 0, writers_own = 0;
+  for (int round = 0; round < (check::kThreadSanitizer ? 50 : 200); ++round) {
+    Channel c(kReaders, kSlots, 64, 0);
+    std::atomic<uint32_t> seen_to[kMost] = {};
+    std::atomic<uint32_t> started{0};
+    const auto start = [&] {
+      started.fetch_add(1);
+      while (started.load() <= kReaders) std::this_thread::yield();
+    };
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < kReaders; ++r)
+      threads.emplace_back([&, r] {
+        RingReader reader = c.reader(r);
+        start();
+        while (!reader.empty() && reader.next() < r + uint64_t(round) % 3) seen_to[reader.next()].fetch_add(1), reader.advance();
+        reader.leave();
+        while (!reader.empty()) seen_to[reader.next()].fetch_add(1), reader.advance();
+        reader.close();
+      });
+    RingWriter writer = c.writer();
+    size_t left = 0;
+    start();
+    for (uint64_t n = 0; n < kMost; ++n) {
+      REQUIRE(writer.has_room());
+      writer.next_slot()->tag = n;
+      const uint32_t behind = writer.left_behind(writer.publish());
+      seen_to[n].fetch_add(behind);
+      left += behind;
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK(writer.all_readers_closed());
+    for (auto& count : seen_to) CHECK_EQ(count.load(), kReaders);
+    writers_own += left;
+    readers_own += kMost * kReaders - left;
+  }
+  CHECK(writers_own != 0 && readers_own != 0);
+}
+
+TEST(what_has_come_is_there_until_a_leaving_reader_has_taken_it) {
+  Channel c(1, 4, 64, 0);
+  RingWriter writer = c.writer();
+  RingReader reader = c.reader(0);
+  for (int i = 0; i < 3; ++i) write_frame((writer.has_room(), writer));
+  reader.advance();
+  reader.leave();
+  write_frame((writer.has_room(), writer));  // late
+  CHECK_EQ(writer.left_behind(3), 1u);
+  CHECK(!writer.all_readers_closed());
+  CHECK(writer.has_room());
+  write_frame(writer);
+  CHECK(!writer.has_room());  // what it has not taken stays whole
+  for (uint64_t number : {1, 2}) {
+    REQUIRE(!reader.empty());
+    CHECK(!c.header->cursors()[0].never_takes(number));
+    CHECK(frame_is_whole(reader, number));
+    reader.advance();
+  }
+  CHECK(reader.empty());
+  CHECK(writer.has_room());
+  reader.close();
+  CHECK(reader.empty());
+  CHECK_EQ(reader.next(), 3u);
+  for (uint64_t number : {0, 1, 2}) CHECK(!c.header->cursors()[0].never_takes(number));
+  for (uint64_t number : {3, 4, 5}) CHECK(c.header->cursors()[0].never_takes(number));
+}
+
+TEST(a_reader_that_closes_at_once_leaves_what_has_come) {
+  Channel c(1, 4, 64, 0);
+  RingWriter writer = c.writer();
+  RingReader reader = c.reader(0);
+  for (int i = 0; i < 4; ++i) write_frame((writer.has_room(), writer));
+  reader.advance();
+  reader.close();
+  CHECK(reader.empty());
+  CHECK(writer.all_readers_closed());
+  CHECK(writer.has_room());
+  CHECK(!c.header->cursors()[0].never_takes(0));
+  for (uint64_t number : {1, 2, 3, 4}) CHECK(c.header->cursors()[0].never_takes(number));
+}
+
 TEST(a_writer_asleep_is_woken_by_a_close) {
   Channel c(1, 1, 64, kWriterMayWait);
   RingWriter writer = c.writer();
@@ -522,7 +607,17 @@ TEST(a_head_that_somebody_has_written_over_is_an_error_that_names_the_edge) {
   for (uint64_t possible : {uint64_t(1), uint64_t(5)}) {  // nothing, or a full ring
     c.header->head.store(possible);
     CHECK_EQ(reader.head(), possible);
+    CHECK_EQ(reader.has_come(3), possible > 3);
   }
+  // Where nothing may be thrown: what has been taken had come, and of all else nothing is known.
+  c.header->head.store(UINT64_MAX);
+  CHECK(reader.has_come(0));
+  for (uint64_t number : {1, 3, 40}) CHECK(!reader.has_come(number));
+  reader.leave();
+  CHECK_THROWS(std::system_error, reader.empty());
+  reader.close();
+  CHECK(reader.empty());
+  CHECK(writer.all_readers_closed());
 }
 
 TEST(a_name_without_an_end_is_cut) {

@@ -834,6 +834,10 @@ class Gate:
         """How many submissions have all their results."""
 
     @property
+    def asked(self) -> int:
+        """Results that were asked for in vain, and may still be got."""
+
+    @property
     def stashed(self) -> int:
         """Results out of the rings that nobody has taken yet."""
 

@@ -1,6 +1,7 @@
 """Refs inside of arguments and of results: they arrive as refs, live as long as anybody has them or a
 value that refers to them, and are let go of afterwards."""
 
+import asyncio
 import gc
 import os
 import sys
@@ -79,6 +80,10 @@ class Member:
         for _ in range(10):
             other.produce.remote([5])
         return conveyor.get(other.echo.remote(0))
+
+    async def later(self, x, go):
+        while not os.path.exists(go):
+            await asyncio.sleep(0.002)
 
     def known(self):
         return context.current().exports.known_count
@@ -240,7 +245,48 @@ def test_an_argument_that_is_never_sent_lets_go_of_its_refs(members, wait_until)
     graph = compiled(lambda inp: a.echo.bind(inp[0]))
     with pytest.raises(conveyor.exceptions.SerializationError):
         graph.execute([ref, threading.Lock()])
+    with InputNode() as inp:
+        shared = MultiOutputNode([member.echo.bind(inp[0]) for member in members]).compile()
+    with pytest.raises(conveyor.exceptions.SerializationError):
+        shared.execute([ref, threading.Lock()])
     del ref
+    wait_until(lambda: kept() == 0)
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_each_reader_that_has_left_before_a_value_came_lets_go_of_its_refs(
+    members, latches, wait_until, size
+):
+    """The value has two readers: the driver, which has left when it comes, and an actor."""
+    a, b, _ = members
+    go = latches()
+    with InputNode() as inp:
+        made = a.late.bind(inp, go.path)
+        graph = MultiOutputNode([made, b.echo.bind(made)]).compile()
+    refs = graph.execute(np.ones(size))
+    tearing_down = threading.Thread(target=graph.teardown)
+    tearing_down.start()
+    wait_until(lambda: graph.status().state == "torn down")
+    go.open()
+    tearing_down.join(WAIT)
+    del refs
+    gc.collect()
+    wait_until(lambda: kept() == 0)
+
+
+def test_inputs_that_a_torn_down_graph_has_not_read_let_go_of_their_refs(
+    members, latches, wait_until
+):
+    a, _, _ = members
+    go = latches()
+    graph = compiled(lambda inp: a.later.bind(inp, go.path))
+    refs = [graph.execute([conveyor.put(i)]) for i in range(4)]
+    assert kept() == 4
+    graph.teardown()
+    wait_until(lambda: kept() <= 1)  # that of the coroutine, if it has begun
+    go.open()
+    del refs
+    gc.collect()
     wait_until(lambda: kept() == 0)
 
 

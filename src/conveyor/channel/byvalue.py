@@ -88,11 +88,16 @@ class SentDefinitions:
     def undo(self, meta: bytes) -> None:
         """A frame with a header was encoded and will not be published: its definitions are not sent, and
         nobody comes for its claims."""
+        definitions, _, _ = unpack(meta)
+        self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
+        self.unclaimed(meta, self.readers)
+
+    def unclaimed(self, meta: bytes, readers: int) -> None:
+        """So many of the readers never come for the claims of a frame with a header."""
         from conveyor.channel import claims  # which is above
 
-        definitions, made, _ = unpack(meta)
-        self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
-        claims.drop(made)
+        _, made, _ = unpack(meta)
+        claims.drop(made, readers)
 
 
 class KnownDefinitions:

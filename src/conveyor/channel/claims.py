@@ -27,7 +27,8 @@ class Keeper(Protocol):
         ...
 
     def give_up(self, claims: Sequence[Claim]) -> None:
-        """Nobody will ask for these refs. May be called by finalizers."""
+        """Nobody will ask for these refs, or for each time that one is named, one less of its claim's
+        readers. May be called by finalizers."""
         ...
 
 
@@ -47,19 +48,19 @@ def take(meta: bytes) -> Sequence[Any]:
 
 
 def give_up(meta: bytes) -> None:
-    """Nobody will decode the value with these meta bytes."""
+    """One of the readers of the value with these meta bytes will not decode it."""
     _, claims, _ = byvalue.unpack(meta)
-    drop(claims)
+    drop(claims, 1)
 
 
-def drop(claims: Sequence[Claim]) -> None:
-    """Nobody will make these good."""
+def drop(claims: Sequence[Claim], readers: int) -> None:
+    """So many of those that these were made for will not make them good."""
     if claims and _keeper is not None:
-        _keeper.give_up(claims)
+        _keeper.give_up([*claims] * readers)
 
 
-def drop_noted(notes: dict[Any, Any]) -> None:
-    """What a pickler has claimed so far will not be sent."""
+def drop_noted(notes: dict[Any, Any], readers: int) -> None:
+    """What a pickler has claimed so far, for so many, will not be sent."""
     made = notes.pop(CLAIMS, None)
     if made:
-        drop([claim for _, claim in made.values()])
+        drop([claim for _, claim in made.values()], readers)

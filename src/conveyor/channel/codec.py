@@ -88,8 +88,10 @@ def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
 
 def discard(meta: bytes) -> None:
     """Take note of the definitions in a frame that nobody will ever decode, and give its claims up."""
-    announce(meta)
-    claims.give_up(meta)
+    try:
+        announce(meta)
+    finally:  # also after Ctrl-C: this is not tried again
+        claims.give_up(meta)
 
 
 def _numpy_is_here() -> None:

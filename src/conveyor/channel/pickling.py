@@ -209,7 +209,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         try:
             pickler.dump(value)
         except SerializationError:
-            claims.drop_noted(pickler.notes)
+            claims.drop_noted(pickler.notes, sent.readers)
             raise
         except Exception:
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
@@ -252,10 +252,10 @@ def _dump_fully(
     try:
         pickler.dump(value)
     except SerializationError:
-        claims.drop_noted(pickler.notes)
+        claims.drop_noted(pickler.notes, sent.readers)
         raise
     except Exception:
-        claims.drop_noted(pickler.notes)
+        claims.drop_noted(pickler.notes, sent.readers)
         pickler = _try_again(value, sent, out_of_band=True)
     made = pickler.notes.pop(claims.CLAIMS, None)
     meta = pickler.payload()
@@ -300,10 +300,10 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
         pickler.dump(value)
         return pickler
     except SerializationError:
-        claims.drop_noted(pickler.notes)
+        claims.drop_noted(pickler.notes, sent.readers)
         raise
     except Exception as error:
-        claims.drop_noted(pickler.notes)
+        claims.drop_noted(pickler.notes, sent.readers)
         text = blame.cannot_send(value, error, _can_pickle)
         raise SerializationError(text) from error
 
@@ -329,7 +329,7 @@ def _can_pickle(value: Any) -> bool:
     except Exception:
         return False
     finally:
-        claims.drop_noted(pickler.notes)
+        claims.drop_noted(pickler.notes, 1)
     return True
 
 
