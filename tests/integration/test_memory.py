@@ -8,16 +8,18 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ArenaFullError, GraphTornDownError, TaskError
 from conveyor.runtime import context, process
+from conveyor.runtime.process import CALL_SLOTS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -52,6 +54,12 @@ class Actor:
 
     def echo(self, x):
         return x
+
+    def fail_late(self, _i, begun, go):
+        Path(begun).touch()
+        hold(go)
+        self.made += 1
+        raise ValueError("x" * 4 * MB)
 
     def read_from(self, path):
         """Wait for somebody to open ``path`` and close it; then make a value."""
@@ -317,6 +325,40 @@ class TestIdle:
         del refs
         gc.collect()  # the error's frames
         wait_until(lambda: session_memory() == 0, timeout=30, what="memory to come back")
+
+    @pytest.mark.usefixtures("soon_idle", "local")
+    def test_when_a_call_that_waits_here_is_not_sent(self, wait_until):
+        """Its error must not refer to its arguments: nobody collects garbage for their sake."""
+        maker, reader = Actor.remote(), Actor.remote()
+        large = maker.make.remote(0)
+        conveyor.wait([large], timeout=WAIT)
+        pid = stop(reader)
+        refs = [reader.echo.remote(None) for _ in range(CALL_SLOTS)]  # no more can be sent
+        refs.append(reader.first.remote(large))
+        gc.disable()
+        try:
+            del large
+            assert session_memory() >= 4 * MB
+            os.kill(pid, signal.SIGKILL)
+            assert len(conveyor.wait(refs, num_returns=len(refs), timeout=WAIT)[0]) == len(refs)
+            del refs
+            wait_until(lambda: session_memory() == 0, timeout=10, what="memory to come back")
+        finally:
+            gc.enable()
+
+    @pytest.mark.usefixtures("soon_idle", "local")
+    def test_of_an_error_that_is_told_after_a_teardown(self, wait_until, latches):
+        maker, begun, go = Actor.remote(), latches(), latches()
+        with InputNode() as inp:
+            graph = maker.fail_late.bind(inp, begun.path, go.path).compile()
+        ref = graph.execute(0)
+        wait_until(lambda: os.path.exists(begun.path), timeout=WAIT)
+        with torn_down_meanwhile(graph, wait_until):
+            go.open()
+        with pytest.raises(GraphTornDownError):
+            conveyor.get(ref, timeout=WAIT)
+        assert conveyor.get(maker.count.remote(), timeout=WAIT) == 1
+        wait_until(lambda: session_memory() == 0, timeout=10, what="memory to come back")
 
     @pytest.mark.usefixtures("local")
     def test_at_once_when_a_graph_is_torn_down(self, wait_until):

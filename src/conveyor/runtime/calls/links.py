@@ -245,11 +245,15 @@ class Link:
                     number = self.gate.submit(call)
                 except Exception as error:  # the call's outcome: an argument failed, say
                     outcome = error.error if isinstance(error, RefFailed) else error
+                    # Its traceback refers to frames that have the arguments: those would keep their
+                    # memory until garbage is collected.
+                    outcome = outcome.with_traceback(None)
                     if call[0] == START and type(call[1][0]) is not Unmade and not self.gone:
                         self._pending[0] = (ref, self._unmade(outcome), False)
                         continue
                     self._pending.popleft()
                     ref._fail(outcome)
+                    del ref, call, outcome  # so do those of what has caused it, and this is one
                     self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
                     continue
                 if number < 0:
