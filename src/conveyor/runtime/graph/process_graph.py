@@ -301,12 +301,14 @@ class ProcessGraph(SubmittingGraph):
 
     def teardown(self, kill_actors: bool = False) -> None:
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
-            self._leave()
-            self._finalizer.detach()
-            if kill_actors:
-                for member in self._epoch.members:
-                    self._host.kill(member.id)
-            self._unloading = self._host.unlay(self._number)
+            try:
+                self._leave()
+            finally:  # Ctrl-C comes once, and the actors are to be told all the same
+                self._finalizer.detach()
+                if kill_actors:
+                    for member in self._epoch.members:
+                        self._host.kill(member.id)
+                self._unloading = self._host.unlay(self._number)
         # One that was interrupted while it waited is finished by the next.
         while self._unloading:
             member, ack = self._unloading[-1]
