@@ -16,6 +16,9 @@
 // as cancelled as well. That mark does publish something: the frame that tells the executor of the failure
 // (failures.h). It is released after that, and acquired by who skips a task for it, so that whoever receives
 // what was skipped can know why.
+//
+// Nor does anybody hear of a generator whose items nobody wants any more but its actor: it is marked for
+// each task by itself, with the number again, since executions before it may still be wanted.
 #pragma once
 
 #include <utility>
@@ -79,6 +82,24 @@ class Limits {
     return end != 0 && now >= end ? Verdict::kOverdue : Verdict::kGoOn;
   }
 
+  // Nobody wants more items of `task`, a generator. Its actor is to be rung then.
+  void drop_stream(uint64_t number, uint32_t task) {
+    CONVEYOR_ASSERT(task < tasks_);
+    std::atomic<uint64_t>& dropped = words(number).dropped(tasks_)[task / 32];
+    const uint64_t bit = uint64_t(1) << (task % 32);
+    uint64_t before = dropped.load(std::memory_order_relaxed), after;
+    do {
+      const int32_t ahead = int32_t(stamp(number) - uint32_t(before >> 32));
+      if (ahead < 0) return;  // it is over, and its words are another's
+      after = ahead == 0 ? before | bit : uint64_t(stamp(number)) << 32 | bit;
+    } while (!dropped.compare_exchange_weak(before, after, std::memory_order_release, std::memory_order_relaxed));
+  }
+  bool stream_dropped(uint64_t number, uint32_t task) const {
+    CONVEYOR_ASSERT(task < tasks_);
+    const uint64_t dropped = words(number).dropped(tasks_)[task / 32].load(std::memory_order_acquire);
+    return uint32_t(dropped >> 32) == stamp(number) && (dropped >> (task % 32) & 1) != 0;
+  }
+
   // Notes for the error that a missed deadline gives; kept for executions that have one.
   void note_ran(uint64_t number, uint32_t task) {
     CONVEYOR_ASSERT(task < tasks_);
@@ -111,9 +132,15 @@ class Limits {
     std::atomic<uint64_t> ended;    // (number + 1) * 2, and kFailed or 0
     std::atomic<uint64_t> skipped;  // task + 1
     std::atomic<uint64_t>* ran() { return reinterpret_cast<std::atomic<uint64_t>*>(this + 1); }
+    // 32 tasks in each, below the stamp of the execution.
+    std::atomic<uint64_t>* dropped(uint32_t tasks) { return ran() + ran_words(tasks); }
   };
   static uint32_t ran_words(uint32_t tasks) { return (tasks + 63) / 64; }
-  static size_t stride(uint32_t tasks) { return align_up(sizeof(Words) + ran_words(tasks) * sizeof(uint64_t), kCacheLine); }
+  static uint32_t dropped_words(uint32_t tasks) { return (tasks + 31) / 32; }
+  static uint32_t stamp(uint64_t number) { return uint32_t(number + 1); }
+  static size_t stride(uint32_t tasks) {
+    return align_up(sizeof(Words) + (ran_words(tasks) + dropped_words(tasks)) * sizeof(uint64_t), kCacheLine);
+  }
   void mark(uint64_t number, uint64_t how) {
     std::atomic<uint64_t>& ended = words(number).ended;
     const uint64_t mine = (number + 1) << 1 | how;

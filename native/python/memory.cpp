@@ -71,6 +71,8 @@ void bind_memory(nb::module_& m) {
       .def("fail", &Limits::fail, "number"_a)
       .def("failed", &Limits::failed, "number"_a)
       .def_prop_ro("cancellations", &Limits::cancellations)
+      .def("drop_stream", &Limits::drop_stream, "number"_a, "task"_a)
+      .def("stream_dropped", &Limits::stream_dropped, "number"_a, "task"_a)
       .def("deadline", &Limits::deadline, "number"_a)
       .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a)
       .def("report", &Limits::report, "number"_a);

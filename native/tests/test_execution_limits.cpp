@@ -120,6 +120,31 @@ TEST(notes_are_kept_until_the_next_deadline) {
   CHECK(limits.report(0).second.empty());
 }
 
+TEST(streams_are_dropped_one_by_one) {
+  constexpr uint32_t kTasks = 70;
+  auto s = segment(kTasks);
+  Limits limits(s, 0, kSets, kTasks);
+  for (uint32_t task : {0u, 31u, 32u, 69u}) {
+    CHECK(!limits.stream_dropped(0, task));
+    limits.drop_stream(0, task);
+    CHECK(limits.stream_dropped(0, task));
+  }
+  CHECK(!limits.stream_dropped(0, 1));
+  CHECK(!limits.stream_dropped(1, 0));
+  // Those of the next execution with these words, and a late one of the first.
+  CHECK(!limits.stream_dropped(kSets, 31));
+  limits.drop_stream(kSets, 30);
+  limits.drop_stream(0, 29);
+  CHECK(limits.stream_dropped(kSets, 30));
+  CHECK(!limits.stream_dropped(kSets, 29));
+  CHECK(!limits.stream_dropped(kSets, 31));
+  CHECK(!limits.stream_dropped(0, 31));
+  // The notes beside them are others.
+  limits.begin(2 * kSets, 1000);
+  CHECK(limits.stream_dropped(kSets, 30));
+  CHECK(limits.report(2 * kSets).second.empty());
+}
+
 TEST(what_does_not_fit_is_refused) {
   auto s = segment(1);
   auto refused = [&](size_t offset, uint32_t sets, uint32_t tasks) {

@@ -346,6 +346,12 @@ class Limits:
     def failed(self, number: int) -> bool:
         """Whether it is so marked, as long as it is under way."""
 
+    def drop_stream(self, number: int, task: int) -> None:
+        """Nobody wants more items of a generator task of an execution; then ring its actor."""
+
+    def stream_dropped(self, number: int, task: int) -> bool:
+        """Whether that is so, of an execution that is under way."""
+
     @property
     def cancellations(self) -> int:
         """How often ``cancel`` was called."""

@@ -12,9 +12,9 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaos_forks import Children
 from chaos_values import Payload, arrays, digest, make, scribble
@@ -32,7 +32,7 @@ ENDS = {
 }
 RAISES = ("ValueError", "KeyError", "OwnError", "chained")
 #: Inside a method, too, but nobody else may notice.
-HARMLESS = ("a fork", "a fork that is waited for")
+HARMLESS = ("a fork", "a fork that is waited for", "dawdles")
 
 
 class OwnError(Exception):
@@ -65,6 +65,7 @@ class Step:
     counted: bool
     overwrites: bool
     pause: float
+    items: int = 0  # how many a generator yields
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,20 @@ class Strike:
 
     kind: str
     slot: int
-    seconds: float = 0.0  # how long what it makes lives
+    seconds: float = 0.0  # how long it lasts, or what it makes lives
+    after: int = 0  # items of a generator
 
 
 #: Faults of one actor: at which run of which task of which graph.
 Strikes = Mapping[tuple[str, int, int], Strike]
+
+
+class Due(NamedTuple):
+    """What strikes in a run, and where that is, in words."""
+
+    run: int
+    strike: Strike | None
+    where: str
 
 
 class Clock:
@@ -130,6 +140,7 @@ class Chaos:
         self._runs: Counter[tuple[str, int]] = Counter()
         self._strikes: Strikes = {}
         self._noted: dict[str, int] = {}
+        self._streaming = 0
 
     def begin(self, strikes: Strikes) -> int:
         """A new round."""
@@ -181,14 +192,37 @@ class Chaos:
     def noted(self, graph: str) -> int:
         return self._noted.get(graph, 0)
 
+    def items(self, step: Step, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        self._streaming += 1
+        try:
+            due, given = self._due(step), (args, kwargs)
+            seed = self._seed(step, due, args, kwargs)
+            for i in range(step.items):
+                self._strike(due, given, i)
+                yield make(step.payload, digest(i, seed))
+            self._strike(due, given, step.items)
+        finally:
+            self._streaming -= 1
+
+    def streaming(self) -> int:
+        """How many generators have begun and have not ended."""
+        return self._streaming
+
     def _run(self, step: Step, args: Any, kwargs: Any) -> int:
+        due = self._due(step)
+        self._strike(due, (args, kwargs))
+        return self._seed(step, due, args, kwargs)
+
+    def _due(self, step: Step) -> Due:
+        """A run begins."""
         where = (step.graph, step.task)
         run = self._runs[where]
         self._runs[where] += 1
-        strike = self._strikes.get((*where, run))
-        if strike is not None:
-            self._strike(strike, f"{where} run {run}", (args, kwargs))
-        seed = digest((step.graph, step.task, run if step.counted else 0, args, kwargs))
+        return Due(run, self._strikes.get((*where, run)), f"{where} run {run}")
+
+    def _seed(self, step: Step, due: Due, args: Any, kwargs: Any) -> int:
+        run = due.run if step.counted else 0
+        seed = digest((step.graph, step.task, run, args, kwargs))
         if self._clock is not None:
             if step.overwrites:
                 scribble((args, kwargs))
@@ -196,7 +230,12 @@ class Chaos:
                 time.sleep(step.pause)
         return seed
 
-    def _strike(self, strike: Strike, where: str, given: Any) -> None:
+    def _strike(self, due: Due, given: Any, after: int = 0) -> None:
+        """Let what is ``due`` happen, if it is when there have been so many items."""
+        if due.strike is not None and due.strike.after == after:
+            self._do(due.strike, due.where, given)
+
+    def _do(self, strike: Strike, where: str, given: Any) -> None:
         kind = strike.kind
         if self._clock is not None:
             self._clock.stamp(strike.slot)
@@ -213,6 +252,9 @@ class Chaos:
                 raise ValueError(where) from error
         if self._clock is None:
             return  # plain Python lives on
+        if kind == "dawdles":
+            time.sleep(strike.seconds)
+            return
         if kind in HARMLESS:
             wait = kind == "a fork that is waited for"
             inherited = [(array, digest(array)) for array in arrays(given)]
@@ -247,6 +289,28 @@ class AsyncChaos(Chaos):
 
     async def amix(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
         await asyncio.sleep(0)
-        seed = self._run(step, args, kwargs)
+        due = self._due(step)
+        strike = due.strike
+        if strike is not None and strike.kind == "dawdles":
+            if self._clock is not None:
+                self._clock.stamp(strike.slot)
+                await asyncio.sleep(strike.seconds)  # it may be cancelled meanwhile
+        else:
+            self._strike(due, (args, kwargs))
+        seed = self._seed(step, due, args, kwargs)
         await asyncio.sleep(0)
         return make(step.payload, seed)
+
+    async def aitems(self, step: Step, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        self._streaming += 1
+        try:
+            await asyncio.sleep(0)
+            due, given = self._due(step), (args, kwargs)
+            seed = self._seed(step, due, args, kwargs)
+            for i in range(step.items):
+                self._strike(due, given, i)
+                yield make(step.payload, digest(i, seed))
+                await asyncio.sleep(0)
+            self._strike(due, given, step.items)
+        finally:
+            self._streaming -= 1

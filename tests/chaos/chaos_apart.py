@@ -74,7 +74,9 @@ class Apart(Course):
         self._doing(f"compile {spec.name}")
         objects = plain_objects({}, set(range(len(members))))
         expected = evaluate(spec, objects, spec.executions * self._times)
-        graph = build(spec, [m.handle for m in members]).compile(depth=spec.depth, name=spec.name)
+        graph = build(spec, [m.handle for m in members]).compile(
+            depth=spec.depth, name=spec.name, stream_items=spec.credit
+        )
         self.running.append(Running(len(self.running), spec, graph, expected, exact=False))
         self.tally.graphs += 1
 
@@ -108,6 +110,8 @@ class Apart(Course):
         self._collect(ours)
         for place in self._others:
             self._eager(place)
+            self._begin_call(place)
+        self._finish_calls()
         if ours.died:
             raise Wrong(f"{ours.spec.name} has failed")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from chaos_actors import Clock, Exits
 from chaos_elsewhere import Elsewhere
-from chaos_graphs import Failed, Graph
+from chaos_faults import Fault
+from chaos_graphs import Expected, Graph
 from chaos_pool import Pool
 from chaos_tally import Tally
 from chaos_values import arrays, bulk, digest
@@ -72,18 +73,34 @@ class Holdings:
 
 
 @dataclass
+class Failure:
+    """An execution that has failed as one. ``first``: with what."""
+
+    first: Fault
+    refs: list[Any] | None = None
+
+
+@dataclass
 class Running:
     """A compiled graph of a round."""
 
     index: int
     spec: Graph
     graph: Any
-    expected: list[list[int | Failed]]
+    expected: list[list[Expected]]
     #: ``expected`` is what each result must be. Not exact: what it is if nothing fails in its
     #: execution, which fails as one.
     exact: bool = True
+    #: Whether each execution fails as one.
+    fail_fast: bool = True
     next: int = 0
     cancelled: set[int] = field(default_factory=set)
+    #: Whether some execution was dropped before its end, so that nobody can tell what it came to.
+    dropped: bool = False
+    #: Of each execution that has failed the first fault, and its refs, if they are still there.
+    failures: dict[int, Failure] = field(default_factory=dict)
+    #: How many items of a stream (execution, place) have been taken; None: nobody knows.
+    taken: dict[tuple[int, int], int | None] = field(default_factory=dict)
     #: After each restart the first execution, and the first fault that can have had to do with it.
     epochs: list[tuple[int, int]] = field(default_factory=list)
     died: bool = False  # somebody was told

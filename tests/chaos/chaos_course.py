@@ -9,6 +9,7 @@ from chaos_around import Around, Running
 from chaos_faults import Fault, Faults, strike_from_outside
 from chaos_graphs import Graph
 from chaos_pool import Member
+from chaos_streams import Call
 from chaos_ways import Ways
 
 
@@ -28,6 +29,7 @@ class Course(Ways):
         self.running: list[Running] = []
         self.waiting_since = 0
         self.busy_at = threading.local()
+        self.calls: list[Call] = []
 
     def run(self) -> None:
         raise NotImplementedError
@@ -40,11 +42,11 @@ class Course(Ways):
     def _send_out(self, fault: Fault) -> None:
         """Let what strikes from outside strike."""
         victim = self.members[fault.victim]
-        errands = strike_from_outside(
-            fault, victim.pidfd, victim.handle, self.around.clock, self.around.elsewhere.do
+        self.around.hand.send(
+            strike_from_outside(
+                fault, victim.pidfd, victim.handle, self.around.clock, self.around.elsewhere.do
+            )
         )
-        for delay, errand in errands:
-            self.around.hand.at(delay, errand)
 
     def _count(self) -> None:
         """The round is over: put down what has gone wrong in it."""

@@ -27,6 +27,7 @@ ELSEWHERE = ("fork server stopped", "driver stopped", "driver forks", "driver fo
 NOBODY = -1  # as a victim
 #: Those of which nobody is told.
 SILENT = {"stop and go", "many stops", *HARMLESS, *ELSEWHERE}
+FORKS = {"a fork", "a fork that is waited for", "driver forks", "driver forks and waits"}
 #: What an actor that was ended by them has done before.
 IN_GOOD_ORDER = {"graceful kill", "sys.exit"}
 SAYS = {
@@ -50,6 +51,7 @@ class Fault:
     graph: int = -1  # for what strikes inside: where
     task: int = -1
     run: int = -1
+    after: int = 0  # items of a generator
     reported_ns: int | None = None
     pid: int = 0  # of the process that it is for
     execution: tuple[int, int] | None = None  # which graph's, that failed with it
@@ -75,7 +77,7 @@ class Fault:
     @property
     def holds_up(self) -> float:
         """s for which it may keep others waiting."""
-        return 0.0 if self.kind in HARMLESS or "forks" in self.kind else self.pause
+        return 0.0 if self.kind in FORKS else self.pause
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Faults:
         for fault in self.planned:
             if fault.inside:
                 where = (graphs[fault.graph].name, fault.task, fault.run)
-                strike = Strike(fault.kind, fault.slot, fault.pause)
+                strike = Strike(fault.kind, fault.slot, fault.pause, fault.after)
                 found.setdefault(fault.victim, {})[where] = strike
         return found
 
@@ -114,20 +116,35 @@ class Draw:
         self._taken: set[tuple[int, int, int]] = set()
         self._actors = sorted(set().union(*(graph.actors for graph in graphs)))
 
-    def inside(self, kinds: Sequence[str]) -> list[Fault]:
-        """At a run of a task; none if something strikes there in any case."""
+    def together(self) -> list[Fault]:
+        """Several tasks of one execution raise, while another dawdles."""
         rng = self._rng
         graph = rng.randrange(len(self._graphs))
+        run = rng.randrange(self._graphs[graph].executions)
+        faults = [
+            fault for _ in range(rng.randint(1, 3)) for fault in self.inside(RAISES, graph, run)
+        ]
+        return faults + self.inside(["dawdles"], graph, run)
+
+    def inside(
+        self, kinds: Sequence[str], graph: int | None = None, run: int | None = None
+    ) -> list[Fault]:
+        """At a run of a task; none if something strikes there in any case."""
+        rng = self._rng
+        if graph is None:
+            graph = rng.randrange(len(self._graphs))
         task = rng.choice(self._graphs[graph].tasks)
         kind = rng.choice(kinds)
         number, code = ENDS.get(kind, (None, None))
-        run = rng.randrange(self._graphs[graph].executions)
+        if run is None:
+            run = rng.randrange(self._graphs[graph].executions)
         where = (graph, task.step.task, run)
         if where in self._taken:
             return []
         self._taken.add(where)
         pause = _between(rng, 0.001, 0.5) if kind in HARMLESS else 0.0
-        return [Fault(kind, task.actor, next(self._slots), number, code, 0, pause, *where)]
+        after = rng.choice([0, task.step.items, rng.randint(0, task.step.items)])
+        return [Fault(kind, task.actor, next(self._slots), number, code, 0, pause, *where, after)]
 
     def outside(self, kinds: Sequence[str] = OUTSIDE) -> Fault:
         """To an actor, or to nobody in the round."""
@@ -154,9 +171,12 @@ def random_faults(rng: Random, graphs: Sequence[Graph]) -> Faults:
     luck = rng.random()
     if luck < 0.08:
         return faults
-    if luck < 0.25:
+    if luck < 0.18:
         for _ in range(rng.randint(1, 4)):
             planned += draw.inside(RAISES)
+    elif luck < 0.27:
+        for _ in range(rng.randint(1, 2)):
+            planned += draw.together()
     elif luck < 0.52:
         planned += draw.inside(list(ENDS))
     elif luck < 0.80:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from chaos_actors import AsyncChaos, Chaos, Step, Strikes
 from chaos_values import MB, Pair, Payload, digest, make, random_payload
@@ -40,6 +40,10 @@ class Task:
     kwargs: Mapping[str, Any]
 
 
+#: Methods whose items are a result of the graph.
+STREAMING = ("items", "aitems")
+
+
 @dataclass(frozen=True)
 class Graph:
     name: str
@@ -53,9 +57,29 @@ class Graph:
     depth: int
     executions: int
 
+    #: Items of its generators that may be on their way.
+    credit: int = 64
+
     @property
     def actors(self) -> set[int]:
         return {task.actor for task in self.tasks}
+
+    @property
+    def streams(self) -> list[int]:
+        """The places of streams among the results."""
+        results = list(flatten(self.outputs, self.outputs))
+        return [
+            place
+            for place, leaf in enumerate(results)
+            if isinstance(leaf, Out) and self.tasks[leaf.task].method in STREAMING
+        ]
+
+    @property
+    def roomy(self) -> bool:
+        """Whether its generators never wait until their items are taken, so that results may be got in
+        any order."""
+        items = [task.step.items for task in self.tasks if task.method in STREAMING]
+        return self.depth * max(items, default=0) <= self.credit
 
 
 @dataclass(frozen=True)
@@ -63,6 +87,18 @@ class Failed:
     """Instead of a value: the tasks (with the kind of exception) one of which is to blame."""
 
     blamed: frozenset[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The digests of a stream's items, and what is raised after them, if anything is."""
+
+    items: tuple[int, ...]
+    failed: Failed | None
+
+
+#: What a result must be: a digest, a failure, or a stream.
+Expected: TypeAlias = "int | Failed | Stream"
 
 
 def fill(structure: Any, leaf: Callable[[Any], Any]) -> Any:
@@ -143,8 +179,15 @@ def random_graph(
         return Pair(inside, argument(depth + 1))
 
     tasks: list[Task] = []
+    streams: list[Any] = []
+    streaming = rng.random() < 0.4
     for number in range(rng.randint(1, 10)):
         actor = rng.randrange(len(asynchronous))
+        if streaming and rng.random() < 0.3:
+            args = tuple(argument() for _ in range(rng.randint(0, 2)))
+            tasks.append(_generator(rng, name, number, actor, asynchronous[actor], counted, args))
+            streams.append(Out(number))
+            continue
         methods = ["mix", "mix", "mix", "split2", "split3", "forward"]
         method = rng.choice(methods + ["amix"] * 6 * asynchronous[actor])
         args = tuple(argument() for _ in range(rng.randint(0, 3)))
@@ -175,6 +218,7 @@ def random_graph(
         some = rng.sample(pool, min(len(pool), 2))
         tasks.append(_last(rng, name, len(tasks), "note", asynchronous, counted, some))
         effects.append(len(tasks) - 1)
+    ends += streams
     ends += [leaf for leaf in rng.sample(pool, min(2, len(pool))) if rng.random() < 0.3]
     outputs: Any = ends
     if len(ends) == 1 and not effects and rng.random() < 0.7 and isinstance(ends[0], Out):
@@ -185,7 +229,8 @@ def random_graph(
         if shape == 1:
             outputs = {f"k{i}": end for i, end in enumerate(ends)}
         elif shape == 2:
-            outputs = {"all": ends, "constant": [5], "again": (ends[0],)}
+            again = tuple(leaf for leaf in ends if leaf not in streams)[:1]
+            outputs = {"all": ends, "constant": [5], "again": again}
         elif shape == 3:
             outputs = [ends[0], tuple(ends[1:]), "constant"] if len(ends) > 1 else ends
     tasks = _without_disturbing(tasks, outputs)
@@ -196,8 +241,8 @@ def random_graph(
     keywords = tuple(sorted(root for root in roots if isinstance(root, str)))
     if taken_whole and not roots:
         positional = 1
-    weight = sum(task.step.payload.size for task in tasks) + 1
-    pauses = sum(task.step.pause for task in tasks) + 0.0003
+    weight = sum(task.step.payload.size * max(task.step.items, 1) for task in tasks) + 1
+    pauses = sum(task.step.pause + task.step.items * 0.00003 for task in tasks) + 0.0003
     executions = min(crowd, 32 * MB // weight + 1, int(0.06 / pauses) + 1)
     return Graph(
         name,
@@ -210,7 +255,19 @@ def random_graph(
         rng.randrange(1 << 32),
         rng.choice([1, 2, 3, 5, 16]),
         rng.randint(1, executions),
+        rng.choice([1, 2, 4, 16, 64]),
     )
+
+
+def _generator(
+    rng: Random, name: str, number: int, actor: int, asynchronous: bool, counted: bool,
+    args: tuple[Any, ...],
+) -> Task:  # fmt: skip
+    items = rng.choice([0, 1, 3, 20, 100])
+    payload = random_payload(rng, (1 << 20) // (items + 1))
+    pause = rng.choice((0, 0, 0.001))
+    step = Step(name, number, payload, counted, rng.random() < 0.5, pause, items)
+    return Task(actor, rng.choice(STREAMING) if asynchronous else "items", step, args, {})
 
 
 def _last(
@@ -298,9 +355,7 @@ def arguments(graph: Graph, execution: int) -> tuple[tuple[Any, ...], dict[str, 
     return args, dict.fromkeys(graph.keywords, x)
 
 
-def evaluate(
-    graph: Graph, objects: Mapping[int, Chaos], executions: int
-) -> list[list[int | Failed]]:
+def evaluate(graph: Graph, objects: Mapping[int, Chaos], executions: int) -> list[list[Expected]]:
     """For each execution the digest of each result in order (or of what failed instead)."""
     return [_execution(graph, objects, i) for i in range(executions)]
 
@@ -314,7 +369,7 @@ def plain_objects(strikes: Mapping[int, Strikes], actors: set[int]) -> dict[int,
     return objects
 
 
-def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[int | Failed]:
+def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[Expected]:
     args, kwargs = arguments(graph, number)
     made: list[Any] = []
 
@@ -338,11 +393,15 @@ def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[
             *(item.blamed for item in given if isinstance(item, Failed))
         )
         if blamed:
-            made.append(Failed(blamed))
+            failed = Failed(blamed)
+            made.append(Stream((), failed) if task.method in STREAMING else failed)
             continue
         method = getattr(objects[task.actor], task.method)
         filled = fill(task.args, value)
         named = {key: fill(item, value) for key, item in task.kwargs.items()}
+        if task.method in STREAMING:
+            made.append(_all_items(method(task.step, *filled, **named), task.step.task))
+            continue
         try:
             result = method(task.step, *filled, **named)
             if inspect.iscoroutine(result):
@@ -354,16 +413,40 @@ def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[
     failed = frozenset[tuple[int, str]]().union(
         *(item.blamed for item in effects if isinstance(item, Failed))
     )
-    results: list[int | Failed] = []
+    results: list[Expected] = []
     for leaf in flatten(graph.outputs, graph.outputs):
         result = value(leaf) if isinstance(leaf, (In, Out)) else leaf
-        if isinstance(result, Failed):
+        if isinstance(result, Stream):
+            late = Failed(failed) if failed else None
+            results.append(replace(result, failed=result.failed or late))
+        elif isinstance(result, Failed):
             results.append(result)
         elif failed:
             results.append(Failed(failed))
         else:
             results.append(digest(result))
     return results
+
+
+def _all_items(generator: Any, task: int) -> Stream:
+    found: list[int] = []
+    try:
+        if inspect.isasyncgen(generator):
+            generator = _one_by_one(generator)
+        for item in generator:
+            found.append(digest(item))
+    except Exception as error:
+        return Stream(tuple(found), Failed(frozenset({(task, type(error).__name__)})))
+    return Stream(tuple(found), None)
+
+
+def _one_by_one(generator: Any) -> Iterator[Any]:
+    while True:
+        try:
+            item = _run_now(generator.__anext__())
+        except StopAsyncIteration:
+            return
+        yield item
 
 
 def _run_now(coroutine: Any) -> Any:

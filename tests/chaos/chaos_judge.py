@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 from chaos_actors import RAISED
-from chaos_around import REPORT_WITHIN, Around, Running, Wrong
+from chaos_around import REPORT_WITHIN, Around, Failure, Running, Wrong
 from chaos_faults import Fault, Faults, matches
-from chaos_graphs import Failed, Graph
+from chaos_graphs import Expected, Failed, Graph, Stream
 from chaos_pool import Member
 from chaos_tally import Tally
 from chaos_values import digest
@@ -36,6 +36,7 @@ class Judge:
     members: list[Member]
     specs: list[Graph]
     faults: Faults
+    fail_fast = True
     waiting_since: int
     busy_at: threading.local
 
@@ -48,9 +49,7 @@ class Judge:
             raise Wrong(f"{where}: a timeout that does not say of what") from error
         self.tally.timeouts += 1
 
-    def _check_value(
-        self, value: Any, expected: int | Failed, where: str, keep: bool = True
-    ) -> None:
+    def _check_value(self, value: Any, expected: Expected, where: str, keep: bool = True) -> None:
         checksum = digest(value)
         if checksum != expected:
             raise Wrong(f"{where}: expected {expected}, got {checksum}: {value!r:.500}")
@@ -64,7 +63,7 @@ class Judge:
         error: BaseException,
         running: Running,
         number: int,
-        expected: int | Failed,
+        expected: Expected,
         since: int,
         where: str,
     ) -> None:
@@ -83,6 +82,8 @@ class Judge:
             return
         if not isinstance(error, TaskError):
             raise Wrong(f"{where}: expected {expected}") from error
+        if isinstance(expected, Stream):
+            expected = expected.failed or 0
         if not running.exact:
             able = set(range(len(running.spec.tasks)))
         elif isinstance(expected, Failed):
@@ -110,12 +111,18 @@ class Judge:
             and self.around.clock.read(fault.slot)
         )
 
-    def _failed_with(self, fault: Fault, running: Running, number: int, where: str) -> None:
+    def _failed_with(
+        self, fault: Fault, running: Running, number: int, where: str, first: bool = True
+    ) -> None:
         """A task raises once, so one execution fails with it."""
         failed = (running.index, number)
         if fault.execution not in (None, failed):
             raise Wrong(f"{where}: {fault.execution} has failed with the same error")
         fault.execution = failed
+        if running.fail_fast and first:
+            known = running.failures.setdefault(number, Failure(fault)).first
+            if known is not fault:
+                raise Wrong(f"{where} fails with {fault}, others of the execution with {known}")
 
     def _died(
         self, error: ActorDiedError, spec: Graph | None, since: int = 0, place: int | None = None
@@ -169,8 +176,12 @@ class Judge:
         if fault.kills:
             ended = around.deaths.ended(fault.pid)
             allowed += ((ended or now) - happened) / 1e6
-        allowed += 1e3 * sum(other.holds_up for other in self.faults.planned)
-        if fault.raises:
+        allowed += 1e3 * sum(
+            other.holds_up
+            for other in self.faults.planned
+            if other.kind != "dawdles" or not self.fail_fast
+        )
+        if fault.raises and not self.fail_fast:
             # The error comes behind what was on its way before.
             allowed += 1e3 * sum(task.step.pause for s in self.specs for task in s.tasks) * 40
         if ms > REPORT_WITHIN + allowed:

@@ -13,7 +13,7 @@ from chaos_actors import ENDS
 from chaos_around import SOON, Around, Running, Wrong
 from chaos_course import Course
 from chaos_faults import Draw, Fault, Faults
-from chaos_graphs import Failed, Graph, build, evaluate, plain_objects, random_graph
+from chaos_graphs import Expected, Graph, build, evaluate, plain_objects, random_graph
 
 import conveyor
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
@@ -73,7 +73,7 @@ class Restarts(Course):
             expected = evaluate(spec, objects, (spec.executions + 2) * self._epochs)
             self._doing(f"compile {spec.name}")
             dag = build(spec, [m.handle for m in self.members])
-            graph = dag.compile(depth=spec.depth, name=spec.name)
+            graph = dag.compile(depth=spec.depth, name=spec.name, stream_items=spec.credit)
             self.running.append(Running(index, spec, graph, expected, exact=False))
             self.tally.graphs += 1
 
@@ -98,11 +98,14 @@ class Restarts(Course):
             self._submit(running)
             if self.rng.random() < 0.4:
                 self._do_something(running)
-        if not faults or self.rng.random() < 0.5:
-            for running in self.running:
-                self._collect(running)  # the others are got later, from graphs that have come back
+        collect = not faults or self.rng.random() < 0.5
+        for running in self.running:
+            # The others are got later, from graphs that have come back.
+            if collect or not running.spec.roomy:
+                self._collect(running)
         self._doing("the last fault from outside")
         self.around.hand.wait()
+        self._finish_calls()
 
     def _draw(self, draw: Draw) -> list[Fault]:
         faults: list[Fault] = []
@@ -210,7 +213,7 @@ class Restarts(Course):
         error: BaseException,
         running: Running,
         number: int,
-        expected: int | Failed,
+        expected: Expected,
         since: int,
         where: str,
     ) -> None:

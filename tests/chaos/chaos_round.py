@@ -9,7 +9,7 @@ from chaos_around import SOON, Around, Running, Wrong
 from chaos_course import Course
 from chaos_faults import IN_GOOD_ORDER, random_faults
 from chaos_graphs import (
-    Failed,
+    Expected,
     arguments,
     build,
     chain,
@@ -82,23 +82,33 @@ class Round(Course):
         finally:
             watchdog.doing("the last fault from outside")
             hand.wait()
+        self._finish_calls()
         self._let_run_out()
+        self._check_siblings()
         self._check_deaths()
         self._check_effects(expected)
         self._end_graphs()
+        self._check_closed()
         self._check_survivors()
         self._count()
 
-    def _compile(self, expected: list[list[list[int | Failed]]]) -> bool:
+    def _compile(self, expected: list[list[list[Expected]]]) -> bool:
         for index, spec in enumerate(self.specs):
             dag = build(spec, [m.handle for m in self.members])
             self.waiting_since = self._doing(f"compile {spec.name}")
             try:
-                graph = dag.compile(depth=spec.depth, name=spec.name, fail_fast=self.fail_fast)
+                graph = dag.compile(
+                    depth=spec.depth,
+                    name=spec.name,
+                    fail_fast=self.fail_fast,
+                    stream_items=spec.credit,
+                )
             except ActorDiedError as error:
                 self._died(error, spec)
                 return False
-            self.running.append(Running(index, spec, graph, expected[index], self.exact))
+            self.running.append(
+                Running(index, spec, graph, expected[index], self.exact, self.fail_fast)
+            )
             self.tally.graphs += 1
         return True
 
@@ -178,7 +188,7 @@ class Round(Course):
         else:
             raise Wrong(f"{running.spec.name} runs on without {member.name}")
 
-    def _check_effects(self, expected: list[list[list[int | Failed]]]) -> None:
+    def _check_effects(self, expected: list[list[list[Expected]]]) -> None:
         """All effects of executions that went well have been, once and in order."""
         if self.style != "one thread" or self.faults.planned:
             return

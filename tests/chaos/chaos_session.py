@@ -76,7 +76,6 @@ class Session:
 
     def give_up(self) -> None:
         self._tally.forks += self._elsewhere.children.total
-        self._hand.close()
         conveyor.shutdown()
         self._deaths.close()
         self.around.pool.close()

@@ -28,6 +28,14 @@ class Tally:
     sessions: int = 0
     restarts: int = 0  # of actors
     fulls: int = 0  # ArenaFullError
+    streams: int = 0  # of ordinary calls
+    items: int = 0
+    streams_dropped: int = 0
+    failed_as_one: int = 0  # executions whose results were all looked at once one had failed
+    siblings: int = 0  # errors told with the first one
+    idle: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # s until memory was back; bytes left
     faults: Counter[str] = field(default_factory=Counter)
     #: By kind of fault, in ms: how long somebody waited on after it; when a pidfd told of it.
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -47,6 +55,9 @@ class Tally:
             f"{self.cancelled} executions cancelled",
             f"{self.started_actors} actors started, {self.restarts} started again, "
             f"{self.forks} forks of the driver, {self.fulls} times no memory",
+            f"{self.items} items of streams, {self.streams} streams of calls, "
+            f"{self.streams_dropped} streams dropped; {self.failed_as_one} executions failed as one, "
+            f"with {self.siblings} other errors told",
             "",
             "ms from the fault (or from the wait, if that began later) to the error, "
             "and to what a pidfd tells",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 HUNG = 70  # exit code of a run that hangs
@@ -156,57 +156,33 @@ class DeathTimes:
 
 
 class Hand:
-    """Does things to actors from outside at given moments: one thread, one errand after the other."""
+    """Does things to processes from outside at given moments. What belongs together is done in order; of
+    the others none waits for another."""
 
     def __init__(self) -> None:
-        self._errands: list[tuple[float, Callable[[], Any]]] = []
-        self._changed = threading.Condition()
-        self._busy = False
-        self._closed = False
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="hand", daemon=True)
-        self._thread.start()
+        self._busy: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
 
-    def at(self, delay: float, errand: Callable[[], Any]) -> None:
-        """Do ``errand`` in ``delay`` seconds."""
-        with self._changed:
-            self._errands.append((time.monotonic() + delay, errand))
-            self._errands.sort(key=lambda entry: entry[0])
-            self._changed.notify_all()
+    def send(self, errands: Sequence[tuple[float, Callable[[], Any]]]) -> None:
+        """Do each of ``errands`` so many seconds from now, and after those before it."""
+        began = time.monotonic()
+        thread = threading.Thread(
+            target=self._run, args=(began, list(errands)), name="hand", daemon=True
+        )
+        self._busy.append(thread)
+        thread.start()
 
     def wait(self) -> None:
         """Until all errands are done."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._errands and not self._busy)
-        if self.failure is not None:
-            raise self.failure
+        while self._busy:
+            self._busy.pop().join()
+        if self._failures:
+            raise self._failures[0]
 
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed:
-                    if not self._errands:
-                        self._changed.wait()
-                        continue
-                    left = self._errands[0][0] - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._changed.wait(left)
-                if self._closed:
-                    return
-                _, errand = self._errands.pop(0)
-                self._busy = True
-            try:
+    def _run(self, began: float, errands: list[tuple[float, Callable[[], Any]]]) -> None:
+        try:
+            for delay, errand in errands:
+                time.sleep(max(began + delay - time.monotonic(), 0))
                 errand()
-            except BaseException as error:
-                self.failure = error
-            del errand  # it may hold the last handle of an actor
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+        except BaseException as error:
+            self._failures.append(error)

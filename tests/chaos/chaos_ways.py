@@ -9,11 +9,12 @@ from random import Random
 from typing import Any
 
 from chaos_around import Running, Wrong
-from chaos_graphs import Failed, arguments, flatten
-from chaos_judge import Judge
+from chaos_graphs import Failed, Stream, arguments, flatten
+from chaos_together import Together
 from chaos_values import scribble
 
 import conveyor
+from conveyor import StreamRef
 from conveyor.exceptions import (
     ActorDiedError,
     CapacityError,
@@ -23,7 +24,7 @@ from conveyor.exceptions import (
 )
 
 
-class Ways(Judge):
+class Ways(Together):
     running: list[Running]
 
     # Executing in one thread
@@ -63,6 +64,8 @@ class Ways(Judge):
         number, rng = running.next, self.rng
         args, kwargs = self._arguments(running, number, rng)
         way = rng.choice(["execute", "execute", "execute", "try", "timeout"])
+        if not running.spec.roomy and self._open_streams(running):
+            way = "try"  # while nobody takes their items it may wait for ever
         while True:
             since = self._doing(f"execution {number} of {running.spec.name}")
             try:
@@ -76,6 +79,8 @@ class Ways(Judge):
             except (CapacityError, WaitTimeoutError):
                 self.tally.timeouts += 1
                 way = "execute"
+                if not running.spec.roomy:
+                    self._take_what_is_in_the_way(running)
             except ActorDiedError as error:
                 self._died(error, running.spec, since)
                 running.died = True
@@ -90,6 +95,8 @@ class Ways(Judge):
         what = rng.choice(["get", "get", "get all", "newest", "glance", "drop", "eager", "wait"])
         if rng.random() < 0.15:
             what = "get together" if running.exact or rng.random() < 0.6 else "cancel"
+        elif rng.random() < 0.25:
+            what = "some items" if running.spec.streams else "eager stream"
         if what in ("get", "newest") and numbers:
             self._get(running, numbers[0 if what == "get" else -1])
         elif what == "get all":
@@ -99,21 +106,32 @@ class Ways(Judge):
             self._get(running, rng.choice(numbers), rng.choice([0, 0.0005, 0.002]))
         elif what == "drop" and numbers:
             number = rng.choice(numbers)
-            if number + 1 < running.spec.executions:  # the last one tells that all have been
+            # The last one tells that all have been. A stream that is dropped may not have run at all.
+            all_run = not running.exact or not running.spec.streams
+            if number + 1 < running.spec.executions and all_run:
                 self.tally.dropped += len(running.pending.pop(number))
+                running.dropped = True
+        elif what == "some items" and numbers:
+            self._take_some(running, rng.choice(numbers))
+        elif what == "eager stream":
+            self._call_stream()
         elif what == "get together" and numbers:
             self._get_together(running, rng.choice(numbers))
         elif what == "cancel" and numbers:
             number = rng.choice(numbers)
             self._doing(f"cancel of execution {number} of {running.spec.name}")
-            if running.pending[number] and running.pending[number][0].cancel():
+            refs = [ref for ref in running.pending[number] if ref is not None]
+            if refs and rng.choice(refs).cancel():
                 running.cancelled.add(number)
                 self.tally.cancelled += 1
             self._get(running, number)
         elif what == "eager":
             self._eager(rng.randrange(len(self.members)))
         elif what == "wait" and numbers:
-            refs = list({id(ref): ref for n in numbers for ref in running.pending[n]}.values())
+            every = [ref for n in numbers for ref in running.pending[n] if ref is not None]
+            refs = list({id(ref): ref for ref in every}.values())
+            if not refs:
+                return
             self._doing(f"conveyor.wait for one of {len(refs)} of {running.spec.name}")
             ready, rest = conveyor.wait(refs, timeout=rng.choice([None, 0.001]))
             if len(ready) + len(rest) != len(refs):
@@ -121,28 +139,38 @@ class Ways(Judge):
 
     def _get_together(self, running: Running, number: int) -> None:
         """All results of an execution at once: the first error of any of them is raised."""
+        if None in running.pending[number]:
+            return  # of a stream that was dropped
         where = f"{running.spec.name}, execution {number}, all results"
         expected = running.expected[number]
+        if not running.spec.roomy:
+            self._take_what_is_in_the_way(running, number)
         since = self._doing(f"get of {where}")
         try:
             values = conveyor.get(running.pending[number])
         except BaseException as error:
-            blamed = [item.blamed for item in expected if isinstance(item, Failed)]
+            for place in running.spec.streams:
+                running.taken[number, place] = None
+            every = [item.failed if isinstance(item, Stream) else item for item in expected]
+            blamed = [item.blamed for item in every if isinstance(item, Failed)]
             any_of_them = Failed(frozenset().union(*blamed)) if blamed else 0
             self._check_error(error, running, number, any_of_them, since, where)
             self._get(running, number)
             return
         del running.pending[number]
         for place, value in enumerate(values):
-            self._check_value(value, expected[place], f"{where} ({place})")
+            self._check_all(running, number, place, value, f"{where} ({place})")
 
     def _get(self, running: Running, number: int, timeout: float | None = None) -> None:
+        if timeout is None and not running.spec.roomy:
+            self._take_what_is_in_the_way(running, number)
         refs = running.pending.pop(number)
         late = False
-        order = list(range(len(refs)))
+        order = [i for i, ref in enumerate(refs) if ref is not None]
         self.rng.shuffle(order)
         for i in order:
             late = self._check(running, number, i, refs[i], timeout) is None or late
+            self._check_the_rest(running, number, refs)
         if late:
             running.pending[number] = refs  # to be got again
 
@@ -151,6 +179,8 @@ class Ways(Judge):
     ) -> bool | None:
         """One result. None: it has not come within ``timeout``."""
         where = f"{running.spec.name}, execution {number}, result {place}"
+        if isinstance(ref, StreamRef):
+            return self._check_items(running, number, place, ref, timeout)
         since = self._doing(f"get of {where}")
         try:
             value = ref.get(timeout)
@@ -231,10 +261,14 @@ class Ways(Judge):
         self.tally.executions += 1
         if rng.random() < 0.1 and number + 1 < running.spec.executions:
             self.tally.dropped += len(refs)
+            running.dropped = True
             return
+        if not running.spec.roomy:
+            self._take_in_turns(running, {number: refs})
         rng.shuffle(order := list(range(len(refs))))
         for i in order:
             self._check(running, number, i, refs[i])
+            self._check_the_rest(running, number, refs)
 
     def _asyncio(self) -> None:
         async def one(running: Running, number: int) -> None:
@@ -249,21 +283,50 @@ class Ways(Judge):
             self.tally.executions += 1
             patience = self.rng.choice([0, 0.002, 0.01]) if self.rng.random() < 0.1 else None
             refs = list(flatten(refs, running.spec.outputs))
-            for i, ref in enumerate(refs):
-                expected = running.expected[number][i]
+            # Streams wait until their items are taken, so that is done while others are waited for.
+            streams = running.spec.streams
+            taking = [result(running, number, i, refs, patience) for i in streams]
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in taking]
+            if not running.spec.roomy:
+                await asyncio.gather(*tasks)
+            for i in range(len(refs)):
+                if i not in streams:
+                    await result(running, number, i, refs, patience)
+            await asyncio.gather(*tasks)
+
+        async def result(
+            running: Running, number: int, i: int, refs: list[Any], patience: float | None
+        ) -> None:
+            expected = running.expected[number][i]
+            where = f"{running.spec.name}, execution {number}, result {i}"
+            whole = not isinstance(refs[i], StreamRef) or self.rng.random() < 0.3
+            while True:
                 since = time.monotonic_ns()
+                waiting = refs[i] if whole else refs[i].__anext__()
                 try:
-                    value = await (ref if patience is None else asyncio.wait_for(ref, patience))
+                    value = await (
+                        waiting if patience is None else asyncio.wait_for(waiting, patience)
+                    )
+                except StopAsyncIteration:
+                    self._check_end(running, number, i)
+                    return
                 except BaseException as error:
                     if isinstance(error, TimeoutError) and not isinstance(error, ConveyorError):
                         running.cancelled.add(number)  # with the last await of it
                         self.tally.cancelled += 1
-                        continue
-                    what = f"{where}, result {i}"
-                    self._check_error(error, running, number, expected, since, what)
-                else:
-                    self._check_value(value, expected, f"{where}, result {i}")
-                self._doing(f"an event loop after {where}")
+                        refs[i] = None  # or a stream would wait until somebody takes its items
+                        return
+                    self._check_error(error, running, number, expected, since, where)
+                    if number in running.failures:
+                        running.failures[number].refs = refs
+                    return
+                finally:
+                    del waiting
+                    self._doing(f"an event loop after {where}")
+                if whole:
+                    self._check_all(running, number, i, value, where)
+                    return
+                self._check_item(running, number, i, value)
 
         async def main() -> None:
             tasks = [

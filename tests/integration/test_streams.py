@@ -65,6 +65,13 @@ class Source:
     def plain(self, x: int) -> int:
         return x + 1
 
+    def hold(self, go: str) -> str:
+        hold(go)
+        return "held"
+
+    def bad(self, x: int) -> int:
+        raise KeyError(f"{x} is bad")
+
     def notes(self) -> tuple[list[Any], list[Any]]:
         return self.begun, self.closed
 
@@ -142,6 +149,22 @@ def test_an_endless_generator_is_closed_when_its_reference_is_dropped(source, wa
         stream = graph.execute(7)
         assert conveyor.get(source.plain.remote(1), timeout=WAIT) == 2
         assert next(stream) == 7
+
+
+@pytest.mark.parametrize("to_its_end", [True, False])
+@pytest.mark.parametrize("kind", [Source, AsyncSource])
+def test_one_is_closed_while_an_earlier_one_is_still_referred_to(local, kind, to_its_end):
+    source = conveyor.remote(kind).remote()
+    with source.count.bind(InputNode()).compile(stream_items=2, depth=1) as graph:
+        earlier = graph.execute(2)
+        if to_its_end:
+            assert list(earlier) == [0, 1]
+        else:
+            assert [next(earlier), next(earlier)] == [0, 1]
+        for _ in range(3):
+            graph.execute(100, timeout=WAIT)  # and dropped
+        assert list(graph.execute(5, timeout=WAIT)) == [0, 1, 2, 3, 4]
+        assert list(earlier) == []
 
 
 def test_dropped_before_it_began(source, wait_until):
@@ -302,6 +325,95 @@ def test_a_get_of_all_items_that_times_out_loses_none(local, latches):
             conveyor.get(stream, timeout=0.1)
         go.open()
         assert stream.get(timeout=WAIT) == [0, 1, 2, 3, 4, "end"]
+
+
+def test_the_end_waits_for_effects_no_longer_than_asked(local, latches):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go, inp = latches(), InputNode()
+    dag = MultiOutputNode([source.count.bind(inp)], effects=[other.hold.bind(go.path)])
+    with dag.compile() as graph:
+        (stream,) = graph.execute(2)
+        assert [next(stream), next(stream)] == [0, 1]
+        with pytest.raises(WaitTimeoutError, match=r"the end of a stream.*hold"):
+            stream.next(timeout=0.05)
+        assert not stream.done()
+        go.open()
+        assert stream.get(timeout=WAIT) == []
+        assert stream.done()
+
+
+def test_the_end_waits_for_effects_without_blocking_the_event_loop(local, latches):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go, inp = latches(), InputNode()
+    dag = MultiOutputNode([source.count.bind(inp)], effects=[other.hold.bind(go.path)])
+
+    async def main() -> list[int]:
+        (stream,) = await graph.execute_async(2)
+        items = [await anext(stream), await anext(stream)]
+        rest = asyncio.ensure_future(stream)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(rest), 0.05)
+        go.open()
+        return items + await rest
+
+    with dag.compile() as graph:
+        assert asyncio.run(main()) == [0, 1]
+
+
+def test_what_a_generator_raises_does_not_wait_for_effects(local, latches):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go, inp = latches(), InputNode()
+    dag = MultiOutputNode([source.breaks.bind(inp)], effects=[other.hold.bind(go.path)])
+    with dag.compile(fail_fast=False) as graph:
+        (stream,) = graph.execute(1)
+        assert next(stream) == 0
+        with pytest.raises(ValueError, match="after 1"):
+            stream.next(timeout=WAIT)
+        go.open()
+
+
+@pytest.mark.parametrize("way", ["call", "graph"])
+def test_a_stream_is_got_together_with_others(local, latches, way):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go = latches()
+    with source.count.bind(InputNode()).compile() as graph:
+        stream = graph.execute(3) if way == "graph" else source.count.remote(3)
+        threading.Timer(0.05, go.open).start()  # it is a long wait
+        assert conveyor.get([other.hold.remote(go.path), stream]) == ["held", [0, 1, 2]]
+
+
+@pytest.mark.parametrize("way", ["call", "graph"])
+def test_an_error_of_another_ends_the_wait_for_a_stream(local, latches, way):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go = latches()
+    with source.slow_end.bind(InputNode()).compile() as graph:
+        stream = graph.execute(go.path) if way == "graph" else source.slow_end.remote(go.path)
+        with pytest.raises(KeyError, match="7 is bad"):
+            conveyor.get([stream, other.bad.remote(7)])
+        go.open()
+        assert stream.get(timeout=WAIT) == [0, 1, 2, 3, 4, "end"]  # nothing is lost
+
+
+def test_a_get_that_fails_loses_no_items(source):
+    stream = source.breaks.remote(3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="after 3"):
+            conveyor.get(stream)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="after 3"):
+        next(stream)
+
+
+def test_a_cancelled_stream_of_a_busy_actor(local, latches):
+    source, go = conveyor.remote(Source).remote(), latches()
+    held = source.hold.remote(go.path)
+    stream = source.count.remote(3)
+    assert stream.cancel()
+    with pytest.raises(ExecutionCancelledError):
+        stream.next(timeout=0)
+    go.open()
+    assert conveyor.get(held, timeout=WAIT) == "held"
+    assert list(source.count.remote(2)) == [0, 1]
 
 
 def test_the_actors_death_comes_after_its_items(local):

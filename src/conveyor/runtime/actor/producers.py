@@ -46,6 +46,7 @@ class Producer:
         start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
         running: list[Any],
         limits: _core.Limits,
+        task: int,
     ) -> None:
         """``running[0].cancel()`` is called when the execution has been cancelled."""
         self._worker = worker
@@ -57,6 +58,7 @@ class Producer:
         self._start_coroutine = start_coroutine
         self._running = running
         self._limits = limits
+        self._task = task
         self._items: Iterator[Any] | None = None
 
     @property
@@ -80,12 +82,12 @@ class Producer:
 
     def go_on(self) -> None:
         """Send what there is credit for."""
-        items, writer, execution = self._items, self._writer, self._program.execution
+        items, execution = self._items, self._program.execution
         assert items is not None
         deadline = self._limits.deadline(execution)
         for _ in range(_TURN):
             late = deadline and _core.monotonic_ns() >= deadline
-            if late or writer.wanted > execution:
+            if late or not self._is_wanted(execution):
                 self._end(None)
                 return
             if not self._has_room():
@@ -121,6 +123,11 @@ class Producer:
             error = error or raised
         self._program.resume(None, error)
 
+    def _is_wanted(self, execution: int) -> bool:
+        return not (
+            self._writer.wanted > execution or self._limits.stream_dropped(execution, self._task)
+        )
+
     def _has_room(self) -> bool:
         if self._writer.has_room:
             return True
@@ -134,11 +141,11 @@ class Producer:
     async def _send_all(self, items: AsyncIterator[Any]) -> None:
         from conveyor.runtime.waiting.aio import wait_until
 
-        writer, execution = self._writer, self._program.execution
+        execution = self._program.execution
         try:
             async for item in items:
-                await wait_until(lambda: writer.wanted > execution or self._has_room())
-                if writer.wanted > execution:
+                await wait_until(lambda: not self._is_wanted(execution) or self._has_room())
+                if not self._is_wanted(execution):
                     return
                 self._outlet.send(item, execution)
         finally:

@@ -130,7 +130,7 @@ def _add_generator(
     method, _ = _method(worker, task)
     invoke = _invoke(method, task)
     producer = Producer(
-        worker, program, outlet, task.label, invoke, start_coroutine, running, limits
+        worker, program, outlet, task.label, invoke, start_coroutine, running, limits, task.id
     )
     uses = sorted(_uses(step, {task.id: task}))
     out = -1 if step.out is None else step.out

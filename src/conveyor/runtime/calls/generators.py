@@ -86,14 +86,19 @@ class CallStream(StreamRef):
     def cancel(self) -> bool:
         if self._error is not None or not self._ahead.cancel():
             return False
+        if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
+            self._opened.cancel()
         self._runtime.drop_stream(self._actor, self._method, self._key)
         return True
 
     def cancelled(self) -> bool:
         return self._ahead.cancelled()
 
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._ahead,) if self._opened is None else (self._opened, self._ahead)
+
     def _blockers(self, question: int) -> Blockers | None:
-        return blockers_of(self._ahead, question)
+        return blockers_of(self, question)
 
     def _describe(self) -> str:
         return f"the next item of {self._actor.name}.{self._method}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
-from conveyor.plan.model import Plan
+from conveyor.plan.model import Call, Plan
 from conveyor.runtime.graph.hosting import Laid
 from conveyor.runtime.graph.layout import make_budget
 from conveyor.runtime.graph.recording import Recording, result_edges
@@ -66,7 +66,16 @@ class Epoch:
         self.limits = laid.limits.open(laid.segment)
         self.recording = Recording(plan, name, laid.recorders, laid.segment)
         laid.segment.close_fd()
-        self._items = {ended: Items(readers[edge], process, first) for ended, edge in plan.streams}
+        task_of = {
+            step.stream: step.task
+            for program in plan.programs
+            for step in program.steps
+            if isinstance(step, Call)
+        }
+        self._items = {
+            ended: Items(readers[edge], process, first, self.limits, task_of[edge])
+            for ended, edge in plan.streams
+        }
         #: For each output that is a generator's: what makes the reference to its items.
         self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {
             ended: functools.partial(GraphStream, items) for ended, items in self._items.items()

@@ -9,10 +9,11 @@ from collections.abc import Hashable
 from typing import Any, NoReturn
 
 from conveyor import _core
-from conveyor.exceptions import SerializationError, WaitTimeoutError
+from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
+from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
@@ -29,7 +30,7 @@ class StreamRef(Ref):
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
-        # Items that a `get` had taken when its time was over.
+        # Items that a `get` had taken when it was to end with an error.
         self._back: deque[Any] = deque()
 
     def _look(self) -> Any:
@@ -71,6 +72,8 @@ class StreamRef(Ref):
         def ready() -> bool:
             nonlocal item
             item = self._look()
+            if item is EMPTY:
+                look_at_company(self)
             return item is not EMPTY
 
         with runtime.lanes.waiting(self._blockers, True) as wait:
@@ -97,7 +100,10 @@ class StreamRef(Ref):
         return self
 
     def get(self, timeout: float | None = None) -> list[Any]:
-        """A list of all items that have not been taken yet; waits for the generator's end."""
+        """A list of all items that have not been taken yet; waits for the generator's end.
+
+        If it raises, the items that it had taken can still be had with ``next``.
+        """
         end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         items: list[Any] = []
         while True:
@@ -105,8 +111,8 @@ class StreamRef(Ref):
                 items.append(self.next(None if end is None else max(end - time.monotonic(), 0.0)))
             except StopIteration:
                 return items
-            except WaitTimeoutError:
-                self._back.extend(items)
+            except BaseException:
+                self._back.extendleft(reversed(items))
                 raise
 
     def to_send(self) -> list[Any]:
@@ -138,10 +144,19 @@ _NOTHING = (1 << 64) - 1
 class Items:
     """One generator task's items, of all executions of its graph, in the order of the ring."""
 
-    def __init__(self, reader: _core.Reader, process: Process, first: int) -> None:
-        """``first``: the number of the first execution."""
+    def __init__(
+        self,
+        reader: _core.Reader,
+        process: Process,
+        first: int,
+        limits: _core.Limits,
+        task: int,
+    ) -> None:
+        """``first``: the number of the first execution. ``task``: the generator's, in ``limits``."""
         self._reader = reader
         self._process = process
+        self._limits = limits
+        self._task = task
         self._lock = threading.Lock()
         # What came for one execution while another's items were looked for.
         self._kept: dict[int, deque[Any]] = {}
@@ -212,14 +227,16 @@ class Items:
                 self._lock.release()
 
     def _forget(self, number: int) -> None:
+        if number < self._wanted or number in self._over:
+            return
         self._kept.pop(number, None)
         self._over.add(number)
-        before = self._wanted
         while self._wanted in self._over:
             self._over.discard(self._wanted)
             self._wanted += 1
-        if self._wanted != before:
-            self._reader.want(self._wanted)
+        # By itself: those before it may be wanted for as long as anybody likes.
+        self._limits.drop_stream(number, self._task)
+        self._reader.want(self._wanted)  # rings the actor
         while self._reader.front >= 0 and (
             self._reader.front < self._wanted or self._reader.front in self._over
         ):
@@ -244,6 +261,12 @@ class ExecutionStream(StreamRef):
         self._effects = effects
         self._over = False
 
+    def _has_ended(self) -> bool:
+        """Whether ``_end`` would not wait. What the generator has raised waits for no effect."""
+        if not self._ended.done():
+            return False
+        return self._ended.has_failed() or all(effect.done() for effect in self._effects)
+
     def _end(self) -> NoReturn:
         """All items have been taken. Raises what is left to be raised."""
         self._ended.get()
@@ -252,8 +275,15 @@ class ExecutionStream(StreamRef):
         self._over = True
         raise StopIteration
 
+    def _awaited(self) -> Ref:
+        """What has to be done before the stream is over."""
+        return next((ref for ref in (self._ended, *self._effects) if not ref.done()), self._ended)
+
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._ended, *self._effects)
+
     def _blockers(self, question: int) -> Blockers | None:
-        return blockers_of(self._ended, question)
+        return blockers_of(self, question)
 
     def cancel(self) -> bool:
         return not self._over and self._ended.cancel()
@@ -265,7 +295,10 @@ class ExecutionStream(StreamRef):
         return self._ended._awaited_as()
 
     def _describe(self) -> str:
-        return f"the next item of {self._source.describe(self._ended)}"
+        awaited = self._awaited()
+        if awaited is self._ended:
+            return f"the next item of {self._source.describe(awaited)}"
+        return f"the end of a stream, which comes after {self._source.describe(awaited)}"
 
     def _doing(self) -> str:
         doing: str = self._source.doing()
@@ -285,16 +318,17 @@ class GraphStream(ExecutionStream):
         if self._over:
             raise StopIteration
         # Before the items are looked for: they were all published before the end was.
-        ended = self._ended.done()
+        ended = self._has_ended()
         item = self._items.take(self._ended._number)
         if item is not EMPTY:
             return item
         if not ended:
             return EMPTY
+        self._items.end(self._ended._number)  # what comes for it now comes too late
         self._end()
 
     def _is_there(self) -> bool:
-        return self._over or self._ended.done() or self._items.is_there(self._ended._number)
+        return self._over or self._has_ended() or self._items.is_there(self._ended._number)
 
     def __del__(self) -> None:
         # Not there if __init__ has failed.

@@ -72,6 +72,15 @@ def get_or_wait(
     return gate.take(ref._number, ref._reader)
 
 
+def look_at_company(ref: Ref) -> None:
+    """End the wait for ``ref``, which is not done, if another that is got with it has failed."""
+    if all(ref is not other for other in _company.refs):
+        return  # it is got by code that runs while one of them is decoded
+    for part in _parts().values():
+        if part.has_failed():
+            raise CompanionFailed(part)
+
+
 def _parts() -> dict[int, Ref]:
     refs, parts = _company.refs, _company.parts
     if len(refs) < 2:
