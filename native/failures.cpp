@@ -24,7 +24,7 @@ Account account_of(const Frame& frame) {
 
 }  // namespace
 
-Failures::Failures(nb::object readers, const Limits& limits, bool together)
+Failures::Failures(nb::object readers, Limits& limits, bool together)
     : together(together), opened_(std::move(readers)), limits_(limits) {
   for (nb::handle reader : opened_) readers_.push_back(nb::cast<Reader*>(reader));
 }

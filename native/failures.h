@@ -19,7 +19,7 @@ class Failures {
   // `readers`: of the rings. They are there from the beginning, because a ring that has none yet is not
   // left either: what is told on it later would be kept for ever. `together`: an execution fails as one;
   // what it has not come to yet is not waited for.
-  Failures(nb::object readers, const Limits& limits, bool together);
+  Failures(nb::object readers, Limits& limits, bool together);
   // Nothing is heard any more: what is still told is given back to who tells it.
   void leave();
 
@@ -35,6 +35,9 @@ class Failures {
     const bool any = !told_.empty();
     for (; !told_.empty(); told_.pop_front()) {
       if (Failed* failed = enter(told_.front(), results)) {
+        // Whoever is told can rely on it: what has not begun is skipped. The actor that has told marks it
+        // after that, and may not have come to it.
+        if (together) limits_.fail(told_.front().frame.tag);
         close(told_.front().frame.tag, failed->open);
         failed->left = size_t(std::count(failed->open.begin(), failed->open.end(), true));
       }
@@ -69,7 +72,7 @@ class Failures {
 
   nb::object opened_;  // what keeps the readers
   std::vector<Reader*> readers_;
-  const Limits& limits_;
+  Limits& limits_;
   uint32_t heard_ = 0;
   std::deque<Told> told_;  // out of the rings, and not entered yet
   std::map<uint64_t, Failed> failed_;

@@ -14,8 +14,9 @@ import psutil
 from chaos_actors import Clock, Exits
 from chaos_around import Around, Holdings, Wrong
 from chaos_elsewhere import Elsewhere
+from chaos_idle import in_use, wait_until_back
 from chaos_pool import Pool
-from chaos_tally import Tally
+from chaos_tally import MemorySizes, Tally
 from chaos_watch import DeathTimes, Hand, Hiccups, Watchdog
 
 import conveyor
@@ -54,8 +55,8 @@ class Session:
         else:
             self.around.holdings.let_go(Random(self._rounds))
 
-    def settle(self) -> None:
-        """Nothing is held: nothing may be left."""
+    def settle(self, idle: bool = False) -> None:
+        """Nothing is held: nothing may be left. ``idle``: wait until memory has gone back, too."""
         self.around.watchdog.doing("settling")
         self.around.holdings.let_go(Random(0), everything=True)
         children = self._elsewhere.children
@@ -63,6 +64,10 @@ class Session:
             raise Wrong("; ".join(wrong))
         _check_descriptors(self._usual)
         self._check_processes()
+        if idle:
+            self.around.watchdog.doing("waiting for memory to go back")
+            pids = [os.getpid(), *(member.pid for member in self.around.pool.members)]
+            self._tally.idle.append(wait_until_back(pids))
         self._tally.memory.append(_memory())
 
     def close(self) -> None:
@@ -119,9 +124,9 @@ def _check_descriptors(usual: list[str]) -> None:
         time.sleep(0.001)
 
 
-def _memory() -> tuple[int, int]:
-    """Private and shared bytes of the driver that are in memory. Without what its allocator keeps of
-    large values that are gone: that can be any amount, and is no leak."""
+def _memory() -> MemorySizes:
+    """Of the driver. What its allocator keeps of large values that are gone is given back first, as far as
+    it can be."""
     if _malloc_trim is not None:
         _malloc_trim(0)
     found = {}
@@ -130,4 +135,4 @@ def _memory() -> tuple[int, int]:
             name, _, rest = line.partition(":")
             if name in ("RssAnon", "RssShmem"):
                 found[name] = int(rest.split()[0]) * 1024
-    return found["RssAnon"], found["RssShmem"]
+    return MemorySizes(found["RssAnon"], found["RssShmem"], *in_use())

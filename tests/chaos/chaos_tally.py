@@ -5,6 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class MemorySizes(NamedTuple):
+    """Bytes of a process that are in memory, bytes that malloc has given out, blocks of Python's."""
+
+    private: int
+    shared: int
+    given_out: int
+    blocks: int
 
 
 @dataclass
@@ -41,7 +51,7 @@ class Tally:
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     floors: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     excused: int = 0  # reports after more than 100 ms where the machine itself was late
-    memory: list[tuple[int, int]] = field(default_factory=list)  # driver: private, shared bytes
+    memory: list[MemorySizes] = field(default_factory=list)  # of the driver
 
     def table(self) -> str:
         seconds = time.monotonic() - self.started
@@ -85,8 +95,16 @@ class Tally:
             first, last = self.memory[len(self.memory) // 10], self.memory[-1]
             lines.append(
                 "driver's memory after a tenth and at the end, MiB: "
-                f"private {first[0] >> 20} and {last[0] >> 20}, "
-                f"shared {first[1] >> 20} and {last[1] >> 20}"
+                f"private {first.private >> 20} and {last.private >> 20}, "
+                f"shared {first.shared >> 20} and {last.shared >> 20}, "
+                f"given out {first.given_out / (1 << 20):.2f} and {last.given_out / (1 << 20):.2f}; "
+                f"Python's blocks {first.blocks} and {last.blocks}"
+            )
+        if self.idle:
+            seconds = [seconds for seconds, _ in self.idle]
+            lines.append(
+                f"{len(self.idle)} times all was idle: shared memory was back after at most "
+                f"{max(seconds):.1f} s, but for {max(left for _, left in self.idle) >> 10} KiB"
             )
         return "\n".join(lines)
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -425,6 +426,28 @@ def test_the_actors_death_comes_after_its_items(local):
             for item in stream:
                 got.append(item)
         assert got == list(range(10))
+
+
+def test_the_death_of_another_actor_cuts_no_stream_short(local, latches):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go, inp = latches(), InputNode()
+    with MultiOutputNode([source.slow_end.bind(inp), other.plain.bind(1)]).compile() as graph:
+        stream, _ = graph.execute(go.path)
+        assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
+        conveyor.kill(other)
+        with pytest.raises(ActorDiedError):
+            stream.next(timeout=WAIT)
+        go.open()
+        rest: list[Any] = []
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            try:
+                rest.append(stream.next(timeout=WAIT))
+            except ActorDiedError:
+                continue  # for as long as its own actor has not come to its end
+            except StopIteration:
+                break
+        assert rest == ["end"]
 
 
 def test_several_threads_take_from_several_streams(local):

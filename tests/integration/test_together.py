@@ -23,6 +23,7 @@ from conveyor.exceptions import (
     TaskError,
     WaitTimeoutError,
 )
+from conveyor.runtime.graph.failures import FailureTeller
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -75,6 +76,27 @@ class Rank:
 
     def pid(self):
         return os.getpid()
+
+    def stop_after_telling(self):
+        """Never mark an execution as failed, as if this process were stopped before it does."""
+
+        class Unmarked:
+            def __init__(self, limits):
+                self._limits = limits
+
+            def __getattr__(self, name):
+                return getattr(self._limits, name)
+
+            def fail(self, execution):
+                pass
+
+        begin = FailureTeller.__init__
+
+        def init(self, *args):
+            begin(self, *args)
+            self._limits = Unmarked(self._limits)
+
+        FailureTeller.__init__ = init
 
 
 @conveyor.remote
@@ -326,6 +348,23 @@ def test_tasks_that_have_not_begun_are_skipped_and_effects_count(latches, wait_u
         go.open()
         wait_until(lambda: graph.status().executions == ())
         _raises_soon(ref.get)
+        assert get(c.noted.remote()) == []
+
+
+def test_tasks_are_skipped_once_the_failure_is_known_though_its_actor_stops_there(
+    latches, wait_until
+):
+    go = latches()
+    a, b, c = (Rank.remote() for _ in range(3))
+    get(b.stop_after_telling.remote())
+    with InputNode() as inp:
+        held = a.hold.bind(inp, go.path)
+        dag = MultiOutputNode([c.join.bind(held), b.bad.bind(inp)])
+    with dag.compile() as graph:
+        refs = graph.execute(1)
+        _raises_soon(refs[0].get)
+        go.open()
+        wait_until(lambda: graph.status().executions == ())
         assert get(c.noted.remote()) == []
 
 

@@ -324,8 +324,12 @@ class GraphStream(ExecutionStream):
             return item
         if not ended:
             return EMPTY
-        self._items.end(self._ended._number)  # what comes for it now comes too late
-        self._end()
+        try:
+            self._end()
+        finally:
+            # Not where it has not come to its outcome: another actor has died, and this one may go on.
+            if self._ended._outcome is not EMPTY:
+                self._items.end(self._ended._number)
 
     def _is_there(self) -> bool:
         return self._over or self._has_ended() or self._items.is_there(self._ended._number)
