@@ -325,11 +325,17 @@ class GraphStream(ExecutionStream):
         if not ended:
             return EMPTY
         try:
-            self._end()
-        finally:
-            # Not where it has not come to its outcome: another actor has died, and this one may go on.
-            if self._ended._outcome is not EMPTY:
+            self._ended.get()
+        except BaseException:
+            if self._ended._outcome is not EMPTY:  # else it can be tried again
                 self._items.end(self._ended._number)
+            raise
+        # Where another actor's death made it look done, its end may have come only now, behind items.
+        item = self._items.take(self._ended._number)
+        if item is not EMPTY:
+            return item
+        self._items.end(self._ended._number)
+        self._end()
 
     def _is_there(self) -> bool:
         return self._over or self._has_ended() or self._items.is_there(self._ended._number)
