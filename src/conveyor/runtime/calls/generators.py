@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,10 @@ class OpenGenerators:
     """An actor's side: the generators that callers have opened."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._open: dict[Key, Any] = {}
+        # Those that make an item just now, and whether more will be wanted of them after it.
+        self._busy: dict[Key, bool] = {}
 
     def operation(
         self, method: Callable[..., Any], operation: str
@@ -136,36 +140,68 @@ class OpenGenerators:
         self._open[key] = items
 
     def _next(self, key: Key) -> tuple[Any] | None:
-        items = self._open.pop(key, None)
+        items = self._begin_item(key)
         if items is None:
             return None
+        over = True
         try:
             item = next(items)
+            over = False
         except StopIteration:
             return None
-        self._open[key] = items
+        finally:
+            if not self._end_item(key, items, over):
+                _close(items)
         return (item,)
 
     async def _next_later(self, key: Key) -> tuple[Any] | None:
-        items = self._open.pop(key, None)
+        items = self._begin_item(key)
         if items is None:
             return None
+        over = True
         try:
             item = await items.__anext__()
+            over = False
         except StopAsyncIteration:
             return None
-        self._open[key] = items
+        finally:
+            if not self._end_item(key, items, over):
+                await items.aclose()
         return (item,)
 
+    def _begin_item(self, key: Key) -> Any:
+        with self._lock:
+            items = self._open.pop(key, None)
+            if items is not None:
+                self._busy[key] = True
+        return items
+
+    def _end_item(self, key: Key, items: Any, over: bool) -> bool:
+        """False: the caller has dropped the stream meanwhile, and ``items`` are to be closed."""
+        with self._lock:
+            wanted = self._busy.pop(key)
+            if wanted and not over:
+                self._open[key] = items
+        return wanted or over
+
     def _close(self, key: Key) -> None:
-        close = getattr(self._open.pop(key, None), "close", None)
-        if close is not None:
-            close()
+        with self._lock:
+            items = self._open.pop(key, None)
+            if key in self._busy:
+                self._busy[key] = False
+        _close(items)
 
     def close(self) -> KeyboardInterrupt | None:
         """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
         printed."""
         return try_each(*(functools.partial(self._close, key) for key in list(self._open)))
+
+
+def _close(items: Any) -> None:
+    # An asynchronous one is closed by its event loop, once nobody refers to it.
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()
 
 
 def find_method(

@@ -1,0 +1,93 @@
+"""What an actor has open of its callers' streams, and lets go of when they do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from conveyor.runtime.calls.generators import OpenGenerators
+
+KEY = (1, 2)
+#: s; a bound for what takes milliseconds.
+WAIT = 20
+
+
+def _operations(generators: OpenGenerators, method: Any) -> list[Any]:
+    names = ("open", "next", "anext", "close")
+    return [generators.operation(method, name)[0] for name in names]
+
+
+def test_one_that_is_dropped_while_it_makes_an_item_is_closed_after_it():
+    inside, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            inside.set()
+            go.wait(WAIT)
+            yield 1
+            yield 2
+        finally:
+            closed.set()
+
+    begin, take, _, close = _operations(OpenGenerators(), items)
+    begin(KEY)
+    taken: list[Any] = []
+    thread = threading.Thread(target=lambda: taken.append(take(KEY)))
+    thread.start()
+    assert inside.wait(WAIT)
+    close(KEY)
+    assert not closed.is_set()
+    go.set()
+    thread.join(WAIT)
+    assert taken == [(1,)]
+    assert closed.is_set()
+    assert take(KEY) is None
+
+
+def test_so_is_an_asynchronous_one():
+    async def main() -> None:
+        inside, go = asyncio.Event(), asyncio.Event()
+        closed: list[bool] = []
+
+        async def items() -> AsyncIterator[int]:
+            try:
+                inside.set()
+                await go.wait()
+                yield 1
+                yield 2
+            finally:
+                closed.append(True)
+
+        generators = OpenGenerators()
+        begin, _, take, close = _operations(generators, items)
+        begin(KEY)
+        taking = asyncio.ensure_future(take(KEY))
+        await inside.wait()
+        close(KEY)
+        assert closed == []
+        go.set()
+        assert await taking == (1,)
+        assert closed == [True]
+        assert await take(KEY) is None
+
+    asyncio.run(main())
+
+
+def test_one_that_raises_is_gone():
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("later")
+
+    begin, take, _, close = _operations(OpenGenerators(), items)
+    begin(KEY)
+    assert take(KEY) == (1,)
+    try:
+        take(KEY)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("nothing was raised")
+    assert take(KEY) is None
+    close(KEY)
