@@ -67,6 +67,7 @@ class Apart(Course):
             self._doing(f"teardown of {running.spec.name}")
             running.graph.teardown()
         self.running.clear()
+        self._check_closed()
         self.tally.faults["stopped"] += self._times
         self._count()
 

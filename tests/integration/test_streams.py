@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import itertools
 import os
 import signal
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -458,6 +461,30 @@ def test_several_threads_take_from_several_streams(local):
         for thread in threads:
             thread.join(WAIT)
         assert taken == {i: list(range(200)) for i in range(4)}
+
+
+@pytest.mark.parametrize("way", ["call", "graph"])
+@pytest.mark.parametrize("method", ["count", "breaks"])
+def test_one_that_has_ended_keeps_nothing_of_who_has_taken_it(local, way, method):
+    class Local:
+        pass
+
+    def take(stream: Any) -> weakref.ref[Local]:
+        mine = Local()
+        with contextlib.suppress(ValueError):
+            for _ in stream:
+                pass
+        return weakref.ref(mine)
+
+    source = conveyor.remote(Source).remote()
+    bound = getattr(source, method)
+    with bound.bind(InputNode()).compile() as graph:
+        stream = bound.remote(3) if way == "call" else graph.execute(3)
+        gc.disable()
+        try:
+            assert take(stream)() is None
+        finally:
+            gc.enable()
 
 
 def test_an_ordinary_call_streams_too(source, wait_until):

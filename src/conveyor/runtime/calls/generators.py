@@ -33,7 +33,17 @@ Key = tuple[int, int]
 class CallStream(StreamRef):
     """The items of one call."""
 
-    __slots__ = ("_actor", "_ahead", "_error", "_key", "_method", "_next", "_opened", "_runtime")
+    __slots__ = (
+        "_actor",
+        "_ahead",
+        "_error",
+        "_key",
+        "_method",
+        "_next",
+        "_opened",
+        "_over",
+        "_runtime",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,8 @@ class CallStream(StreamRef):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
+        self._over = False
+        # Of asking for the item after the last that was given.
         self._error: BaseException | None = None
         self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
         self._runtime = runtime
@@ -60,21 +72,20 @@ class CallStream(StreamRef):
         return ref
 
     def _look(self) -> Any:
+        if self._over:
+            raise StopIteration
         if self._error is not None:
             raise self._error.with_traceback(None)
         if not self._ahead.done():
             return EMPTY
-        try:
-            if self._opened is not None:
-                self._opened.get()
-                self._opened = None
-            found = self._ahead.get()
-            if found is None:
-                raise StopIteration
-        except Exception as error:
-            if self._ahead._outcome is not EMPTY:  # else it may be tried again
-                self._error = error
-            raise
+        # What they raise stays theirs: kept here, its frames would keep all that its catchers had.
+        if self._opened is not None:
+            self._opened.get()
+            self._opened = None
+        found = self._ahead.get()
+        if found is None:
+            self._over = True
+            raise StopIteration
         try:
             self._ahead = self._ask()
         except Exception as error:  # comes after this item
@@ -82,10 +93,10 @@ class CallStream(StreamRef):
         return found[0]
 
     def _is_there(self) -> bool:
-        return self._error is not None or self._ahead.done()
+        return self._over or self._error is not None or self._ahead.done()
 
     def cancel(self) -> bool:
-        if self._error is not None or not self._ahead.cancel():
+        if self._over or self._error is not None or not self._ahead.cancel():
             return False
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
@@ -110,8 +121,7 @@ class CallStream(StreamRef):
 
     def __del__(self) -> None:
         # The generator may go on although its items can come no more.
-        ended = isinstance(getattr(self, "_error", None), StopIteration)
-        if getattr(self, "_ahead", None) is not None and not ended:
+        if getattr(self, "_ahead", None) is not None and not self._over:
             self._runtime.drop_stream(self._actor, self._method, self._key)
 
 
