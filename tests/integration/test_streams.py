@@ -72,6 +72,10 @@ class Source:
         hold(go)
         return "held"
 
+    def bad_after(self, go: str) -> None:
+        hold(go)
+        raise KeyError("after that")
+
     def bad(self, x: int) -> int:
         raise KeyError(f"{x} is bad")
 
@@ -535,6 +539,20 @@ def test_a_cancelled_stream(local, kind):
                 next(stream)
         assert stream.cancelled()
         assert list(graph.execute(3)) == [0, 1, 2]
+
+
+def test_one_that_ends_as_its_execution_fails_does_not_look_complete(local, latches, wait_until):
+    source, other = (conveyor.remote(Source).remote() for _ in range(2))
+    go, inp = latches(), InputNode()
+    dag = MultiOutputNode([source.endless.bind(inp), other.bad_after.bind(go.path)])
+    with dag.compile(stream_items=2) as graph:
+        stream, _ = graph.execute(0)
+        assert next(stream) == 0
+        go.open()
+        # Nobody looks at the graph until the generator has been closed.
+        wait_until(lambda: conveyor.get(source.notes.remote()) == ([0], [0]))
+        with pytest.raises(KeyError, match="after that"):
+            list(stream)
 
 
 @pytest.mark.parametrize("kind", [Source, AsyncSource])

@@ -8,12 +8,17 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
+from conveyor.exceptions import ConveyorError
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.worker import Worker
 
 #: Items after which an actor looks whether others want a turn.
 _TURN = 16
+
+
+class GeneratorStopped(ConveyorError):
+    """The outcome of a generator that was ended with its execution; not raised where that is known."""
 
 
 class Outlet:
@@ -106,8 +111,9 @@ class Producer:
         self._ring()
 
     def cancel(self) -> None:
-        """The execution has been cancelled: whoever asked for it knows."""
-        self._end(None)
+        """The execution has been cancelled, or another of its tasks has failed, which the executor is told.
+        An end without an error would say that these were all items."""
+        self._end(GeneratorStopped(f"{self._label} was ended before it had yielded all items"))
 
     def close(self) -> None:
         """The graph is taken down: the generator is closed where it stands."""

@@ -14,7 +14,7 @@ from conveyor.channel.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
 from conveyor.plan.template import registers
-from conveyor.runtime.actor.producers import Outlet, Producer, Producers
+from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
 from conveyor.runtime.graph.layout import Assignment, make_budget
@@ -113,6 +113,8 @@ def make_program(
 
 
 def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, GeneratorStopped):
+        return True
     asyncio = sys.modules.get("asyncio")  # slow to import: an actor without coroutines has not
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
