@@ -272,14 +272,16 @@ bool Gate::has_room() {
   check_owner(fork_);
   // The slots that this submission's results will need must be free: results that nobody has asked
   // for yet move to the stash, so they cost memory, not depth.
-  if (next_ - first_ >= depth_) {
-    const uint64_t oldest = next_ - first_ - depth_ + 1;  // so many must have been completed
+  for (bool again = true; again && next_ - first_ >= depth_;) {
+    const uint64_t next = next_, oldest = next - first_ - depth_ + 1;  // so many must have been completed
     for (size_t i = 0; i < readers_.size(); ++i) {
       RingReader& ring = readers_[i]->ring;
       if (ring.next() >= oldest) continue;
       if (ring.head() < oldest) return false;
-      while (ring.next() < oldest) stash_front(i);
+      while (ring.next() < oldest && !ring.empty()) stash_front(i);
+      if (ring.next() < oldest) return false;  // it was closed meanwhile
     }
+    again = next_ != next;  // learning definitions runs Python code, which may have submitted something itself
   }
   for (Writer* w : writers_)
     if (!w->ring.has_room()) return false;

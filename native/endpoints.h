@@ -26,7 +26,7 @@ class Writer {
   void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
     if (defined_ && ring.lost() != lost_) define_again();
     e.sent = sent;  // before: what fails half way takes its definitions back
-    encode(e, value, sent, references);
+    encode(e, value, sent, references, arena.get());
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
   // `beyond_cap`: errors, which must get through also at the arena's cap.

@@ -176,6 +176,7 @@ void Mapping::make_private() const {
 Hold::Hold(Mapping& mapping) : mapping_(mapping) {
   Holds& h = Holds::get();
   std::lock_guard lock(h.mutex);
+  if (!mapping.file_) throw std::system_error(ESHUTDOWN, std::generic_category(), "the session has been shut down, and its memory with it");
   // Both under the mutex: a fork counts for this hold, or comes before it.
   generation_ = fork_generation.load(std::memory_order_relaxed);
   born_ = h.forks;

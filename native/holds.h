@@ -43,6 +43,7 @@ class Mapping {
 // Neither begins nor ends while a fork is under way.
 class Hold {
  public:
+  // Throws ESHUTDOWN if the mapping has let go of its file.
   explicit Hold(Mapping& mapping);
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;

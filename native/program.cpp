@@ -90,6 +90,10 @@ void Program::close() {
 
 void Program::resume(nb::object value, nb::object error) {
   if (closed_) return;
+  if (starting_) {
+    early_.emplace(std::move(value), std::move(error));
+    return;
+  }
   recorder_->task_returns();
   Call& step = std::get<Call>(steps_[pc_ - 1]);
   ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
@@ -172,14 +176,23 @@ bool Program::call(Call& step, bool& begun) {
   nb::object result;
   if (!step.start.is_none()) {
     const nb::list regs = registers();
-    suspended_ = true;  // before: a coroutine may end at once
+    suspended_ = true;  // before: a cancellation finds it
     cancel_asked_ = false;
+    early_.reset();
+    starting_ = true;
     result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), regs.ptr(), nullptr));
-    if (result.is_valid()) {
+    starting_ = false;
+    if (result.is_valid() && !early_) {
       recorder_->stale();
       return true;
     }
     suspended_ = false;
+    if (result.is_valid()) {
+      auto [value, error] = *std::exchange(early_, std::nullopt);
+      recorder_->task_returns();
+      ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
+      return true;
+    }
   } else if (!step.invoke.is_none()) {
     result = nb::steal(PyObject_CallFunctionObjArgs(step.invoke.ptr(), registers().ptr(), nullptr));
   } else {

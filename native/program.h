@@ -117,6 +117,9 @@ class Program {
   nb::object overdue_;
   nb::object unsaid_;
   bool suspended_ = false;
+  // While a coroutine is being started: it may end before that returns, and what it gave waits here.
+  bool starting_ = false;
+  std::optional<std::pair<nb::object, nb::object>> early_;  // value and error
   bool cancel_asked_ = false;  // of the running coroutine
   bool closed_ = false;
 };

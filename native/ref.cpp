@@ -3,17 +3,26 @@
 namespace conveyor {
 
 nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
+  gate->make_hand();
   nb::object value = gate->take(number, reader);
   if (value.is_valid()) return value;
   const uint32_t before = interruptions;
   const uint64_t since = gate->wait_begins();
-  for (;;) {
+  for (bool first = true;; first = false) {
     const uint32_t seen = inbox->count();
+    gate->make_hand();  // another thread may have used the one before
     value = gate->take(number, reader, since);
     if (value.is_valid()) return value;
     if (closed || interruptions != before || (deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_seq_cst) != uint32_t(deaths)))
       return nb::object();
-    if (inbox->wait(seen, deadline)) continue;
+    // Results of others may move the bell so often that no wait comes to look at the time or for a signal.
+    bool over = false;
+    if (!first) {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      over = deadline != 0 && now_ns() >= deadline;
+    }
+    if (!over && inbox->wait(seen, deadline)) continue;
+    gate->make_hand();
     value = gate->take(number, reader, since);
     if (!value.is_valid()) gate->wait_ends(number, reader, since);
     return value;

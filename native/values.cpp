@@ -208,11 +208,11 @@ Block* allocate_in_place(Arena& arena, size_t bytes) {
 // Whether nothing but `value` itself refers to its memory: then, if that was made in our arena, the
 // block itself can travel. `value` is an array over a Buffer of ours, or something Python must judge.
 bool alone(PyObject* value) {
-  nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
-  if (!base.is_valid()) {
-    PyErr_Clear();
-  } else if (nb::isinstance<Buffer>(base)) {
-    return Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
+  // Of other types, an attribute of this name may be anything, and to ask for it may run any code.
+  if (std::strcmp(Py_TYPE(value)->tp_name, "numpy.ndarray") == 0) {
+    nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
+    if (!base.is_valid()) throw nb::python_error();
+    return nb::isinstance<Buffer>(base) && Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
   }
   Calling python;
   nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(held_alone, value, nullptr));
@@ -222,15 +222,24 @@ bool alone(PyObject* value) {
 
 }  // namespace
 
+Hold MadeInPlace::hold_of(Arena& arena, Block* block) {
+  try {
+    return Hold(*block->mapping);
+  } catch (...) {  // the session was shut down meanwhile
+    arena.release(block);
+    throw;
+  }
+}
+
 MadeInPlace::MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes)
-    : arena(std::move(owner)), last_(new LastRef(arena)), block(allocate_in_place(*arena, bytes)), length(bytes), hold_(*block->mapping) {
+    : arena(std::move(owner)), last_(new LastRef(arena)), block(allocate_in_place(*arena, bytes)), length(bytes), mapping_(block->mapping), hold_(hold_of(*arena, block)) {
   made_in_place().push_back(this);  // there is room
 }
 
 MadeInPlace::~MadeInPlace() {
   std::erase(made_in_place(), this);
   if (hold_.inherited()) return;
-  hold_.leave([last = last_.release(), block = block, sent = sent] {
+  hold_.leave([last = last_.release(), block = block, sent = sent, mapping = std::move(mapping_)] {
     if (!sent) last->arena->release(block, false);
     last->next = last_refs.load(std::memory_order_relaxed);
     while (!last_refs.compare_exchange_weak(last->next, last, std::memory_order_release, std::memory_order_relaxed)) {
@@ -241,9 +250,10 @@ MadeInPlace::~MadeInPlace() {
 
 bool MadeInPlace::any() { return !made_in_place().empty(); }
 
-std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size) {
+std::shared_ptr<MadeInPlace> MadeInPlace::find(const char* data, size_t size, const Arena* arena) {
   for (MadeInPlace* made : made_in_place())
-    if (!made->sent && !made->hold_.inherited() && data >= made->block->data() && data + size <= made->block->data() + made->length)
+    // An earlier session's arena is another file: what lies there is copied.
+    if (made->arena.get() == arena && !made->sent && !made->hold_.inherited() && data >= made->block->data() && data + size <= made->block->data() + made->length)
       // What a forked child may read stays as it is: a copy is sent.
       return made->hold_.pinned() ? nullptr : made->shared_from_this();
   return nullptr;
@@ -425,7 +435,7 @@ void take_buffers(Encoded& out, nb::handle buffers) {
 
 }  // namespace
 
-void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs) {
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
   PyObject* v = value.ptr();
   PyTypeObject* type = Py_TYPE(v);
   if (type == &PyUnicode_Type) {
@@ -482,7 +492,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
       // Its bytes are not understood elsewhere: the value itself is sent.
       const nb::object alive = nb::borrow(value);
       const nb::object decoded = decode(frame);
-      encode(out, decoded, sent, 0);
+      encode(out, decoded, sent, 0, nullptr);
       out.source = decoded;
       return;
     }
@@ -521,7 +531,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   take_buffers(out, buffers);
   if (let_go && out.views.size() == 1 && out.views[0].len != 0) {
     const char* data = static_cast<const char*>(out.views[0].buf);
-    out.made = MadeInPlace::find(data, size_t(out.views[0].len));
+    out.made = MadeInPlace::find(data, size_t(out.views[0].len), arena);
     if (out.made) {
       out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta)), {0});
       out.layout.entries[0] = {kInBlock | uint64_t(data - out.made->block->data()), uint64_t(out.views[0].len)};
@@ -646,7 +656,7 @@ void place(Snapshot& s, std::shared_ptr<OwnedMemory> memory) {
 
 Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   Encoded e;
-  encode(e, value, sent, 0);
+  encode(e, value, sent, 0, nullptr);
   Snapshot s;
   s.frame.codec = e.codec;
   s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions

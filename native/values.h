@@ -43,8 +43,8 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   ~MadeInPlace();
   MadeInPlace(const MadeInPlace&) = delete;
   MadeInPlace& operator=(const MadeInPlace&) = delete;
-  // The one that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
-  static std::shared_ptr<MadeInPlace> find(const char* data, size_t size);
+  // The one of `arena` that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
+  static std::shared_ptr<MadeInPlace> find(const char* data, size_t size, const Arena* arena);
   static bool any();
 
   struct LastRef {
@@ -64,6 +64,8 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   bool sent = false;
 
  private:
+  static Hold hold_of(Arena& arena, Block* block);
+  std::shared_ptr<Mapping> mapping_;  // the block's own may be gone before this: once sent, it is its readers'
   Hold hold_;
 };
 
@@ -171,7 +173,8 @@ bool is_final(nb::handle exception);
 void clear_codec();
 
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.
-void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs);
+// What was made in place in `arena` (null: in none), and has no more than `moved_refs` references, moves.
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena);
 // These three throw only what is Python's. Native codecs only; `body` of `size` bytes may be anything.
 nb::object decode_native(uint16_t codec, const char* body, size_t size);
 nb::object decode(const Frame& frame);

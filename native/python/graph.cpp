@@ -98,7 +98,6 @@ nb::object get_soon(nb::handle self) {
     Claim claim{ref};
     nb::object value;
     try {
-      ref.gate->gate->make_hand();
       value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
@@ -193,7 +192,6 @@ void bind_graph(nb::module_& m) {
              g.inbox->board()->ring(g.inbox->slot(), kAttentionBit);
            })
       .def("get", [](Gated& g, uint64_t number, size_t reader, nb::handle timeout, int64_t deaths) {
-             g.gate->make_hand();
              nb::object value = g.get(number, reader, deadline_after(timeout), deaths);
              if (!value.is_valid()) return *empty;
              g.gate->hand(number, reader, value);
