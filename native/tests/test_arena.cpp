@@ -814,6 +814,27 @@ TEST(an_arena_is_closed_while_others_allocate) {
   }
 }
 
+// Who has got a block just before the end of the session may still be on its way to hold it.
+TEST(nothing_is_held_where_the_file_has_been_let_go_of) {
+  Setup s;
+  Block* block = s.arena.allocate(20 * kMiB);
+  Block* held = s.arena.allocate(20 * kMiB);
+  Hold before(*held->mapping);
+  s.arena.close();
+  CHECK_THROWS(std::system_error, Hold(*block->mapping));
+  CHECK_EQ(live_holds(), 1u);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::memset(held->data(), 7, 20 * kMiB);
+    ::_exit(0);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_EQ(held->data()[0], 0);
+  before.leave([] {});
+}
+
 TEST(an_arena_is_its_parent_s_in_a_forked_child) {
   Setup s;
   auto peer = std::make_unique<Peer>(s, 0, 64 * kMiB);

@@ -466,3 +466,60 @@ def test_sys_exit_of_an_actor_is_no_cancellation_of_what_else_it_runs(methods):
         assert caught.value.exit_code in (3, None)
     for graph in (waiting, leaving):
         graph.teardown()
+
+
+@conveyor.remote
+class Eager:
+    """Its loop runs what a task does up to its first wait before the task is made."""
+
+    def __init__(self):
+        self.calls = 0
+
+    async def set_up(self):
+        loop = asyncio.get_running_loop()
+        factory = getattr(asyncio, "eager_task_factory", None)  # since Python 3.12
+        loop.set_task_factory(factory or _eager)
+
+    async def add(self, x):
+        self.calls += 1
+        return x + 1
+
+    async def fail(self, x):
+        raise ValueError(x)
+
+    def echo(self, x):
+        return x
+
+    async def count(self):
+        return self.calls
+
+
+def _eager(loop, coroutine, **options):
+    # Only what runs a step of a graph: other tasks must be ones for asyncio.current_task().
+    if "start_step" not in getattr(coroutine, "__qualname__", ""):
+        return asyncio.Task(coroutine, loop=loop, **options)
+    future = loop.create_future()
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        future.set_result(end.value)
+    return future
+
+
+@pytest.mark.parametrize("plain_first", [False, True])
+def test_a_coroutine_that_ends_before_it_has_been_started(plain_first):
+    actor = Eager.remote()
+    conveyor.get(actor.set_up.remote())
+    with InputNode() as inp:
+        node = actor.echo.bind(inp) if plain_first else inp
+        dag = actor.add.bind(node)
+    with dag.compile() as graph:
+        assert [conveyor.get(graph.execute(i), timeout=WAIT) for i in range(3)] == [1, 2, 3]
+    assert conveyor.get(actor.count.remote()) == 3
+    with InputNode() as inp:
+        node = actor.echo.bind(inp) if plain_first else inp
+        dag = actor.fail.bind(node)
+    with dag.compile() as graph:
+        for i in range(2):
+            with pytest.raises(ValueError, match=str(i)):
+                conveyor.get(graph.execute(i), timeout=WAIT)

@@ -1,0 +1,68 @@
+"""Arrays that are made where they will be sent from (``conveyor.empty``), in the corners of a session."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import conveyor
+from conveyor.dag import InputNode
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@conveyor.remote
+class Reader:
+    def total(self, x):
+        return float(x.sum()), float(x[0]), x.size
+
+    def echo(self, x):
+        return x
+
+
+def test_an_array_of_an_earlier_session_is_copied(leaves_nothing):
+    with leaves_nothing():
+        _send_from_session_to_session(200_000)
+
+
+def _send_from_session_to_session(size):
+    conveyor.init()
+    held = [conveyor.empty(size)]
+    held[0][:] = 1.0
+    conveyor.shutdown()
+    conveyor.init()
+    reader = Reader.remote()
+    with InputNode() as inp:
+        dag = reader.total.bind(inp)
+    other = np.full(size, 7.0)
+    with dag.compile() as graph:
+        assert conveyor.get(graph.execute(other)) == (7.0 * size, 7.0, size)
+        # Nothing else refers to it: one of this session would move.
+        assert conveyor.get(graph.execute(held.pop())) == (size, 1.0, size)
+        assert conveyor.get(graph.execute(other)) == (7.0 * size, 7.0, size)
+    conveyor.shutdown()
+
+
+class Proxy:
+    asked = 0
+
+    def __reduce__(self):
+        return (int, (3,))
+
+    @property
+    def base(self):
+        Proxy.asked += 1
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("fresh_session")
+def test_other_values_are_not_asked_for_their_base():
+    reader = Reader.remote()
+    with InputNode() as inp:
+        dag = reader.echo.bind(inp)
+    with dag.compile() as graph:
+        kept = conveyor.empty(10)
+        assert conveyor.get(graph.execute(Proxy())) == 3
+        del kept
+    assert Proxy.asked == 0

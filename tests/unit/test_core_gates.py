@@ -1,0 +1,166 @@
+"""Gates whose bell never rests, and whose submissions are nested by what runs in them."""
+
+import os
+import signal
+import textwrap
+import threading
+import time
+
+import pytest
+
+from conveyor import _core
+from conveyor.channel import set_up_codec
+
+
+@pytest.fixture
+def board():
+    set_up_codec()
+    made = _core.Board.create(2)
+    for slot in range(2):
+        made.prepare(slot, f"process {slot}")
+        made.alive_unwatched(slot)
+    yield made
+    made.close_fds()
+
+
+@pytest.fixture
+def inbox(board):
+    event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    yield _core.Inbox(board, 0, event, threading.main_thread().ident)
+    os.close(event)
+
+
+@pytest.fixture
+def gate(board, inbox):
+    fd = _core.Arena.create_fd(1 << 30)
+    arena = _core.Arena(fd, 1 << 30, 1 << 28, board, 0)
+    view = _core.ArenaView(fd, 1 << 30, board, 0)
+    os.close(fd)
+    size = _core.Segment.ring_bytes(8, 1024, 1)
+    segment = _core.Segment.create(2 * size)
+    for offset in (0, size):
+        segment.make_ring(offset, 8, 1024, 1)
+    calls = _core.Writer(segment, 0, board, [(1, 1)], arena, None)
+    results = _core.Reader(segment, size, 0, board, (1, 1), view, False)
+    yield _core.Gate([calls], [results], 4, _core.KIND_VALUE, inbox)
+    arena.close()
+
+
+@pytest.fixture
+def busy_bell(board):
+    """The bell of the process that waits is rung all the time."""
+    stop, tell = os.pipe()
+    ringer = os.fork()
+    if ringer == 0:
+        os.close(tell)
+        os.set_blocking(stop, False)
+        while True:
+            for _ in range(1000):
+                board.ring(0, 5)
+            try:
+                if os.read(stop, 1) == b"":
+                    os._exit(0)
+            except BlockingIOError:
+                pass
+    os.close(stop)
+    yield
+    os.close(tell)
+    os.waitpid(ringer, 0)
+
+
+@pytest.mark.usefixtures("busy_bell")
+def test_a_wait_on_a_busy_bell_ends_in_time(gate):
+    number = gate.submit(None)
+    begin = time.monotonic()
+    assert gate.get(number, 0, 0.1) is _core.EMPTY
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.usefixtures("busy_bell")
+def test_a_wait_on_a_busy_bell_is_interrupted(gate):
+    number = gate.submit(None)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gate.get(number, 0, 60)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_no_more_than_depth_is_granted_to_who_submits_while_others_do():
+    """A program of its own, since the codec is the process's."""
+    import subprocess
+    import sys
+
+    program = textwrap.dedent(NESTED)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+NESTED = """
+import os
+from conveyor import _core
+from conveyor.channel import set_up_codec
+
+set_up_codec()
+nested = False
+
+def encode(value, sent):
+    global nested
+    if value == ["nests"]:  # a finalizer submits while this is encoded
+        gate.submit(None)
+        nested = True
+    return 17, 1, repr(value).encode(), None  # every result brings definitions
+
+def decode(codec, meta, buffers):
+    return eval(meta)
+
+def announce(meta):
+    global nested
+    if nested:
+        nested = False
+        gate.submit(None)
+
+_core.set_codec(
+    encode, decode, announce, announce, ValueError, lambda m, h: MemoryError(m), lambda v: False,
+    RuntimeError, lambda n, t: OSError(n, t),
+)
+DEPTH = 2
+board = _core.Board.create(2)
+for slot in range(2):
+    board.prepare(slot, "")
+    board.alive_unwatched(slot)
+inbox = _core.Inbox(board, 0, os.eventfd(0, os.EFD_NONBLOCK), 0)
+fd = _core.Arena.create_fd(1 << 30)
+arena = _core.Arena(fd, 1 << 30, 1 << 28, board, 0)
+view = _core.ArenaView(fd, 1 << 30, board, 0)
+size = _core.Segment.ring_bytes(8, 1024, 1)
+segment = _core.Segment.create(2 * size)
+segment.make_ring(0, 8, 1024, 1)
+segment.make_ring(size, DEPTH, 1024, 1)
+
+def writer(offset, slot):
+    return _core.Writer(segment, offset, board, [(slot, 1)], arena, None)
+
+def reader(offset, slot):
+    return _core.Reader(segment, offset, 0, board, (slot, 1), view, False)
+
+calls, requests, replies, results = writer(0, 1), reader(0, 0), writer(size, 0), reader(size, 1)
+gate = _core.Gate([calls], [results], DEPTH, _core.KIND_VALUE, inbox)
+
+def answer():
+    while requests.receive() is not _core.EMPTY:
+        assert replies.send(["result", requests.tag], requests.tag)
+
+assert [gate.submit(None) for _ in range(3)] == [0, 1, -1]
+answer()
+gate.submit(["nests"])
+assert gate.submitted - results.count <= DEPTH
+answer()
+for number in range(gate.submitted):
+    assert gate.get(number, 0, 10) is not _core.EMPTY
+print("done")
+"""
