@@ -147,7 +147,13 @@ void Reader::release_front(const SlotHeader& slot) noexcept {
 void Reader::give_up() noexcept {
   const SlotHeader slot = read_once(*ring.front());
   if (slot.flags & kDefinitions) ring.lose();
+  const size_t in_block = slot.block_size > kBlockHeader ? slot.block_size - kBlockHeader : 0;
+  const bool names_refs = (slot.flags & kRefs) && slot.kind != Kind::kError;
+  const bool in_slot = (slot.block == 0 || (slot.flags & kExternal)) && slot.size <= ring.capacity();
+  nb::object claims;
+  if (names_refs && in_slot) claims = claims_of(reinterpret_cast<const char*>(ring.front() + 1), slot.size, in_block);
   release_front(slot);
+  give_up_claims(std::move(claims));
 }
 
 bool Reader::announce_front(bool unwanted) {

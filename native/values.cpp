@@ -1,7 +1,5 @@
 #include "values.h"
 
-#include <nanobind/stl/vector.h>
-
 #include <atomic>
 #include <cstring>
 
@@ -640,6 +638,23 @@ void announce(const Frame& frame) {
 void discard(const Frame& frame) {
   if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
   or_python_error([&] { tell_header(frame, frame.flags & kRefs ? discard_hook : announce_hook); });
+}
+
+nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {
+  try {
+    if (const auto table = read_table(body, size, in_block)) return nb::bytes(table->meta, table->meta_length);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the refs in a value that could not be read");
+  } catch (const std::exception&) {  // there is no memory for this either: they are kept, as of a dead reader
+  }
+  return nb::object();
+}
+
+void give_up_claims(nb::object claims) noexcept {
+  if (!claims.is_valid() || discard_hook == nullptr) return;
+  Calling python;
+  const nb::object result = nb::steal(PyObject_CallFunctionObjArgs(discard_hook, claims.ptr(), nullptr));
+  if (!result.is_valid()) PyErr_WriteUnraisable(discard_hook);
 }
 
 bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }

@@ -190,6 +190,10 @@ nb::object value_of(nb::handle kept);
 void announce(const Frame& frame);
 // A frame that nobody will ever decode.
 void discard(const Frame& frame);
+// The same in two steps, for a frame that cannot be taken out of its slot: the part of it that says which refs
+// it has claims on, null if it has none or cannot be read; and, once the slot is free, to let go of those.
+nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept;
+void give_up_claims(nb::object claims) noexcept;
 // An instance of a ref's class, which `set_ref_type` has told.
 bool is_ref(PyObject* value);
 void set_ref_type(nb::handle type);

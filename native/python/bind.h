@@ -2,13 +2,10 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 
+#include "casters.h"
 #include "ring.h"
 
 namespace conveyor {

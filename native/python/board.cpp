@@ -1,5 +1,4 @@
 // The board, the bell and the death watch.
-#include <nanobind/stl/tuple.h>
 
 #include "bind.h"
 #include "exit.h"
@@ -46,7 +45,10 @@ void note_waits(Inbox& inbox, uint32_t work, uint32_t mode, nb::list waits) {
   WaitNote& note = inbox.waits(work);
   std::vector<std::pair<uint32_t, std::string>> read;  // whatever may fail comes before the first write
   for (nb::handle wait : waits) {
-    auto [slot, of, text] = nb::cast<std::tuple<uint32_t, uint32_t, std::string>>(wait);
+    const nb::tuple parts = nb::cast<nb::tuple>(wait);
+    if (parts.size() != 3) throw nb::value_error("conveyor: a wait is a slot, a kind of work and a text");
+    const uint32_t slot = nb::cast<uint32_t>(parts[0]), of = nb::cast<uint32_t>(parts[1]);
+    auto text = nb::cast<std::string>(parts[2]);
     if (of >= kWorkKinds) throw nb::index_error("conveyor: no such kind of work");
     checked(*inbox.board(), slot);
     read.emplace_back(slot * kWorkKinds + of, std::move(text));

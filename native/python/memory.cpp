@@ -75,7 +75,12 @@ void bind_memory(nb::module_& m) {
       .def("stream_dropped", &Limits::stream_dropped, "number"_a, "task"_a)
       .def("deadline", &Limits::deadline, "number"_a)
       .def("stopped", [](Limits& l, uint64_t number) { return l.look(number, now_ns()) != Limits::Verdict::kGoOn; }, "number"_a)
-      .def("report", &Limits::report, "number"_a);
+      .def("report", [](const Limits& l, uint64_t number) {
+        const auto [node, others] = l.report(number);
+        nb::list tasks;
+        for (uint32_t task : others) tasks.append(task);
+        return nb::make_tuple(node, tasks);
+      }, "number"_a);
   m.attr("CANCELLED") = nb::bytes(kCancelledMeta);
   m.attr("OVERDUE") = nb::bytes(kOverdueMeta);
 

@@ -14,6 +14,9 @@ from conveyor.exceptions import SystemLimitError, TaskError
 #: one, shall not take long over it.
 _MOST_DESCRIPTORS = 1 << 16
 
+#: What the kernel refuses a socket for the moment only; nothing is lost by it.
+PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+
 # What this process is called in texts that other processes may show.
 _name = "the driver"
 

@@ -1,6 +1,7 @@
 """Fail every system call and every allocation of the native core in turn: ``make faults``.
 
-python tests/faults [--phase NAME]... [--where driver|actor|newcomers] [--step N] [--most N]
+python tests/faults [--phase NAME]... [--where driver|actor|peer|server|newcomers]
+    [--first N] [--step N] [--most N]
 """
 
 import argparse
@@ -23,6 +24,9 @@ def main():
     parser.add_argument("--phase", action="append", help="only this one (repeat)")
     parser.add_argument("--where", help="only in these processes")
     parser.add_argument("--calls", type=int, help="1: system calls only, 2: allocations only")
+    parser.add_argument(
+        "--first", type=int, default=1, help="of each: the first call that is failed"
+    )
     parser.add_argument("--step", type=int, default=1, help="fail every N-th call only")
     parser.add_argument(
         "--most", type=int, default=10**6, help="of each: the last call that is failed"
@@ -36,7 +40,8 @@ def main():
                 continue
             if options.where not in (None, where) or options.calls not in (None, calls):
                 continue
-            report = run_one(environment, phase, where, calls, options.step, options.most)
+            numbers = options.first, options.step, options.most
+            report = run_one(environment, phase, where, calls, *numbers)
             print(line(report), flush=True)
             found += len(report["findings"])
     print(f"{found} findings")

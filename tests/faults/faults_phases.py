@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -32,6 +33,15 @@ def get(ref):
     return conveyor.get(ref, timeout=WAIT)
 
 
+def descriptors():
+    """How many this process has of each kind."""
+    kinds = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            kinds[os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]] += 1
+    return {f"descriptors of {kind}": count for kind, count in kinds.items()}
+
+
 def left_here():
     """What this process has that it would have to give back."""
     from conveyor import _core
@@ -39,7 +49,7 @@ def left_here():
 
     gc.collect()
     found = {
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        **descriptors(),
         "threads": threading.active_count(),
         "leases": _core.live_leases(),
     }
@@ -50,6 +60,31 @@ def left_here():
     # Not the allocators' mappings, which come and go.
     with open("/proc/self/maps") as file:
         found["mappings"] = sum("memfd:conveyor" in line for line in file)
+    return found
+
+
+def tables():
+    """What the driver keeps of its actors and graphs."""
+    from conveyor.runtime import context
+
+    driver = context.running()
+    if driver is None:
+        return {}
+    actors = driver.actors
+    found = {
+        # Others may ask for shared ones as long as the session lasts.
+        "actors known": sum(not record.actor.shared for record in actors),
+        "processes by number": len(actors._by_pid),
+        "slots": -len(actors._free_slots),
+        "graphs": len(driver._layings),
+        "sockets of requests": len(driver.requests._sockets),
+    }
+    for record in actors:
+        if not record.alive:
+            continue
+        bits = record.bits
+        found[f"bits of {record.id.name}"] = bits._next - len(bits._returned)
+        found[f"mailboxes of {record.id.name}"] = len(record.mailboxes)
     return found
 
 
@@ -85,6 +120,17 @@ class Actor:
     def move(self, point):
         return Point(point.x + 1)
 
+    def ask(self, other, x):
+        """Of another actor."""
+        return get(other.add.remote(x))
+
+    def open(self, refs):
+        return [get(ref) for ref in refs]
+
+    def run(self, graph, x):
+        """A graph that somebody else has compiled."""
+        return get(graph.execute(x))
+
     def count(self, n):
         for i in range(n):
             yield np.full(LARGE, i, np.uint8) if i % 2 else i
@@ -94,6 +140,8 @@ class Phase:
     """``open`` once for a session, then ``run`` again and again."""
 
     pids = ()
+    #: Whether its actors are there from one run to the next.
+    lasting = True
 
     def open(self):
         conveyor.init()
@@ -104,12 +152,8 @@ class Phase:
         self.actors = []
         conveyor.shutdown()
 
-    def pid(self):
-        """The process whose calls fail if it is an actor's."""
-        return self.pids[0]
-
     def left(self):
-        found = {}
+        found = tables()
         for i, actor in enumerate(self.actors):
             left = get(actor.left.remote())
             found.update({f"{name} of actor {i}": count for name, count in left.items()})
@@ -196,6 +240,32 @@ class Stream(Phase):
             expect([int(np.max(item)) for item in items], [0, 1, 2, 3, 4])
 
 
+class Refs(Phase):
+    """Refs inside of values, made here and in an actor, and a graph's handle; an actor calls another."""
+
+    name = "refs"
+
+    def open(self):
+        super().open()
+        self.array = np.arange(LARGE, dtype=np.uint8)
+        with InputNode() as inp:
+            self.graph = self.actors[1].add.bind(inp).compile()
+
+    def close(self):
+        self.graph = None
+        super().close()
+
+    def run(self):
+        a, b = self.actors
+        expect(get(a.ask.remote(b, 1)), 2)
+        small, large = b.add.remote(1), b.echo.remote(self.array)
+        opened = get(a.open.remote([small, large]))
+        expect(opened[0], 2)
+        expect(opened[1], self.array)
+        expect(get(a.run.remote(self.graph, 1)), 2)
+        expect(get(self.graph.execute(1, timeout=WAIT)), 2)
+
+
 class Compile(Phase):
     """A graph is compiled, used once and torn down."""
 
@@ -215,6 +285,7 @@ class Start(Phase):
     """An actor is started, used by a call, by another actor and in a graph, and killed."""
 
     name = "start"
+    lasting = False
 
     def open(self):
         conveyor.init()
@@ -226,6 +297,13 @@ class Start(Phase):
             a, b = [actors.append(Actor.remote()) or actors[-1] for _ in range(2)]
             expect(get(a.add.remote(1)), 2)
             expect(get(b.echo.remote(a.ones.remote(LARGE))).sum(), LARGE)
+            expect(get(a.ask.remote(b, 1)), 2)
+            opened = a.open.remote([b.add.remote(1)])
+            try:
+                expect(get(opened), [2])
+            finally:  # the refs of an argument that an actor dies with unread are kept (docs/limits.md)
+                with suppress(Exception):
+                    get(opened)
             with InputNode() as inp:
                 graph = b.add.bind(a.ones.bind(inp)).compile()
             expect(get(graph.execute(LARGE))[0], 2)
@@ -255,7 +333,7 @@ class Restart(Phase):
             os.kill(get(self.actors[0].pid.remote()), signal.SIGKILL)
             get(self.graph.execute(LARGE))
         self.graph.restart()
-        self.pids[0] = get(self.actors[0].pid.remote())
+        self.pids = [get(actor.pid.remote()) for actor in self.actors]
         expect(get(self.graph.execute(LARGE))[0], 2)
 
 
@@ -263,6 +341,7 @@ class Session(Phase):
     """A whole session: nothing is there yet that could be used again."""
 
     name = "session"
+    lasting = False
 
     def open(self):
         self.actors = []
@@ -283,4 +362,6 @@ class Session(Phase):
             conveyor.shutdown()
 
 
-PHASES = {phase.name: phase for phase in (Graph, Call, Stream, Compile, Start, Restart, Session)}
+PHASES = {
+    phase.name: phase for phase in (Graph, Call, Stream, Refs, Compile, Start, Restart, Session)
+}

@@ -10,24 +10,32 @@ from faults_control import ALLOCATIONS, SYSTEM_CALLS
 
 import conveyor
 
-_NEW = ("start", "restart", "session")
+#: Whose calls fail, beside the driver's: of an actor that is there (the first, or the other one), of the fork
+#: server, or of all processes that are started meanwhile.
+_ELSEWHERE = {
+    "graph": ("actor", "peer"),
+    "call": ("actor", "peer"),
+    "stream": ("actor",),
+    "refs": ("actor", "peer"),
+    "compile": ("actor", "peer"),
+    "start": ("server", "newcomers"),
+    "restart": ("peer", "server", "newcomers"),
+    "session": ("newcomers",),
+}
 
 #: (phase, whose calls fail, which calls)
 PLAN = [
     (phase, where, calls)
-    for phase in ("graph", "call", "stream", "compile", "start", "restart", "session")
-    for where in (("driver", "newcomers") if phase in _NEW else ("driver", "actor"))
+    for phase, elsewhere in _ELSEWHERE.items()
+    for where in ("driver", *elsewhere)
     for calls in (SYSTEM_CALLS, ALLOCATIONS)
-    # nanobind's casters of arguments (vectors, strings, shared pointers) end the process when they find no
-    # memory. They run where channels are made: in an actor that is a death with a name, in the driver
-    # nobody is left to name it.
-    if calls == SYSTEM_CALLS or where != "driver" or phase in ("graph", "call", "stream")
+    if (where, calls) != ("server", ALLOCATIONS)  # it has none of the core's
 ]
 #: s; of one entry of the plan.
 LIMIT = 1800
 
 
-def run_one(environment, phase, where, calls, step=1, most=10**6):
+def run_one(environment, phase, where, calls, first=1, step=1, most=10**6):
     """The report of one entry of the plan."""
     here = Path(__file__).parent
     source = Path(conveyor.__file__).parents[1]
@@ -38,6 +46,7 @@ def run_one(environment, phase, where, calls, step=1, most=10**6):
         phase,
         where,
         str(calls),
+        str(first),
         str(step),
         str(most),
     ]

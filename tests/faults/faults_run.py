@@ -30,9 +30,9 @@ SETTLE = 5
 class Run:
     """One phase with one kind of call failed in one process."""
 
-    def __init__(self, phase, where, calls, step, most):
+    def __init__(self, phase, where, calls, first, step, most):
         self.phase, self.where, self.calls = phase, where, calls
-        self.step, self.most = step, most
+        self.first, self.step, self.most = first, step, most
         self.control = Control()
         self.findings, self.deaths, self.errors, self.count = [], 0, 0, 0
         self.sessions = 0
@@ -51,7 +51,7 @@ class Run:
 
     def run(self):
         self.begin()
-        number = 1
+        number = self.first
         while number <= self.most:
             fault = self.once(number)
             if not fault:
@@ -71,7 +71,11 @@ class Run:
         faulthandler.dump_traceback_later(4 * HANG, exit=True)
         target = {"pid": os.getpid()}
         if self.where == "actor":
-            target = {"pid": self.phase.pid()}
+            target = {"pid": self.phase.pids[0]}
+        elif self.where == "peer":
+            target = {"pid": self.phase.pids[1]}
+        elif self.where == "server":
+            target = {"pid": _children(os.getpid())[0]}
         elif self.where == "newcomers":
             target = {"old": (os.getpid(), *_children(os.getpid()), *self.phase.pids)}
         began = time.monotonic()
@@ -107,39 +111,40 @@ class Run:
         return fault
 
     def check(self, number, what, died):
-        """Without a fault it goes well again, and nothing is left."""
+        """Without a fault it goes well again, unless the session has lost an actor; and nothing is left."""
+        self.deaths += died
         again = None
         try:
             self.phase.run()
         except Exception as error:
-            again, died = f"{type(error).__name__}: {error}", died or _hurt(error)
-        if died:
-            self.deaths += 1
-            again = None
-            self.renew(number, what)
-            return
+            again, lost = f"{type(error).__name__}: {error}", _hurt(error)
+            error.__traceback__ = None
+            if lost and self.phase.lasting:
+                self.deaths += not died
+            else:
+                self.find(number, f"{what}; and then without a fault: {again[:300]}")
         if again is not None:
-            self.find(number, f"{what}; and then without a fault: {again[:300]}")
-            self.renew(number, what)
+            self.renew()
             return
         left = self.left(self.settled)
-        grown = {n: (was, left[n]) for n, was in self.settled.items() if left[n] > was + _slack(n)}
+        grown = {n: (self.settled.get(n, 0), left[n]) for n in _more(left, self.settled)}
         if grown:
             self.find(number, f"{what}; left: {grown}")
             self.settled = left
 
-    def renew(self, number, what):
+    def renew(self):
         """The session is hurt: it ends in good order, and leaves nothing."""
         self.phase.close()
         self.begin()
 
     def left(self, expected=None):
-        """What there is; waits until it is no more than ``expected``."""
-        end = time.monotonic() + SETTLE
+        """What there is once what ends by itself has ended: when it is no more than ``expected``, or in the
+        beginning, when that is not known, after a moment."""
+        end = time.monotonic() + (SETTLE if expected is not None else SETTLE / 10)
         while True:
             gc.collect()
             now = {**left_here(), **self.phase.left()}
-            if expected is None or all(now[n] <= was + _slack(n) for n, was in expected.items()):
+            if expected is not None and not _more(now, expected):
                 return now
             if time.monotonic() > end:
                 return now
@@ -158,6 +163,10 @@ def _hurt(error):
     return isinstance(error, (ActorDiedError, ActorStartError)) or made.endswith(".__init__")
 
 
+def _more(now, expected):
+    return [name for name, count in now.items() if count > expected.get(name, 0) + _slack(name)]
+
+
 def _slack(name):
     """An arena that had to take a fresh block keeps its mapping, and so do its readers: a few in all."""
     return 6 if name.startswith("mappings") else 0
@@ -172,10 +181,10 @@ def _children(pid):
         return [int(child) for child in file.read().split()]
 
 
-def main(name, where, calls, step, most):
+def main(name, where, calls, first, step, most):
     os.environ.setdefault("CONVEYOR_SPIN_US", "20")
     np.ones(1)
-    run = Run(PHASES[name](), where, int(calls), int(step), int(most))
+    run = Run(PHASES[name](), where, int(calls), int(first), int(step), int(most))
     try:
         run.run()
     finally:

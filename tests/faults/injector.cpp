@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -152,6 +153,45 @@ FAILING(int, -1, ENOMEM, epoll_ctl, (int fd, int op, int on, epoll_event* event)
 FAILING(int, -1, ENOSPC, fallocate, (int fd, int mode, off_t from, off_t n), (fd, mode, from, n))
 FAILING(int, -1, ENOMEM, madvise, (void* at, size_t n, int advice) noexcept, (at, n, advice))
 FAILING(int, -1, EMFILE, eventfd, (unsigned n, int flags) noexcept, (n, flags))
+FAILING(int, -1, ENOMEM, mprotect, (void* at, size_t n, int prot) noexcept, (at, n, prot))
+FAILING(pid_t, -1, EAGAIN, fork, () noexcept, ())
+
+// Only of what is no file: imports open hundreds.
+static bool refuses_to_open(const char* path) {
+  return (std::strncmp(path, "/proc/", 6) == 0 || std::strncmp(path, "/dev/", 5) == 0) && fails(1, path);
+}
+
+#define FAILING_TO_OPEN(name)                          \
+  int name(const char* path, int flags, ...) {         \
+    NEXT(name);                                        \
+    va_list rest;                                      \
+    va_start(rest, flags);                             \
+    const mode_t mode = va_arg(rest, mode_t);          \
+    va_end(rest);                                      \
+    if (refuses_to_open(path)) {                       \
+      errno = EMFILE;                                  \
+      return -1;                                       \
+    }                                                  \
+    return real(path, flags, mode);                    \
+  }
+
+FAILING_TO_OPEN(open)
+FAILING_TO_OPEN(open64)
+
+// Of those that have no function of their own only what makes descriptors.
+long syscall(long number, ...) noexcept {
+  static const auto real = next<long (*)(long, ...)>("syscall");
+  va_list rest;
+  va_start(rest, number);
+  long a[6];
+  for (long& one : a) one = va_arg(rest, long);
+  va_end(rest);
+  if (number == SYS_pidfd_open && fails(1, "pidfd_open")) {
+    errno = EMFILE;
+    return -1;
+  }
+  return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) noexcept {
   NEXT(pthread_create);

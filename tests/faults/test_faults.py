@@ -25,6 +25,6 @@ def environment(tmp_path_factory):
     ],
 )
 def test_no_fault_hangs_lies_or_leaks(environment, phase, where, calls, step):
-    report = run_one(environment, phase, where, calls, step)
+    report = run_one(environment, phase, where, calls, step=step)
     assert not report["findings"], "\n".join(report["findings"])
     assert report["count"] > 0

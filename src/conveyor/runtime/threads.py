@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from conveyor.exceptions import SystemLimitError
+from conveyor.system_limits import hint
 
 # A fault of a thread must reach that thread, or the process dies without a report.
 _FAULTS = frozenset(
@@ -27,12 +31,27 @@ class Background(threading.Thread):
 
 def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thread:
     """Start a daemon thread that is handed no signal: those are the main thread's, which lets them in
-    only while it sleeps and would not wake up if another thread took one."""
+    only while it sleeps and would not wake up if another thread took one.
+
+    Raises ``SystemLimitError`` if the system has no thread left.
+    """
     thread = Background(target=target, args=args, name=f"conveyor-{name}", daemon=True)
     # It inherits the mask, so there is no moment at which it could be handed one.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
         thread.start()
+    except RuntimeError as error:
+        refused = OSError(errno.EAGAIN, str(error))
+        text = f"cannot start the thread {thread.name!r}: {error}; {hint(refused)}"
+        raise SystemLimitError(errno.EAGAIN, text) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return thread
+
+
+def start_or_run(target: Callable[..., object], name: str, *args: Any) -> None:
+    """Run it on a thread of its own, or here if there is none: others wait for what it does."""
+    try:
+        start(target, name, *args)
+    except SystemLimitError:
+        target(*args)

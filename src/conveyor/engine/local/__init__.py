@@ -68,7 +68,12 @@ class LocalEngine:
         self._launcher.start()
 
     def spawn(
-        self, name: str, payload: bytes, fds: Sequence[int], options: ProcessOptions
+        self,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
     ) -> Spawned:
         gpus = self._gpus.acquire(options.num_gpus)
         main_file, main_module = _main()
@@ -93,6 +98,7 @@ class LocalEngine:
             forked = True  # from now on the GPUs are given back by its exit
             self._printer.add(pid, name)
             self._gpus_of[pid] = (gpus, options.num_gpus)
+            on_spawned(pid)
 
         try:
             pid = self._launcher.spawn(child, fds, spawned)

@@ -197,8 +197,10 @@ class Launcher:
                 fork_server.kill()
                 fork_server.wait()
                 return
-            with suppress(OSError):
+            try:
                 self._send(server.CLOSE)
+            except OSError:  # it is gone; or the kernel kills the actors with it
+                fork_server.kill()
             if not self._all_gone.wait(CLOSE_TIMEOUT):
                 fork_server.kill()
                 self._all_gone.wait(KILL_TIMEOUT)
@@ -361,7 +363,7 @@ class Launcher:
                     if actor is not None:
                         os.close(actor.pidfd)
                 if actor is not None:
-                    self._output.call(partial(self._finish, actor, status))
+                    self._finish_soon(actor, status)
 
     def _born(self, number: int, pid: int, pidfd: int) -> None:
         with self._lock:
@@ -384,6 +386,10 @@ class Launcher:
                 guarded(partial(request.on_spawned, pid))
             for fd, stream in list(actor.outputs.items()):
                 self._output.add(fd, partial(self._read, actor, fd, stream))
+        except OSError as error:  # sooner or later it would wait for ever for somebody to read
+            why = "; ".join(filter(None, (str(error), hint(error))))
+            request.error = f"its output cannot be read: {why}"
+            request.cause = error
         finally:
             request.done.set()
 
@@ -446,7 +452,7 @@ class Launcher:
             self._events.remove(actor.pidfd)
             os.close(actor.pidfd)
         # Its own status is lost with its parent; this is what the kernel did to it.
-        self._output.call(partial(self._finish, actor, int(signal.SIGKILL)))
+        self._finish_soon(actor, int(signal.SIGKILL))
 
     def _report(self, actor: _Child, status: int) -> None:
         guarded(partial(self._on_exit, actor.pid, status))
@@ -478,6 +484,14 @@ class Launcher:
         self._output.remove(fd)
         os.close(fd)
         guarded(partial(self._on_output, actor.pid, stream, b""))
+
+    def _finish_soon(self, actor: _Child, status: int) -> None:
+        try:
+            self._output.call(partial(self._finish, actor, status))
+        except (
+            OSError
+        ):  # there is no such thread, since none could be started: nobody has read its output
+            self._finish(actor, status)
 
     def _finish(self, actor: _Child, status: int) -> None:
         """Pass on what the dead actor's pipes still hold, close them, report its end.

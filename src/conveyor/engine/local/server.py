@@ -39,6 +39,7 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict
 
 from conveyor.engine.local import child
+from conveyor.system_limits import PASSING
 
 __all__ = ["MAX_FDS", "MESSAGE", "Setup", "main", "receive", "send"]
 
@@ -165,7 +166,9 @@ class _Server:
                 data, fds, whole = receive(self._control, MAX_FDS)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                if error.errno in PASSING:
+                    return  # and asked to again at once
                 data = b""
             if not data:
                 self._lose_driver()
@@ -236,11 +239,11 @@ class _Server:
             data, fd = self._outbox[0]
             try:
                 send(self._control, data, [fd] if fd >= 0 else [])
-            except BlockingIOError:
-                self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
-                return
-            except OSError:
-                self._lose_driver()
+            except OSError as error:
+                if isinstance(error, BlockingIOError) or error.errno in PASSING:
+                    self._poll.modify(self._control, select.POLLIN | select.POLLOUT)
+                else:
+                    self._lose_driver()
                 return
             self._outbox.popleft()
             if fd >= 0:

@@ -42,7 +42,7 @@ class RequestClient:
     def tell(self, operation: str, *args: Any) -> None:
         """Say something that has no answer. It waits for no request that is under way: the driver may
         need this before it can answer that one."""
-        with suppress(OSError):  # the driver is gone, and with it who should know
+        with suppress(ConnectionError):  # the driver is gone, and with it who should know
             self._send(operation, *args)
 
     def _send(self, operation: str, *args: Any) -> None:

@@ -208,7 +208,15 @@ class Link:
             self.flush()
             waiting = bool(self._pending)
         if waiting:
-            self._keep_going(self)
+            try:
+                self._keep_going(self)
+            except BaseException:
+                # Nobody would send it: then it shall not be sent later, by chance, either.
+                with self._lock:
+                    place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
+                    if place is not None:
+                        del self._pending[place]
+                        raise
         return ref
 
     @property

@@ -56,13 +56,12 @@ class Actors:
         self._numbers = itertools.count(1)
         self._records: dict[int, ActorRecord] = {}
         self._by_pid: dict[int, ActorRecord] = {}
-        self._early_exits: dict[int, int] = {}
         self._names: dict[str, ActorId] = {}
         self._of_class: Counter[str] = Counter()
         self._watches = DeathWatches(self._board)
         self._restarts = Restarts(self)
         self._goodbye = Goodbye(self._board, grace, self._end_at_once, driver.label)
-        self.introductions = Introductions(self, self._board)
+        self.introductions = Introductions(self, self._board, driver.try_again)
 
     def __iter__(self) -> Iterator[ActorRecord]:
         return iter(list(self._records.values()))
@@ -88,6 +87,11 @@ class Actors:
             with explained(f"start actor {record.id.name}"):
                 self._start_process(record, construct)
         except BaseException:
+            with (
+                self.lock
+            ):  # should it have a process after all, that one's end is nobody's concern
+                for pid in [pid for pid, known in self._by_pid.items() if known is record]:
+                    del self._by_pid[pid]
             self._board.announce_death(record.slot)
             self._forget_process(record)
             record.exited.set()
@@ -99,14 +103,18 @@ class Actors:
             self._records[record.id.index] = record
             if record.calls is not None:
                 self._driver.links[record.id.index] = record.calls
-            self._by_pid[record.pid] = record
-            early = self._early_exits.pop(record.pid, None)
             if actor.ended:  # while it was started
                 record.killed = _KILLED
                 self._engine.kill(record.pid)
+            record.started = True
+            early = record.exit_status
         if early is not None:
             self.on_exit(record.pid, early)
         return record
+
+    def _on_spawned(self, record: ActorRecord, pid: int) -> None:
+        with self.lock:
+            self._by_pid[pid] = record
 
     def _enter(self, actor: Actor, replaces: ActorRecord | None) -> ActorRecord:
         """Take a name and a slot for the actor's process."""
@@ -183,7 +191,11 @@ class Actors:
             passed += [control.fileno(), request.fileno(), calls.fd, ctl.fd]
             self._watches.add(slot)
             record.process = self._engine.spawn(
-                record.id.name, pickle.dumps(hello), passed, actor.options
+                record.id.name,
+                pickle.dumps(hello),
+                passed,
+                actor.options,
+                lambda pid: self._on_spawned(record, pid),
             )
             calls.close_fd()
             ctl.close_fd()
@@ -282,7 +294,17 @@ class Actors:
                 known.ended = True  # should it be on its way back
                 return
             calls = record.calls
-        calls.when_all_sent(record.stop)
+        calls.when_all_sent(lambda: self._stop(record))
+
+    def _stop(self, record: ActorRecord) -> None:
+        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
+        ended otherwise is left alone, and who lets go of several goes on with the others."""
+        try:
+            record.control("stop")
+        except ActorDiedError:
+            pass
+        except Exception as error:  # no memory to say it with
+            self._driver.try_again(lambda: self._stop(record), error)
 
     def kill(
         self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
@@ -315,10 +337,13 @@ class Actors:
         """A process has ended. Called by the engine."""
         ActorRecord.notifier = threading.get_ident()
         with self.lock:
-            record = self._by_pid.pop(pid, None)
-            if record is None:
-                self._early_exits[pid] = status
+            record = self._by_pid.get(pid)
+            if record is None:  # one that could not be started
                 return
+            if not record.started:  # whoever starts it sees to the rest
+                record.exit_status = status
+                return
+            del self._by_pid[pid]
         self._board.announce_death(record.slot)
         record.bury(status)
         self._restarts.decide(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import weakref
@@ -45,6 +46,8 @@ from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.refs.wire import Wire
 from conveyor.system_limits import explained
 
+logger = logging.getLogger("conveyor")
+
 
 class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
@@ -85,6 +88,8 @@ class Driver(CallingRuntime):
         self.actors = Actors(self, engine, grace)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
+        # What could not be said to an actor.
+        self._unsaid: deque[Callable[[], object]] = deque()
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self._shared_graphs = SharedGraphs(self.graphs)
         self._closed = False
@@ -240,7 +245,7 @@ class Driver(CallingRuntime):
     def serve(self, caller: ActorRecord, sock: socket.socket, what: str, *args: Any) -> None:
         """Serve a connection that an actor has asked for."""
         if what == "refs":
-            self._served.add(Peer(self.exports, caller.id.index, sock, caller.death).wire)
+            self._served.add(Peer(self.exports, caller.id.index, sock, caller.silence).wire)
         else:
             graph = self.load_graph(*args)
             self._served.add(
@@ -266,8 +271,20 @@ class Driver(CallingRuntime):
             os.eventfd_read(self._garbage_event)
         self.tidy()
 
+    def try_again(self, work: Callable[[], object], error: Exception) -> None:
+        """Have ``work``, which has failed with ``error``, done with the next tidying. It sees itself to it
+        that it is done once more should it fail again."""
+        logger.warning("put off: %s", error)
+        self._unsaid.append(work)
+
     def tidy(self) -> None:
-        """Do what finalizers have asked for."""
+        """Do what finalizers have asked for, and what could not be done before."""
+        for _ in range(len(self._unsaid)):
+            try:
+                work = self._unsaid.popleft()
+            except IndexError:  # another thread was faster
+                break
+            work()
         while self._garbage:
             try:
                 work = self._garbage.popleft()
@@ -322,6 +339,7 @@ class Driver(CallingRuntime):
         self.actors.close()
         self._layings.clear()
         self._garbage.clear()
+        self._unsaid.clear()
         close_all(self._descriptors())
         self.process.close()
         self.at_shutdown()

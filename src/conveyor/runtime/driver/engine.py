@@ -30,9 +30,15 @@ class Engine(Protocol):
         ...
 
     def spawn(
-        self, name: str, payload: bytes, fds: Sequence[int], options: ProcessOptions
+        self,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
     ) -> Spawned:
-        """Start a process that runs ``worker.main(payload, fds)``."""
+        """Start a process that runs ``worker.main(payload, fds)``. ``on_spawned(pid)`` is called, on a thread
+        of the engine, before ``on_exit`` for this process, and both may be before this returns."""
         ...
 
     def kill(self, pid: int) -> None: ...

@@ -44,7 +44,13 @@ class GraphService:
         # Of refs in answers: should the other side die, nobody will load them.
         self._tickets: list[int] = []
         self._worker = threads.start(self._work, "graph-executions")
-        self.wire = Wire(sock, "graph", self._on_message, self._on_end)
+        try:
+            self.wire = Wire(sock, "graph", self._on_message, self._on_end)
+        except BaseException:
+            with self._changed:
+                self._ended = True
+                self._changed.notify()
+            raise
 
     def _on_message(self, message: Any, fds: list[int]) -> None:
         how, number, *rest = message
@@ -59,7 +65,12 @@ class GraphService:
             self.wire.send((number, None, (rest[0], blockers)))
             return
         *options, parts = rest
-        snapshot = received(parts, fds)
+        try:
+            snapshot = received(parts, fds)
+        except Exception as error:  # it cannot be mapped
+            unread = error
+            self._answer(number, lambda: _raise(unread))
+            return
         if how == "try":
             with self._changed:
                 waiting = self._busy or bool(self._queue)
@@ -144,6 +155,10 @@ class GraphService:
 
     def _deadline(self, deadline: float | None, end: int) -> dict[str, Any]:
         return {} if deadline is None else {"deadline": (end - _core.monotonic_ns()) / 1e9}
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _pickle_error(error: Exception) -> bytes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.exceptions import ConveyorError
+from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.hello import Caller
 from conveyor.runtime.calls.links import Refusal, link_segment
 from conveyor.runtime.graph.layout import RESULT_BIT, Assignment
@@ -37,9 +36,16 @@ class Introduced:
 class Introductions:
     """The driver's: it has the descriptors of all actors' processes."""
 
-    def __init__(self, actors: Actors, board: _core.Board) -> None:
+    def __init__(
+        self,
+        actors: Actors,
+        board: _core.Board,
+        try_again: Callable[[Callable[[], object], Exception], object],
+    ) -> None:
+        """``try_again(work, error)`` has done later what has failed now."""
         self._actors = actors
         self._board = board
+        self._try_again = try_again
         self._numbers = itertools.count(1)
 
     def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Any:
@@ -66,12 +72,23 @@ class Introductions:
         callee.check_alive()
         segment = link_segment()
         with callee.control_lock:
+            # All that may fail comes before the callee is told. Not noted as a peer of the caller: a
+            # graph's assignment may overtake the answer.
+            own = self.duplicates([callee])
+            if not own:
+                raise callee.death()
+            fds: list[int] = []
             bit = callee.bits.take()
-            new, fds = self._new_peers(callee, (caller.slot,))
             try:
+                own.insert(0, os.dup(segment.fd))
+                new, fds = self._new_peers(callee, (caller.slot,))
                 ticket = callee.send_fds([segment.fd, *fds])
                 caller_end = Caller(caller.slot, RESULT_BIT)
                 ack = callee.control("accept", caller_end, tuple(new.items()), bit, ticket)
+            except BaseException:
+                callee.bits.give_back(bit)
+                close_all(own)
+                raise
             finally:
                 close_all(fds)
             callee.known_peers.update(new)
@@ -82,17 +99,8 @@ class Introductions:
         caller.mailboxes[laid.number] = callee, bit
         if caller.exited.is_set():  # meanwhile
             self.hang_up(caller)
-        own = self.duplicates([callee])
-        if not own:
-            raise callee.death()
-        # Not noted as a peer of the caller: a graph's assignment may overtake the answer.
-        try:
-            fds = [os.dup(segment.fd), *own]
-        except OSError:
-            close_all(own)
-            raise
         segment.close_fd()
-        return laid.number, bit, fds
+        return laid.number, bit, own
 
     def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
         """``callee`` could not take note of the caller that it was told of with ``tag``: that is the
@@ -119,10 +127,18 @@ class Introductions:
         keep room for it."""
         for known in list(caller.mailboxes) if number is None else [number]:
             callee, bit = caller.mailboxes.pop(known, (None, 0))
-            with suppress(ConveyorError):
-                if callee is not None and callee.alive:
-                    callee.control("hang_up", bit)
-                    callee.bits.give_back(bit)  # what takes it next is told after this
+            if callee is not None:
+                self._hang_up(callee, bit)
+
+    def _hang_up(self, callee: ActorRecord, bit: int) -> None:
+        try:
+            if callee.alive:
+                callee.control("hang_up", bit)
+                callee.bits.give_back(bit)  # what takes it next is told after this
+        except ActorDiedError:
+            pass
+        except Exception as error:  # no memory to say it with
+            self._try_again(lambda: self._hang_up(callee, bit), error)
 
     def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
         """Arena and eventfd of those who still have them. Duplicates, because an actor may die and

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from conveyor.config import Config
@@ -134,13 +133,25 @@ class Laying:
         for actor, place in places.items():
             if actor == DRIVER:
                 continue
-            record = records[actor]
-            with suppress(ActorDiedError):  # just now
-                if record.alive:
-                    purpose = f"the teardown of {self.name}"
-                    acks.append((record, record.control("unload", self.number, purpose=purpose)))
-            record.bits.give_back(place.bit)
+            ack = self._unload(records[actor], place.bit)
+            if ack is not None:
+                acks.append((records[actor], ack))
         return acks
+
+    def _unload(self, record: ActorRecord, bit: int) -> Ref | None:
+        """Have an actor leave the graph, and give its bit back. What cannot be said now, for want of memory,
+        is said as soon as the driver does anything of the kind again: nobody else could say it later."""
+        ack = None
+        try:
+            if record.alive:
+                ack = record.control("unload", self.number, purpose=f"the teardown of {self.name}")
+        except ActorDiedError:  # just now
+            pass
+        except Exception as error:
+            self._driver.try_again(lambda: self._unload(record, bit), error)
+            return None
+        record.bits.give_back(bit)
+        return ack
 
     def _release(self) -> None:
         for record in self.records:
@@ -152,7 +163,7 @@ class Laying:
         # Those that have survived leave the old program first; both go over the same ordered link.
         for record in records:
             if record in self.records:
-                record.control("unload", self.number)
+                record.control("unload", self.number)  # and the old bit is given back below
         layout, places = self._lay(records, first)
         with self._lock:
             if not self._over:

@@ -8,12 +8,16 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conveyor import _core
-from conveyor.exceptions import ActorDiedError, ActorRestartedError, ConveyorError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ConveyorError,
+    RuntimeStateError,
+)
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo, ProcessOptions
@@ -100,6 +104,7 @@ class ActorRecord:
         self.control_link: Link | None = None
         self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
+        self.started = False  # until then its exit is only noted
         self.exited = threading.Event()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: tuple[int, int, int, int, int, int, str] | None = None
@@ -147,12 +152,6 @@ class ActorRecord:
         if purpose:
             ref.method = purpose
         return ref
-
-    def stop(self) -> None:
-        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
-        ended otherwise is left alone, and who lets go of several goes on with the others."""
-        with suppress(ActorDiedError):
-            self.control("stop")
 
     def send_fds(self, fds: list[int]) -> int:
         """Send descriptors to the actor, and return their ticket, which the frame they belong to must
@@ -235,6 +234,16 @@ class ActorRecord:
             message += f"\nthe last lines of its stderr:\n{tail}"
         kind = ActorRestartedError if again else ActorDiedError
         return kind(message, self.id.name, doing, code, number or None)
+
+    def silence(self, why: str) -> ConveyorError:
+        """The error for whoever waits for what the process should have sent over a connection that has ended:
+        here, if ``why`` says so, or there, which is most often the process's death."""
+        if self.alive and not why:
+            self.exited.wait(_EXIT_CODE_WAIT)
+        if not self.alive:
+            return self.death()
+        why = why or "it could not use it any more"
+        return RuntimeStateError(f"the connection to actor {self.id.name} has broken: {why}")
 
     def _how(self, number: int, code: int | None) -> str:
         if self.killed:

@@ -6,6 +6,7 @@ block: everything that waits for another process is done by callbacks or a threa
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.channel.sealed import Sealed
 from conveyor.config import Config
-from conveyor.exceptions import ActorRestartedError, ConveyorError
+from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import threads
 from conveyor.runtime.calls.constructor import Constructor, Kept
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from conveyor.runtime.driver.engine import Engine
     from conveyor.runtime.driver.laying import Laying
     from conveyor.runtime.driver.record import ActorRecord
+
+logger = logging.getLogger("conveyor")
 
 #: What is said and not asked: it has no answer.
 _TOLD = ("disconnect", "refuse")
@@ -78,9 +81,12 @@ class RequestServer:
             return
         # It may wait for the fork server or for another actor's main loop.
         if operation in _TOLD:
-            threads.start(getattr(self, f"_{operation}"), "request", record, *args)
-        else:
+            threads.start_or_run(getattr(self, f"_{operation}"), "request", record, *args)
+            return
+        try:
             threads.start(self._answer, "request", record, sock, operation, args)
+        except SystemLimitError as error:
+            self._send(record, sock, False, error)
 
     def _answer(self, record: ActorRecord, sock: socket.socket, operation: str, args: Any) -> None:
         fds: list[int] = []
@@ -91,11 +97,25 @@ class RequestServer:
         except Exception as error:
             answer, ok = error, False
         try:
-            send_message(sock, (ok, answer), fds)
-        except OSError:
-            pass  # the actor that asked is gone
+            self._send(record, sock, ok, answer, fds)
         finally:
             close_all(fds)
+
+    def _send(
+        self,
+        record: ActorRecord,
+        sock: socket.socket,
+        ok: bool,
+        answer: Any,
+        fds: Sequence[int] = (),
+    ) -> None:
+        try:
+            send_message(sock, (ok, answer), list(fds))
+        except Exception as error:
+            # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
+            if record.alive:
+                logger.warning("a request of %s cannot be answered: %s", record.id.name, error)
+            self.remove(record)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:
         while True:

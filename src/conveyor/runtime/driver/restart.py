@@ -37,8 +37,11 @@ class Restarts:
 
     def begin(self, record: ActorRecord) -> None:
         """Start it again, as ``decide`` or ``revive`` has settled."""
-        with self._lock:  # which it needs to leave the set again
-            self._threads.add(threads.start(self._run, "restart", record))
+        try:
+            with self._lock:  # which it needs to leave the set again
+                self._threads.add(threads.start(self._run, "restart", record))
+        except Exception as error:  # no thread was left
+            self._conclude(record, error)
 
     def revive(self, actor: ActorId) -> ActorRecord:
         """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.
@@ -115,17 +118,24 @@ class Restarts:
 
     def _run(self, record: ActorRecord) -> None:
         failures = record.actor.failures
+        failure: Exception | None = None
         try:
             if failures:
                 self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
             self._actors.start(record.actor, replaces=record)
-        except Exception as error:  # told to everybody who needs the actor
-            record.restart_error = str(error)
+        except Exception as error:
+            failure = error
         finally:
-            self._actors.give_up(record)
-            record.replaced.set()
+            self._conclude(record, failure)
             with self._lock:
                 self._threads.discard(threading.current_thread())
+
+    def _conclude(self, record: ActorRecord, error: Exception | None = None) -> None:
+        """It is over, for the better or for the worse: ``error`` is told to everybody who needs the actor."""
+        if error is not None:
+            record.restart_error = str(error)
+        self._actors.give_up(record)
+        record.replaced.set()
 
 
 def _wait(event: threading.Event, what: str, record: ActorRecord) -> None:

@@ -94,9 +94,10 @@ class SharedGraphs(Generic[G]):
 class _Request:
     """One submission that is on its way."""
 
-    __slots__ = ("answer", "asked", "blockers")
+    __slots__ = ("answer", "asked", "blockers", "wire")
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
         self.answer: tuple[bool, bytes] | None = None
         # Who keeps the owner from taking it: the last question, and the answer to which one.
         self.asked = -1
@@ -282,27 +283,31 @@ class GraphHandle:
             # The owner makes the refs of an execution that this is the outcome of.
             failed = True
             snapshot = Outcome.failed(error.error).snapshot
-        request = _Request()
         with self._lock:
-            if self._wire is None:
+            if self._wire is None or self._wire.ended:
                 requests = self._requests
                 self._wire = Wire(self._connect(), "graph", requests.on_message, requests.ring)
                 weakref.finalize(self, self._wire.hang_up).atexit = False
             number = next(self._numbers)
-            self._requests.pending[number] = request
-            self._wire.send_snapshot((how, number, whole, failed, until, deadline, end), snapshot)
+            request = self._requests.pending[number] = _Request(self._wire)
+            head = how, number, whole, failed, until, deadline, end
+            try:
+                self._wire.send_snapshot(head, snapshot)
+            except BaseException:
+                del self._requests.pending[number]
+                raise
         return number, request
 
     def _is_answered(self, request: _Request) -> bool:
-        return request.answer is not None or (self._wire is not None and self._wire.ended)
+        return request.answer is not None or request.wire.ended
 
     def _withdraw(self, number: int) -> None:
         request = self._requests.pending.pop(number, None)
-        if request is None or self._wire is None:
+        if request is None:
             return
         if request.answer is not None and request.answer[0]:
             loads(request.answer[1])
-        self._wire.send(("withdraw", number, None))
+        request.wire.send(("withdraw", number, None))
 
     def _answer(self, number: int, request: _Request) -> Any:
         ask = functools.partial(self._blockers, number, request)
@@ -326,15 +331,18 @@ class GraphHandle:
         answered, blockers = request.blockers
         if answered == question:
             return blockers
-        if request.asked != question and self._wire is not None:
+        if request.asked != question:
             request.asked = question
-            self._wire.send(("who", number, question))
+            request.wire.send(("who", number, question))
         return None
 
     def _result(self, number: int, request: _Request) -> Any:
         del self._requests.pending[number]
         if request.answer is None:
-            raise RuntimeStateError(f"{self.name}: the process that compiled it is gone")
+            why = request.wire.broken
+            broken = f"the connection to the process that compiled it has broken: {why}"
+            gone = "the process that compiled it is gone, or has ended the connection"
+            raise RuntimeStateError(f"{self.name}: {broken if why else gone}")
         ok, data = request.answer
         value = loads(data)
         if not ok:

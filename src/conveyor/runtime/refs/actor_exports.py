@@ -13,7 +13,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
-from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
@@ -51,14 +51,13 @@ class ActorExports(Imports):
                 weakref.finalize(ref, self.dropped, export).atexit = False
         ticket = self._ask("export", export, readers)
         if new:
-            self._watcher().watch(ref, lambda: threads.start(self._tell, "export", export))
+            self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
         return export, ticket
 
     def _tell(self, export: ExportId) -> None:
         ref = self._needed.pop(export, None)
         if ref is not None:  # else nobody wants it
-            outcome = Outcome.of(ref)
-            self._open().send_snapshot(("outcome", export, outcome.ok), outcome.snapshot)
+            Outcome.of(ref).send(self._open(), export)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         wire = self._open()
@@ -106,7 +105,7 @@ class ActorExports(Imports):
             lambda: "it does not answer",
         )
         if number not in self._answers:
-            raise RuntimeStateError("a ref cannot be pickled: the driver is gone")
+            raise RuntimeStateError(f"a ref cannot be pickled: {_gone(wire)}")
         answer = self._answers.pop(number)
         if isinstance(answer, Exception):
             raise answer
@@ -123,14 +122,22 @@ class ActorExports(Imports):
             return blockers
         if ref._asked < question:
             ref._asked = question
-            self._open().send(("who", ref.export, question))
+            self._send(("who", ref.export, question))
         return None
 
     def _open(self) -> Wire:
         with self._connecting:
+            if self._wire is not None and self._wire.ended:
+                self._wire.close()  # until what waited for it has been told
+                self._wire = None
             if self._wire is None:
                 self._wire = Wire(self._connect(), "refs", self._on_message, self._on_end)
             return self._wire
+
+    def _send(self, message: Any) -> None:
+        """Over the connection that there is; nothing happens if it has ended."""
+        if self._wire is not None:
+            self._wire.send(message)
 
     def _on_message(self, message: Any, fds: list[int]) -> None:
         operation, *rest = message
@@ -144,7 +151,7 @@ class ActorExports(Imports):
             export, question, asker = rest
             own = self._needed.get(export)
             said = blockers_known_here(own)
-            self._open().send(("blockers", export, question, asker, said))
+            self._send(("blockers", export, question, asker, said))
         elif operation == "blockers":
             export, question, blockers = rest
             ref = self.known(export)
@@ -153,8 +160,14 @@ class ActorExports(Imports):
                 self.ring()
         else:
             export, ok, parts = rest
-            self.arrived(export, Outcome(ok, received(parts, fds)))
+            self.arrived(export, Outcome.received(ok, parts, fds))
 
     def _on_end(self) -> None:
-        self.all_fail(RuntimeStateError("the driver is gone"))
+        self.all_fail(RuntimeStateError(_gone(self._wire)))
         self.ring()
+
+
+def _gone(wire: Wire | None) -> str:
+    if wire is not None and wire.broken:
+        return f"the connection to the driver has broken: {wire.broken}"
+    return "the driver is gone, or has ended the connection"

@@ -22,11 +22,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from conveyor import _core
-from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
-from conveyor.runtime.refs.wire import Wire, received
+from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.watcher import Watcher
 
@@ -207,15 +207,18 @@ class Exports(Imports):
         ref = entry.ref
         if ref is None or entry.watched:
             return
-        entry.watched = True
         self._watcher.watch(ref, lambda: self._due(export))
+        entry.watched = True
 
     def _due(self, export: ExportId) -> None:
         with self.lock:
             entry = self._entries.get(export)
             if entry is not None and entry.ref is not None and not self._closed:
-                # Not here: encoding it may take long, and the watcher has others to serve.
-                threads.start(self._settle, "export", export, entry.ref)
+                ref = entry.ref
+            else:
+                return
+        # Not here: encoding it may take long, and the watcher has others to serve.
+        threads.start_or_run(self._settle, "export", export, ref)
 
     def _settle(self, export: ExportId, ref: Ref) -> None:
         self.settled(export, Outcome.of(ref))
@@ -227,7 +230,10 @@ class Exports(Imports):
             if entry is None or entry.outcome is not None:
                 outcome.give_up()
                 return
-            outcome.hold()
+            try:
+                outcome.hold()
+            except Exception as error:
+                outcome = Outcome.failed(error)
             entry.outcome = outcome
             entry.ref = None
             subscribers, entry.subscribers = entry.subscribers, []
@@ -268,7 +274,12 @@ class Exports(Imports):
                     peer.push(export, entry.outcome)
                 else:
                     entry.subscribers.append(peer)
-                    self._watch(export, entry)
+                    try:
+                        self._watch(export, entry)
+                    except SystemLimitError as error:  # nobody would ever tell them
+                        subscribers, entry.subscribers = entry.subscribers, []
+                        for subscriber in subscribers:
+                            subscriber.push(export, Outcome.failed(error))
             self._use(ticket)
 
     def peer_drops(self, peer: Peer, export: ExportId) -> None:
@@ -299,9 +310,11 @@ class Exports(Imports):
             mine = [
                 (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
             ]
+        failed = None
         for export, entry in mine:
             if entry.owner is peer and entry.outcome is None:
-                self.settled(export, Outcome.failed(death()))
+                failed = failed or Outcome.failed(death())
+                self.settled(export, failed)
             self.peer_drops(peer, export)
 
     def close(self, error: BaseException) -> None:
@@ -320,15 +333,16 @@ class Peer:
     """The driver's end of one actor's connection."""
 
     def __init__(
-        self, exports: Exports, number: int, sock: Any, death: Callable[[], ConveyorError]
+        self, exports: Exports, number: int, sock: Any, death: Callable[[str], ConveyorError]
     ) -> None:
+        """``death(why)``: what has become of the actor; ``why`` says it if the connection has broken here."""
         self.number = number
         self._exports = exports
         self._death = death
         self.wire = Wire(sock, "refs", self._on_message, self._on_end)
 
     def push(self, export: ExportId, outcome: Outcome) -> None:
-        self.wire.send_snapshot(("outcome", export, outcome.ok), outcome.snapshot)
+        outcome.send(self.wire, export)
 
     def _on_message(self, message: Any, fds: list[int]) -> None:
         operation, export, *rest = message
@@ -351,7 +365,7 @@ class Peer:
             exports.peer_gives_up(rest[0])
         else:
             ok, parts = rest
-            exports.settled(export, Outcome(ok, received(parts, fds)))
+            exports.settled(export, Outcome.received(ok, parts, fds))
 
     def _on_end(self) -> None:
-        self._exports.peer_ended(self, self._death)
+        self._exports.peer_ended(self, lambda: self._death(self.wire.broken))

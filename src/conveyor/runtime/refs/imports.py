@@ -7,14 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
-from conveyor.exceptions import RuntimeStateError, SerializationError
+from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import EMPTY, Ref
-from conveyor.runtime.refs.wire import SHARE_FROM
+from conveyor.runtime.refs.wire import SHARE_FROM, Wire, received
 from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 
@@ -117,6 +117,9 @@ class Outcome:
 
     __slots__ = ("_inner", "ok", "snapshot")
 
+    #: Where there is no memory to say what has happened.
+    _unsaid: ClassVar[_core.Snapshot | None] = None
+
     def __init__(self, ok: bool, snapshot: _core.Snapshot) -> None:
         self.ok = ok
         self.snapshot = snapshot
@@ -144,11 +147,37 @@ class Outcome:
     def failed(cls, error: BaseException) -> Outcome:
         error = error.with_traceback(None)
         try:
-            snapshot = _core.Snapshot(error, SentDefinitions(), SHARE_FROM)
-        except SerializationError:
-            carried = decode_error(encode_error(error, "", ""))
-            snapshot = _core.Snapshot(carried, SentDefinitions(), SHARE_FROM)
+            try:
+                snapshot = _core.Snapshot(error, SentDefinitions(), SHARE_FROM)
+            except SerializationError:
+                carried = decode_error(encode_error(error, "", ""))
+                snapshot = _core.Snapshot(carried, SentDefinitions(), SHARE_FROM)
+        except (MemoryError, OSError):
+            if cls._unsaid is None:
+                raise
+            snapshot = cls._unsaid
         return cls(False, snapshot)
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Have something to say when there is no memory left to say anything."""
+        if cls._unsaid is None:
+            text = "there was no memory left to pass on the outcome of a pickled ref"
+            cls._unsaid = _core.Snapshot(OutOfMemoryError(text), SentDefinitions(), SHARE_FROM)
+
+    @classmethod
+    def received(cls, ok: bool, parts: Any, fds: list[int]) -> Outcome:
+        """What ``send`` has sent."""
+        try:
+            return cls(ok, received(parts, fds))
+        except Exception as error:  # it cannot be mapped
+            return cls.failed(error)
+
+    def send(self, wire: Wire, export: ExportId) -> None:
+        try:
+            wire.send_snapshot(("outcome", export, self.ok), self.snapshot)
+        except Exception as error:  # no descriptor was left for it
+            wire.send_snapshot(("outcome", export, False), Outcome.failed(error).snapshot)
 
     def error(self) -> BaseException:
         """The error, where it is one: not ``ok``."""
@@ -167,6 +196,7 @@ class Imports:
     cancel_with_await = False
 
     def __init__(self, session: str, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
+        Outcome.prepare()
         self.session = session
         self._inbox = inbox
         self.ring = ring

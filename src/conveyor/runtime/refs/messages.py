@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pickle
 import socket
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import MAX_FDS
+from conveyor.system_limits import PASSING
+
+T = TypeVar("T")
 
 #: A message is one datagram; what is larger comes in pieces, the last one marked.
 _PIECE = 60_000
+#: Seconds between the first attempts at what the kernel refuses for the moment, doubled each time, and how
+#: often it is tried: for half a second in all.
+_FIRST_PAUSE, _ATTEMPTS = 0.001, 10
 
 
 def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
     """Send a pickled message and its descriptors, in pieces."""
     data, fds = pickle.dumps(message), fds or []
     while len(data) > _PIECE or len(fds) > MAX_FDS:
-        socket.send_fds(sock, [b"+" + data[:_PIECE]], fds[:MAX_FDS])
+        piece = functools.partial(socket.send_fds, sock, [b"+" + data[:_PIECE]], fds[:MAX_FDS])
+        _patiently(piece)
         data, fds = data[_PIECE:], fds[MAX_FDS:]
-    socket.send_fds(sock, [b"." + data], fds)
+    _patiently(lambda: socket.send_fds(sock, [b"." + data], fds))
 
 
 def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
-    """The next message with its descriptors. ``ConnectionError`` at the end."""
+    """The next message with its descriptors, or some of them (see `all_of`). ``ConnectionError`` at the end."""
     parts: list[bytes] = []
     fds: list[int] = []
     while True:
-        data, more, _, _ = socket.recv_fds(sock, _PIECE + 1, MAX_FDS)
-        fds += more
-        if not data:
+        try:
+            data, more, _, _ = _patiently(lambda: socket.recv_fds(sock, _PIECE + 1, MAX_FDS))
+            fds += more
+            if not data:
+                raise ConnectionError("the other side is gone")
+        except OSError:
             close_all(fds)
-            raise ConnectionError("the other side is gone")
+            raise
         parts.append(data[1:])
         if data[:1] == b".":
             # Both ends are this program: the actor's process was forked by our own fork server.
@@ -46,3 +59,15 @@ def all_of(fds: list[int], count: int) -> list[int]:
     if len(fds) < count:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return fds
+
+
+def _patiently(operation: Callable[[], T]) -> T:
+    """Half a message cannot be taken back, and one that is lost is waited for in vain."""
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return operation()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+        time.sleep(_FIRST_PAUSE * 2**attempt)
+    return operation()

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from conveyor import _core
 from conveyor.runtime import threads
-from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.messages import all_of, receive_message, send_message
+from conveyor.system_limits import explained
 
 #: Values from this size on travel as files.
 SHARE_FROM = 32 * 1024
@@ -40,8 +41,14 @@ class Wire:
         # Its `put` may be interrupted by a finalizer that calls it.
         self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self.ended = False
+        #: Why it has ended, if that was not the other side's doing.
+        self.broken = ""
         self._writer = threads.start(self._write, f"{name}-out")
-        self._reader = threads.start(self._read, f"{name}-in")
+        try:
+            self._reader = threads.start(self._read, f"{name}-in")
+        except BaseException:
+            self._outgoing.put(None)
+            raise
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         """Send it in its turn. ``fds`` are closed when that is done. Nothing happens if the other side
@@ -70,35 +77,42 @@ class Wire:
                 thread.join()
 
     def _write(self) -> None:
-        broken = False
+        over = False
         while (item := self._outgoing.get()) is not None:
-            if not isinstance(item, tuple):
-                item()
-                continue
-            message, fds = item
+            message, fds = item if isinstance(item, tuple) else (None, [])
             try:
-                if not broken:
+                if not isinstance(item, tuple):
+                    item()
+                elif not over:
                     send_message(self._socket, message, fds)
-            except OSError:
-                broken = True
+            except Exception as error:
+                # Without that message both sides would wait for each other.
+                over = True
+                self._break(error)
             finally:
                 for fd in fds:
                     os.close(fd)
             del item, message
 
+    def _break(self, error: Exception) -> None:
+        if not isinstance(
+            error, (ConnectionError, ValueError)
+        ):  # of a side that is gone, or has ended
+            self.broken = self.broken or f"{type(error).__name__}: {error}"
+        self.hang_up()
+
     def _read(self) -> None:
         try:
             while True:
-                try:
-                    message, fds = receive_message(self._socket)
-                except OSError:
-                    return
+                message, fds = receive_message(self._socket)
                 try:
                     self._on_message(message, fds)
                 finally:
                     for fd in fds:
                         os.close(fd)
                 del message
+        except Exception as error:
+            self._break(error)
         finally:
             self.ended = True
             try:
@@ -111,4 +125,6 @@ class Wire:
 
 def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core.Snapshot:
     """The snapshot that ``send_snapshot`` has sent."""
-    return _core.Snapshot.received(*parts, fds[0] if fds else -1)
+    in_file = parts[3] is None
+    with explained("receive a value"):
+        return _core.Snapshot.received(*parts, all_of(fds, 1)[0] if in_file else -1)

@@ -35,10 +35,14 @@ class Alarm:
             if self._closed:
                 return
             self._timed.add(timed)
-            if self._thread is None:
-                self._thread = threads.start(self._run, "alarm")
-            else:
+            if self._thread is not None:
                 self._changed.notify_all()
+                return
+            try:
+                self._thread = threads.start(self._run, "alarm")
+            except BaseException:
+                self._timed.discard(timed)
+                raise
 
     def close(self) -> None:
         with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from conveyor import _core
 from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
+
+logger = logging.getLogger("conveyor")
 
 
 class Watcher:
@@ -33,9 +36,13 @@ class Watcher:
             fd = self._descriptors.get(ref)
             if fd is None:
                 fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                try:
+                    self.watch(ref, lambda: os.eventfd_write(fd, 1))
+                except BaseException:
+                    os.close(fd)
+                    raise
                 self._descriptors[ref] = fd
                 weakref.finalize(ref, self._close, fd, id(ref)).atexit = False
-                self.watch(ref, lambda: os.eventfd_write(fd, 1))
             return fd
 
     def watch(self, ref: Ref, callback: Callable[[], object]) -> None:
@@ -47,10 +54,14 @@ class Watcher:
         with self._lock:
             if not self._closed:
                 self._watched[id(ref)] = (weakref.ref(ref), callback)
-                if self._thread is None:
-                    self._thread = threads.start(self._run, "watcher")
-                else:
+                if self._thread is not None:
                     self._ring()  # it may sleep already, and the ref be done just now
+                    return
+                try:
+                    self._thread = threads.start(self._run, "watcher")
+                except BaseException:
+                    self._watched.pop(id(ref), None)
+                    raise
                 return
         callback()
 
@@ -77,7 +88,12 @@ class Watcher:
                 ref = known()
                 over = ref is None or self._closed or ref.done()
                 if over and self._watched.pop(key, None) is not None and ref is not None:
-                    callback()
+                    try:
+                        callback()
+                    except Exception:  # the others are still to be told
+                        logger.exception(
+                            "what waited for %r could not be told that it is done", ref
+                        )
                 del ref, callback
             with self._lock:
                 if not self._watched:
