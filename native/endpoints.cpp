@@ -253,8 +253,19 @@ nb::object Reader::receive() {
     return decode(*f);
   } catch (...) {
     lose(*f);
+    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->lease ? f->lease->capacity() : 0));
     throw;
   }
+}
+
+nb::object Reader::receive_or_leave() {
+  const uint64_t number = ring.next();
+  if (decodes_natively()) return receive_native();
+  load_front();
+  const Frame f = *front_;
+  nb::object value = decode(f);
+  if (ring.next() == number && !ring.empty()) take();
+  return value;
 }
 
 nb::object Reader::receive_kept() {

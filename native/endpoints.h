@@ -76,6 +76,8 @@ class Reader {
   // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
   // be read keeps nobody from what comes behind it.
   nb::object receive();
+  // The same, but if this throws the frame is still there, and can be received once more.
+  nb::object receive_or_leave();
   // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
   nb::object receive_native();
   // The next frame is decoded without any Python code.

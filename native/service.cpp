@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449
@@ -78,15 +79,17 @@ void DeathWatch::remove(uint32_t slot) {
 
 void DeathWatch::run() {
   const bool many = supported();
-  std::vector<WaitEntry> entries;
-  auto watch = [&entries](std::atomic<uint32_t>* word, uint32_t value) {
-    entries.push_back({value, reinterpret_cast<uint64_t>(word), kSize32, 0});
+  // Not on the heap: where that has no memory this thread would end the process.
+  std::array<WaitEntry, kMaxWait> entries;
+  size_t count = 0;
+  auto watch = [&](std::atomic<uint32_t>* word, uint32_t value) {
+    entries[count++] = {value, reinterpret_cast<uint64_t>(word), kSize32, 0};
   };
   for (;;) {
     // Read before looking at anything: whoever changes something bumps it afterwards.
     const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_acquire)) return;
-    entries.clear();
+    count = 0;
     watch(&board_->header()->alarm, alarm);
     {
       // Held for the whole look: after `remove` nothing is said of a slot, and one that is announced
@@ -105,7 +108,7 @@ void DeathWatch::run() {
           while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)
             if (word->compare_exchange_weak(value, value | FUTEX_WAITERS, std::memory_order_acq_rel)) value |= FUTEX_WAITERS;
           dead = (value & FUTEX_OWNER_DIED) || (value & FUTEX_TID_MASK) == 0;
-          if (!dead && many && entries.size() < kMaxWait) watch(word, value);
+          if (!dead && many && count < kMaxWait) watch(word, value);
         }
         if (dead) board_->announce_death(index);
         return dead;
@@ -113,7 +116,7 @@ void DeathWatch::run() {
     }
     // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
     // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.
-    const bool waited = many && (futex_waitv(entries.data(), unsigned(entries.size())) >= 0 || errno == EAGAIN || errno == EINTR);
+    const bool waited = many && (futex_waitv(entries.data(), unsigned(count)) >= 0 || errno == EAGAIN || errno == EINTR);
     if (!waited) futex_wait(&board_->header()->alarm, alarm, nullptr);
   }
 }

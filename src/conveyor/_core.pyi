@@ -737,6 +737,9 @@ class Reader:
         raises what decoding raises.
         """
 
+    def receive_or_leave(self) -> Any:
+        """The next frame's value, or ``EMPTY``. If this raises the frame is still there."""
+
     def receive_kept(self) -> Any:
         """The next frame as a ref keeps it: its value if that is immutable, an ``ErrorFrame``, else a
         ``Snapshot``; ``EMPTY`` if there is no frame.

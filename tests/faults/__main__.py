@@ -43,6 +43,8 @@ def main():
             numbers = options.first, options.step, options.most
             report = run_one(environment, phase, where, calls, *numbers)
             print(line(report), flush=True)
+            if not report["count"]:  # it has ended before it could say so itself
+                print(*report["findings"], sep="\n", flush=True)
             found += len(report["findings"])
     print(f"{found} findings")
     return 1 if found else 0

@@ -87,8 +87,8 @@ def build(folder):
 class Control:
     """This program's injector, and that of every process it starts."""
 
-    def __init__(self):
-        with open(os.environ["CONVEYOR_FAULTS"], "r+b") as file:
+    def __init__(self, path=None):
+        with open(path or os.environ["CONVEYOR_FAULTS"], "r+b") as file:
             self._words = _Layout.from_buffer(mmap.mmap(file.fileno(), 4096))
 
     @contextmanager
@@ -112,5 +112,6 @@ class Control:
         return self._words.what.decode() if self._words.failed else ""
 
     @property
-    def seen(self):
-        return self._words.seen
+    def number(self):
+        """Which call is failed, or was last."""
+        return self._words.fail

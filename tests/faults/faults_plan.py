@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from faults_control import ALLOCATIONS, SYSTEM_CALLS
+from faults_control import ALLOCATIONS, SYSTEM_CALLS, Control
 
 import conveyor
 
@@ -67,5 +67,7 @@ def run_one(environment, phase, where, calls, first=1, step=1, most=10**6):
         }
         report["findings"] = []
     if done.returncode != 0:
-        report["findings"].append(f"the program ended with {done.returncode}")
+        control = Control(environment["CONVEYOR_FAULTS"])
+        failed = f"call {control.number}: {control.failed or 'none has failed yet'}"
+        report["findings"].append(f"{failed}: the program ended with {done.returncode}")
     return report

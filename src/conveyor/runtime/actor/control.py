@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Processes that come with their descriptors: slot and incarnation.
 NewPeers = tuple[tuple[int, int], ...]
+
+#: How often it is tried to read a wish that there is no memory for, and the seconds in between.
+_ATTEMPTS, _PAUSE = 4, 0.01
 
 
 class Control:
@@ -57,7 +61,7 @@ class Control:
             operation = "control"
             try:
                 if self._next is None:
-                    call = reader.receive()
+                    call = self._receive()
                     if call is _core.EMPTY:
                         return
                     self._next = reader.tag, call
@@ -77,6 +81,19 @@ class Control:
                     self._worker.runtime.refuse(reader.tag, error)
             else:
                 replies.send(None, tag)
+
+    def _receive(self) -> Any:
+        """The next wish, or ``EMPTY``. Nobody would repeat one that cannot be read: so it is tried more than
+        once before it is lost."""
+        reader = self._link.reader
+        for _ in range(_ATTEMPTS):
+            try:
+                return reader.receive_or_leave()
+            except (MemoryError, OSError):
+                time.sleep(_PAUSE)
+            except Exception:  # as it will be the next time
+                break
+        return reader.receive()
 
     @property
     def asked(self) -> bool:

@@ -274,7 +274,7 @@ class Driver(CallingRuntime):
     def try_again(self, work: Callable[[], object], error: Exception) -> None:
         """Have ``work``, which has failed with ``error``, done with the next tidying. It sees itself to it
         that it is done once more should it fail again."""
-        logger.warning("put off: %s", error)
+        logger.warning("something could not be said to an actor, and is said later: %s", str(error))
         self._unsaid.append(work)
 
     def tidy(self) -> None:

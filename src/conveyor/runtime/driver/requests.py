@@ -114,7 +114,7 @@ class RequestServer:
         except Exception as error:
             # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:
-                logger.warning("a request of %s cannot be answered: %s", record.id.name, error)
+                logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
             self.remove(record)
 
     def _connect(self, caller: ActorRecord, actor: ActorId) -> tuple[Any, list[int]]:

@@ -68,7 +68,8 @@ class Exports(Imports):
         self._given_up: deque[tuple[ExportId, int]] = deque()
         self._entries: dict[ExportId, Entry] = {}
         self._tickets: OrderedDict[int, ExportId] = OrderedDict()
-        self._uses: dict[int, int] = {}  # of tickets that are good for more than one reader
+        # Of tickets that are good for more than one reader: for how many, and which have used theirs.
+        self._uses: dict[int, tuple[int, set[int]]] = {}
         self._ticket_numbers = itertools.count(1)
         self._collecting = threading.local()
         self._addressed: dict[int, list[int]] = {}
@@ -101,7 +102,7 @@ class Exports(Imports):
                 ref._parcel = entry.outcome
                 if entry.outcome is None:
                     self._watch(export, entry)
-            self._use(ticket)
+            self._use(ticket, 0)
             return ref
 
     def dropped(self, export: ExportId) -> None:
@@ -112,7 +113,7 @@ class Exports(Imports):
         """Do what finalizers have noted."""
         while self._given_up:
             with self.lock, suppress(IndexError):
-                self._use(self._given_up.popleft()[1])
+                self._use(self._given_up.popleft()[1], 0)
         while self._garbage:
             with self.lock:
                 try:
@@ -138,7 +139,7 @@ class Exports(Imports):
         ticket = next(self._ticket_numbers)
         self._tickets[ticket] = export
         if readers > 1:
-            self._uses[ticket] = readers
+            self._uses[ticket] = readers, set()
         self._entries[export].tickets.add(ticket)
         made = getattr(self._collecting, "made", None)
         if made is not None:
@@ -171,11 +172,12 @@ class Exports(Imports):
             for ticket in tickets:
                 self._end(ticket)
 
-    def _use(self, ticket: int) -> None:
-        left = self._uses.get(ticket, 1) - 1
-        if left > 0:
-            self._uses[ticket] = left
-        else:
+    def _use(self, ticket: int, process: int) -> None:
+        """Process number ``process`` has loaded it, or will not. Who could not read the rest of a value says
+        the second of refs that it has loaded: that is one use."""
+        readers, used = self._uses.get(ticket, (1, set()))
+        used.add(process)
+        if len(used) >= readers:
             self._end(ticket)
 
     def _end(self, ticket: int) -> None:
@@ -255,9 +257,9 @@ class Exports(Imports):
                 self._entries[export].holders.add(peer)
             return self._new_ticket(export, readers)
 
-    def peer_gives_up(self, ticket: int) -> None:
+    def peer_gives_up(self, peer: Peer, ticket: int) -> None:
         with self.lock:
-            self._use(ticket)
+            self._use(ticket, peer.number)
 
     def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
@@ -280,7 +282,7 @@ class Exports(Imports):
                         subscribers, entry.subscribers = entry.subscribers, []
                         for subscriber in subscribers:
                             subscriber.push(export, Outcome.failed(error))
-            self._use(ticket)
+            self._use(ticket, peer.number)
 
     def peer_drops(self, peer: Peer, export: ExportId) -> None:
         with self.lock:
@@ -362,7 +364,7 @@ class Peer:
         elif operation == "blockers":
             exports.peer_answers(export, *rest)
         elif operation == "give up":
-            exports.peer_gives_up(rest[0])
+            exports.peer_gives_up(self, rest[0])
         else:
             ok, parts = rest
             exports.settled(export, Outcome.received(ok, parts, fds))

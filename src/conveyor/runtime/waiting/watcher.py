@@ -92,7 +92,7 @@ class Watcher:
                         callback()
                     except Exception:  # the others are still to be told
                         logger.exception(
-                            "what waited for %r could not be told that it is done", ref
+                            "what waited for %s could not be told that it is done", str(ref)
                         )
                 del ref, callback
             with self._lock:
