@@ -140,7 +140,7 @@ class Run:
     def left(self, expected=None):
         """What there is once what ends by itself has ended: when it is no more than ``expected``, or in the
         beginning, when that is not known, after a moment."""
-        end = time.monotonic() + (SETTLE if expected is not None else SETTLE / 10)
+        end = time.monotonic() + (SETTLE if expected is not None else SETTLE / 25)
         while True:
             gc.collect()
             now = {**left_here(), **self.phase.left()}

@@ -1,4 +1,4 @@
-"""A part of ``make faults``: the phases whose calls fail quickly, and of the others one call in some."""
+"""A part of ``make faults``: of each phase one call in some."""
 
 import pytest
 from faults_control import ALLOCATIONS, SYSTEM_CALLS, build
@@ -13,15 +13,16 @@ def environment(tmp_path_factory):
 @pytest.mark.parametrize(
     ("phase", "where", "calls", "step"),
     [
-        ("graph", "driver", ALLOCATIONS, 3),
-        ("graph", "actor", ALLOCATIONS, 3),
-        ("call", "driver", ALLOCATIONS, 5),
-        ("call", "actor", ALLOCATIONS, 5),
-        ("stream", "driver", ALLOCATIONS, 5),
-        ("compile", "driver", SYSTEM_CALLS, 1),
-        ("compile", "actor", SYSTEM_CALLS, 1),
-        ("start", "driver", SYSTEM_CALLS, 15),
-        ("restart", "newcomers", SYSTEM_CALLS, 9),
+        ("graph", "driver", ALLOCATIONS, 5),
+        ("call", "actor", ALLOCATIONS, 7),
+        ("stream", "driver", ALLOCATIONS, 7),
+        ("refs", "driver", SYSTEM_CALLS, 4),
+        ("refs", "actor", ALLOCATIONS, 6),
+        ("compile", "driver", ALLOCATIONS, 7),
+        ("start", "driver", SYSTEM_CALLS, 25),
+        ("start", "server", SYSTEM_CALLS, 4),
+        ("restart", "newcomers", SYSTEM_CALLS, 12),
+        ("session", "driver", SYSTEM_CALLS, 90),
     ],
 )
 def test_no_fault_hangs_lies_or_leaks(environment, phase, where, calls, step):
