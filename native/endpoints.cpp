@@ -176,7 +176,7 @@ void Reader::skip() {
       known = true;
     } catch (nb::python_error& error) {
       if (!is_final(error.value())) {  // Ctrl-C, say: it is skipped when it is tried again
-        if ((slot.flags & kRefs) && ring.next() == number && !ring.empty()) give_up();  // but claims are given up once
+        if ((slot.flags & kRefs) && ring.next() == number && !ring.empty()) give_up();  // but its claims are given up
         throw;
       }
     } catch (const std::exception&) {  // its definitions are sent again
@@ -186,7 +186,7 @@ void Reader::skip() {
   known ? release_front(slot) : give_up();
 }
 
-// A claim is given up once, whatever is raised meanwhile: it may be good for other readers.
+// Whatever is raised meanwhile, its claims are given up; more than once is as good as once (see Exports._use).
 void Reader::close() {
   if (ring.inherited()) return;
   ring.leave();
@@ -201,15 +201,21 @@ void Reader::close() {
         } catch (const nb::python_error&) {
           raised = std::current_exception();
         }
+        bool known = false;
         try {
           load_front();
           const Frame f = *front_;
           discard(f);
+          known = true;
         } catch (const nb::python_error& error) {
           if (!is_final(error.value())) raised = std::current_exception();
         } catch (const std::exception&) {  // nobody can read it
         }
         if (ring.next() != number) continue;  // Python code has taken it meanwhile
+        if (!known) {
+          give_up();
+          continue;
+        }
       }
       release_front(slot);
     }

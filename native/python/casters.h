@@ -105,7 +105,7 @@ struct type_caster<std::shared_ptr<T>> {
     auto keeper = std::make_unique<std::shared_ptr<T>>(shared);
     if (handle known = find(shared.get()).release()) return known;
     object made = cast(shared.get(), rv_policy::reference);
-    NB_CALL(keep_alive_ptr)(NB_CTX, made.ptr(), keeper.release(), [](void* p) noexcept { delete static_cast<std::shared_ptr<T>*>(p); });
+    keep_alive_cb(made, keeper.release(), [](void* p) noexcept { delete static_cast<std::shared_ptr<T>*>(p); });
     return made.release();
   }
 };

@@ -18,18 +18,23 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor import _core
+from conveyor.channel import SentDefinitions
 from conveyor.dag import InputNode
 from conveyor.engine.local.events import EventLoop
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,
     OutOfMemoryError,
+    RuntimeStateError,
     SystemLimitError,
     TaskError,
 )
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor.control import Control
+from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.refs.messages import send_message
+from conveyor.runtime.refs.wire import SHARE_FROM, received
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -199,6 +204,34 @@ def test_a_message_that_the_kernel_refuses_for_the_moment_comes_all_the_same(mon
     assert refused
 
 
+def test_an_answer_that_cannot_be_read_is_not_that_to_the_next_request(monkeypatch):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    real = socket.recv_fds
+
+    def refuse(sock, *args):
+        if sock is here:
+            raise OSError(errno.ENOBUFS, "no room")
+        return real(sock, *args)
+
+    with here, there:
+        client = RequestClient(here)
+        send_message(there, (True, "first"))
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "recv_fds", refuse)
+            with pytest.raises(RuntimeStateError, match=r"does not answer: .*no room"):
+                client.ask("first")
+        with pytest.raises(RuntimeStateError, match="does not answer"):
+            client.ask("second")
+
+
+def test_a_value_whose_descriptor_did_not_come_says_so():
+    """The kernel drops those for which a process has no number left."""
+    snapshot = _core.Snapshot(bytes(SHARE_FROM), SentDefinitions(), SHARE_FROM)
+    assert snapshot.parts[-1] is None
+    with pytest.raises(SystemLimitError, match=r"cannot receive a value: .*ulimit -n"):
+        received(snapshot.parts, [])
+
+
 @pytest.mark.parametrize("wish", ["unload", "stop"])
 def test_what_cannot_be_said_to_an_actor_is_said_later(monkeypatch, wait_until, wish):
     actor = Actor.remote()
@@ -297,11 +330,32 @@ def test_giving_up_what_has_been_loaded_takes_nothing_from_other_readers():
     export, ticket = exports.export(ref, readers=2)
     one, other = Peer(1), Peer(2)
     exports.peer_loads(one, export, ticket, original=False)
-    exports.peer_gives_up(one, ticket)
+    exports.peer_gives_up(one, ticket, 0)
     assert exports.outstanding([ticket]) == [ticket]
-    exports.peer_gives_up(other, ticket)
+    exports.peer_gives_up(other, ticket, 0)
     assert exports.outstanding([ticket]) == []
     exports.peer_drops(one, export)
+
+
+@pytest.mark.parametrize("maker", ["actor", "driver"])
+def test_who_takes_a_pickle_back_for_others_takes_back_so_many(maker):
+    """A value with refs that some of its readers had left before it came."""
+    exports = context.current().exports
+    ref = conveyor.put(1)
+    export, ticket = exports.export(ref, readers=4)
+
+    def take_back(readers):
+        if maker == "driver":
+            exports.give_up([(export, ticket)], readers)
+            exports.tidy()
+        else:
+            exports.peer_gives_up(Peer(1), ticket, readers)
+
+    take_back(1)
+    take_back(2)
+    assert exports.outstanding([ticket]) == [ticket]
+    exports.peer_gives_up(Peer(2), ticket, 0)
+    assert exports.outstanding([ticket]) == []
 
 
 def test_arguments_of_the_native_core_are_what_they_should_be():

@@ -97,7 +97,7 @@ class SentDefinitions:
         from conveyor.channel import claims  # which is above
 
         _, made, _ = unpack(meta)
-        claims.drop(made, readers)
+        claims.withdraw(made, readers)
 
 
 class KnownDefinitions:

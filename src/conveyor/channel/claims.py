@@ -27,8 +27,13 @@ class Keeper(Protocol):
         ...
 
     def give_up(self, claims: Sequence[Claim]) -> None:
-        """Nobody will ask for these refs, or for each time that one is named, one less of its claim's
-        readers. May be called by finalizers."""
+        """This process will not ask for these refs, or has asked for some of them before it failed: it counts
+        once. May be called by finalizers."""
+        ...
+
+    def withdraw(self, claims: Sequence[Claim], readers: int) -> None:
+        """So many other processes, for which these were made, will never ask for them. May be called by
+        finalizers."""
         ...
 
 
@@ -48,19 +53,20 @@ def take(meta: bytes) -> Sequence[Any]:
 
 
 def give_up(meta: bytes) -> None:
-    """One of the readers of the value with these meta bytes will not decode it."""
+    """This process, which is a reader of the value with these meta bytes, will not decode it."""
     _, claims, _ = byvalue.unpack(meta)
-    drop(claims, 1)
+    if claims and _keeper is not None:
+        _keeper.give_up(claims)
 
 
-def drop(claims: Sequence[Claim], readers: int) -> None:
+def withdraw(claims: Sequence[Claim], readers: int) -> None:
     """So many of those that these were made for will not make them good."""
     if claims and _keeper is not None:
-        _keeper.give_up([*claims] * readers)
+        _keeper.withdraw(claims, readers)
 
 
 def drop_noted(notes: dict[Any, Any], readers: int) -> None:
     """What a pickler has claimed so far, for so many, will not be sent."""
     made = notes.pop(CLAIMS, None)
     if made:
-        drop([claim for _, claim in made.values()], readers)
+        withdraw([claim for _, claim in made.values()], readers)

@@ -27,6 +27,9 @@ class RequestClient:
                 self._send(operation, *args)
                 (ok, answer), fds = receive_message(self._socket)
             except OSError as error:
+                # The answer may still come, and is not that to the next request.
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
                 raise RuntimeStateError(f"the driver does not answer: {error}") from error
         if not ok:
             raise answer

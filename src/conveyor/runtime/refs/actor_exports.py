@@ -80,18 +80,18 @@ class ActorExports(Imports):
             if self._wire is not None and self.known(export) is None:
                 self._wire.send(("drop", export))
 
-    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
         if not tickets:
             return
         if self._wire is None:  # connecting is nothing for a finalizer
-            threads.start(self._give_up, "refs-given-up", tickets)
+            threads.start(self._give_up, "refs-given-up", tickets, others)
         else:
-            self._wire.soon(lambda: self._give_up(tickets))
+            self._wire.soon(lambda: self._give_up(tickets, others))
 
-    def _give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
+    def _give_up(self, tickets: list[tuple[ExportId, int]], others: int) -> None:
         wire = self._open()
         for export, ticket in tickets:
-            wire.send(("give up", export, ticket))
+            wire.send(("give up", export, ticket, others))
 
     def _ask(self, operation: str, export: ExportId, *details: Any) -> Any:
         wire = self._open()

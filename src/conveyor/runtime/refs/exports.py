@@ -65,7 +65,7 @@ class Exports(Imports):
         self._watcher = watcher
         self._soon = soon
         self._garbage: deque[ExportId] = deque()
-        self._given_up: deque[tuple[ExportId, int]] = deque()
+        self._given_up: deque[tuple[int, int]] = deque()
         self._entries: dict[ExportId, Entry] = {}
         self._tickets: OrderedDict[int, ExportId] = OrderedDict()
         # Of tickets that are good for more than one reader: for how many, and which have used theirs.
@@ -84,8 +84,8 @@ class Exports(Imports):
                 self._entries[export] = Entry(None, ref)
             return export, self._new_ticket(export, readers)
 
-    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
-        self._given_up.extend(tickets)
+    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
+        self._given_up.extend((ticket, others) for _, ticket in tickets)
         self._soon()
 
     def load(self, export: ExportId, ticket: int) -> Ref:
@@ -113,7 +113,8 @@ class Exports(Imports):
         """Do what finalizers have noted."""
         while self._given_up:
             with self.lock, suppress(IndexError):
-                self._use(self._given_up.popleft()[1], 0)
+                ticket, others = self._given_up.popleft()
+                self._use(ticket, 0, others)
         while self._garbage:
             with self.lock:
                 try:
@@ -172,13 +173,18 @@ class Exports(Imports):
             for ticket in tickets:
                 self._end(ticket)
 
-    def _use(self, ticket: int, process: int) -> None:
+    def _use(self, ticket: int, process: int, others: int = 0) -> None:
         """Process number ``process`` has loaded it, or will not. Who could not read the rest of a value says
-        the second of refs that it has loaded: that is one use."""
+        the second of refs that it has loaded: that is one use. With ``others`` it has made the pickle, and
+        so many of the readers will not load it."""
         readers, used = self._uses.get(ticket, (1, set()))
-        used.add(process)
+        if not others:
+            used.add(process)
+        readers -= others
         if len(used) >= readers:
             self._end(ticket)
+        else:
+            self._uses[ticket] = readers, used
 
     def _end(self, ticket: int) -> None:
         self._uses.pop(ticket, None)
@@ -257,9 +263,9 @@ class Exports(Imports):
                 self._entries[export].holders.add(peer)
             return self._new_ticket(export, readers)
 
-    def peer_gives_up(self, peer: Peer, ticket: int) -> None:
+    def peer_gives_up(self, peer: Peer, ticket: int, others: int) -> None:
         with self.lock:
-            self._use(ticket, peer.number)
+            self._use(ticket, peer.number, others)
 
     def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
@@ -364,7 +370,7 @@ class Peer:
         elif operation == "blockers":
             exports.peer_answers(export, *rest)
         elif operation == "give up":
-            exports.peer_gives_up(self, rest[0])
+            exports.peer_gives_up(self, *rest)
         else:
             ok, parts = rest
             exports.settled(export, Outcome.received(ok, parts, fds))

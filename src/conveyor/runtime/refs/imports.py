@@ -31,9 +31,9 @@ class Table(Protocol):
         """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for so many."""
         ...
 
-    def give_up(self, tickets: list[tuple[ExportId, int]]) -> None:
-        """Nobody will come with these, or one less of their readers. Called by finalizers: takes no
-        lock."""
+    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
+        """This process will not come with these; or it is one of their makers, and ``others`` of their
+        readers will not. Called by finalizers: takes no lock."""
         ...
 
     def load(self, export: ExportId, ticket: int) -> Ref:
@@ -67,12 +67,14 @@ class Claims:
         return refs
 
     def give_up(self, claims: Sequence[Claim]) -> None:
+        self.withdraw(claims, 0)
+
+    def withdraw(self, claims: Sequence[Claim], readers: int) -> None:
         runtime = context.running()
         if runtime is not None:
             table = runtime.exports
-            table.give_up(
-                [(e, ticket) for session, e, ticket in claims if session == table.session]
-            )
+            tickets = [(e, ticket) for session, e, ticket in claims if session == table.session]
+            table.give_up(tickets, readers)
 
 
 def load(session: str, export: ExportId, ticket: int) -> Ref:

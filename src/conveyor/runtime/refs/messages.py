@@ -35,7 +35,7 @@ def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None
 
 
 def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
-    """The next message with its descriptors, or some of them (see `all_of`). ``ConnectionError`` at the end."""
+    """The next message with its descriptors, or fewer (see `all_of`). ``ConnectionError`` at the end."""
     parts: list[bytes] = []
     fds: list[int] = []
     while True:
