@@ -27,6 +27,7 @@ from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
 from conveyor.runtime import ending
+from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.graph.handle import SharedGraphs
@@ -376,9 +377,8 @@ class InlineRuntime(CallingRuntime):
         for actor in list(self._actors.values()):
             try:
                 actor.end("ended with its session", error=error)
-            except (
-                KeyboardInterrupt
-            ) as raised:  # in what one does at its end: the others have theirs
+            except KeyboardInterrupt as raised:
+                # Of what one does at its end: the others have theirs.
                 interrupt = interrupt or raised
         end = time.monotonic() + self._grace
         late = [x.name for x in list(self._loops) if not x.join(max(end - time.monotonic(), 0.0))]
@@ -386,6 +386,7 @@ class InlineRuntime(CallingRuntime):
             logger.warning(
                 "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)
             )
+        flush_files()  # an instance may be part of a circle, of which a collection closes files in any order
         if interrupt is not None:
             raise interrupt
 
