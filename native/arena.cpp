@@ -329,35 +329,44 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
     if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
     return true;
   };
-  if (taken()) return;
-  look_at_all();
-  for (;;) {
-    bool found = false;
-    section.unlocked([&] { found = give_some(0, more) != 0; });
-    if (closed_) closed();
-    if (taken()) return;
-    if (found) continue;
-    if (punching_ == 0) break;
-    // What another thread is giving back just now is in none of our lists, and still counted.
-    const uint32_t seen = punched_.load(std::memory_order_relaxed);  // with the lock, as it is changed
-    section.unlocked([&] { futex_wait(&punched_, seen, nullptr); });
-  }
+  auto taken_of_own = [&] {
+    look_at_all();
+    for (;;) {
+      bool found = false;
+      section.unlocked([&] { found = give_some(0, more) != 0; });
+      if (closed_) closed();
+      if (taken()) return true;
+      if (found) continue;
+      if (punching_ == 0) return false;
+      // What another thread is giving back just now is in none of our lists, and still counted.
+      const uint32_t seen = punched_.load(std::memory_order_relaxed);  // with the lock, as it is changed
+      section.unlocked([&] { futex_wait(&punched_, seen, nullptr); });
+    }
+  };
+  if (taken() || taken_of_own()) return;
   if (board_ && may_wait) {
     // A stopped process does not answer.
     constexpr uint64_t kPatienceNs = 1'000'000'000;
     const uint64_t deadline = now_ns() + kPatienceNs;
-    std::vector<Board::Asked> asked = board_->ask_for_memory(slot_);
-    while (!asked.empty()) {
-      const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
-      if (taken()) return;
-      board_->still_asked(asked);
-      const uint64_t now = now_ns();
-      if (now >= deadline) break;
-      if (asked.empty()) continue;
-      const timespec left = to_timespec(deadline - now);
-      section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
+    // True: taken. False: all that `still` leaves none of have answered, or the time is over.
+    const auto taken_of = [&](std::vector<Board::Asked> asked, auto still) {
+      while (!asked.empty()) {
+        const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
+        if (taken()) return true;
+        still(asked);
+        const uint64_t now = now_ns();
+        if (now >= deadline) break;
+        if (asked.empty()) continue;
+        const timespec left = to_timespec(deadline - now);
+        section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
+      }
+      return taken();
+    };
+    // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
+    if (auto asked = board_->ask_for_leftovers(); !asked.empty()) {
+      if (taken_of(std::move(asked), [this](auto& who) { board_->still_asked_for_leftovers(who); }) || taken_of_own()) return;
     }
-    if (taken()) return;
+    if (taken_of(board_->ask_for_memory(slot_), [this](auto& who) { board_->still_asked(who); })) return;
   }
   full();
 }

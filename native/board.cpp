@@ -193,6 +193,25 @@ void Board::still_asked(std::vector<Asked>& who) const {
   });
 }
 
+std::vector<Board::Asked> Board::ask_for_leftovers() {
+  std::vector<Asked> asked;
+  for (uint32_t i = 0, n = used(); i < n; ++i) {
+    BoardSlot* s = slot(i);
+    if (s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) continue;
+    asked.push_back({i, s->leftovers.ask()});
+    stir(s->bell);  // it may watch that
+  }
+  return asked;
+}
+
+void Board::still_asked_for_leftovers(std::vector<Asked>& who) const {
+  std::erase_if(who, [this](const Asked& one) {
+    const BoardSlot* s = slot(one.slot);
+    return !s->leftovers.pending(one.ticket) || s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 ||
+           s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
+  });
+}
+
 bool Board::announce_death(uint32_t index) {
   BoardSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;

@@ -80,6 +80,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
   Status status;
   alignas(kCacheLine) Returns returns;
+  alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
   alignas(kCacheLine) WaitNote waits[kWorkKinds];
@@ -161,7 +162,15 @@ class Board {
   std::vector<Asked> ask_for_memory(uint32_t index);
   // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.
   void still_asked(std::vector<Asked>& who) const;
+  // The same for what processes have dropped and not let go of (leftovers.h), whoever owns the memory.
+  std::vector<Asked> ask_for_leftovers();
+  void still_asked_for_leftovers(std::vector<Asked>& who) const;
 
+  // Have those who sleep in the futex of a bell look again; nothing is ready.
+  void stir(Bell& bell) const {
+    bell.count.fetch_add(1, std::memory_order_seq_cst);
+    if (bell.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&bell.count);
+  }
   // Set `bit` in the bell of process `index` and wake whoever sleeps on it.
   void ring(uint32_t index, uint32_t bit);
   void ring(Bell* bell, uint32_t bit, uint32_t index);

@@ -442,6 +442,18 @@ void Gate::drain() {
   error.raise();
 }
 
+void Gate::sweep() {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    RingReader& ring = readers_[i]->ring;
+    uint64_t end = ring.next();  // of what has to leave the ring
+    if (dropped_[i].empty()) continue;
+    for (uint64_t n = end, head = ring.head(); n < head; ++n)
+      if (dropped_[i].contains(ring.tag_of(n))) end = n + 1;
+    while (ring.next() < end && !ring.empty()) stash_front(i);
+  }
+}
+
 void Gate::leave() {
   check_owner(fork_);
   for (Reader* reader : readers_) reader->ring.leave();
@@ -451,6 +463,7 @@ void Gate::leave() {
   if (error.any()) FirstError().attempt([this] { drain(); });
   for (Reader* reader : readers_) error.attempt([reader] { reader->close(); });
   if (failures_) error.attempt([this] { failures_->leave(); });
+  forget_leftovers();
   error.raise();
 }
 
@@ -562,7 +575,7 @@ void Gate::drop(uint64_t number, size_t i) {
       throw;
     }
   } else {
-    dropped_[i].insert(number);
+    note_dropped(number, i);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "inbox.h"
+#include "leftovers.h"
 #include "number_set.h"
 #include "execution_limits.h"
 #include "recorder.h"
@@ -130,6 +131,27 @@ class Gate {
   Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
       : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), depth_(depth), kind_(kind), first_(first), next_(first) {}
 
+  ~Gate() { forget_leftovers(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  // Have what is dropped before it comes let go of, on behalf of `gate`, whose gate this is.
+  void set_leftovers(std::shared_ptr<Leftovers> leftovers, Gated* gate) {
+    leftovers_ = std::move(leftovers);
+    leftover_.gate = gate;
+  }
+  // No more: nothing comes any more, or nobody is there to look.
+  void forget_leftovers() {
+    leftover_.leave();
+    leftovers_.reset();
+  }
+  // Let go of what was dropped and has come. What is wanted and lies before it moves to the stash.
+  void sweep();
+  // That was all for now.
+  void swept() {
+    if (std::ranges::all_of(dropped_, &NumberSet::empty)) leftover_.leave();
+  }
+
   bool has_room();
   // The number given to `value`, or -1 if there is no room. `deadline`: CLOCK_MONOTONIC in nanoseconds,
   // 0 for none; only with limits.
@@ -202,6 +224,10 @@ class Gate {
   void stash_front(size_t reader);
   void stash_failure(size_t reader, const char* meta);
   nb::object take_stashed(uint64_t number, size_t reader);
+  void note_dropped(uint64_t number, size_t reader) {
+    dropped_[reader].insert(number);
+    if (leftovers_) leftovers_->enter(leftover_, [&] { return readers_[reader]->ring.has_some(); });
+  }
   bool hear_news();
   void hear_before_submission();
   void note_open(uint64_t number, std::vector<bool>& open) noexcept;
@@ -210,6 +236,8 @@ class Gate {
   std::vector<std::unordered_map<uint64_t, Frame>> stashes_;
   // No more than `depth_` each: their frames are all still to be taken out of the ring.
   std::vector<NumberSet> dropped_;
+  std::shared_ptr<Leftovers> leftovers_;
+  Leftover leftover_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   decltype(handed_)::node_type spare_hand_;
   uint32_t depth_;

@@ -137,7 +137,7 @@ void Gate::note_open(uint64_t number, std::vector<bool>& open) noexcept {
     } else if (published && ring.kind_of(number - first_) != Kind::kError) {
       continue;
     } else {
-      dropped_[i].insert(number);
+      note_dropped(number, i);
     }
     open[i] = true;
   }

@@ -7,6 +7,8 @@
 
 namespace conveyor {
 
+class Leftovers;
+
 class Inbox {
  public:
   Inbox(std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread)
@@ -53,6 +55,9 @@ class Inbox {
   void clear_event(int own);
   // At the end of a session, unless somebody sleeps on them; waits then use the futex alone.
   void close_fds();
+
+  // Of this process; none: nobody looks after them.
+  std::shared_ptr<Leftovers> leftovers;
 
  private:
   bool park_main(uint32_t seen, uint64_t deadline);

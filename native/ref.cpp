@@ -30,6 +30,7 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
 }
 
 Gated::~Gated() {
+  gate->forget_leftovers();  // before code runs that could have them swept
   nb::error_scope keep;
   try {
     gate->discard_all();

@@ -314,6 +314,9 @@ class RingReader {
 
   // Of a frame that has been published and not been taken.
   Kind kind_of(uint64_t number) const { return read_once(reinterpret_cast<const SlotHeader*>(ring_.slot(number))->kind); }
+  uint64_t tag_of(uint64_t number) const { return read_once(reinterpret_cast<const SlotHeader*>(ring_.slot(number))->tag); }
+  // As !empty(), but it cannot fail: of a broken ring it says anything.
+  bool has_some() const noexcept { return head_->load(std::memory_order_acquire) != next_; }
   const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_.slot(next_)); }
 
   void advance() {

@@ -3,6 +3,7 @@
 #include "bind.h"
 #include "exit.h"
 #include "inbox.h"
+#include "leftovers.h"
 #include "service.h"
 
 namespace conveyor {
@@ -138,13 +139,15 @@ void bind_board(nb::module_& m) {
   nb::class_<Inbox>(m, "Inbox")
       .def("__init__", [](Inbox* self, std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread) {
              checked(*board, slot);
-             new (self) Inbox(std::move(board), slot, eventfd, main_thread);
+             new (self) Inbox(board, slot, eventfd, main_thread);
+             self->leftovers = std::make_shared<Leftovers>(std::move(board), slot);
            }, "board"_a, "slot"_a, "eventfd"_a, "main_thread"_a)
       .def_prop_ro("count", &Inbox::count)
       .def_prop_ro("eventfd", &Inbox::eventfd)
       .def_prop_rw("spin_ns", &Inbox::spin_limit, &Inbox::set_spin_limit)
       .def_prop_rw("main_thread", &Inbox::main_thread, &Inbox::set_main_thread)
       .def_prop_ro("slot", &Inbox::slot)
+      .def_ro("leftovers", &Inbox::leftovers)
       .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return i.wait(seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
       .def("next", [](Inbox& i, nb::handle timeout) { return i.next(deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)

@@ -153,9 +153,40 @@ nb::object refs_get_soon(nb::list refs) {
   return values;
 }
 
+// Every gate that has leftovers looks at its rings.
+void sweep(Leftovers& leftovers) {
+  std::vector<nb::object> gates;  // held: discarding a frame may drop the last reference to any of them
+  try {
+    leftovers.begin([&](Leftover& one) { gates.push_back(nb::find(*one.gate)); });
+  } catch (const std::bad_alloc&) {  // the next sweep finds the others
+  }
+  for (nb::object& held : gates) {
+    Gate& gate = *nb::inst_ptr<Gated>(held)->gate;
+    try {
+      gate.sweep();
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("dropped results");
+    } catch (const std::bad_alloc&) {  // the next sweep tries again
+    } catch (const std::system_error&) {  // a broken ring, of which whoever waits for it is told
+      gate.forget_leftovers();
+    }
+    gate.swept();
+  }
+  gates.clear();
+  leftovers.end();
+}
+
 }  // namespace
 
 void bind_graph(nb::module_& m) {
+  nb::class_<Leftovers>(m, "Leftovers")
+      .def("wait", [](Leftovers& l, double quiet) {
+             Unlocked unlocked;
+             return l.wait(uint64_t(quiet * 1e9));
+           }, "quiet"_a)
+      .def("sweep", &sweep)
+      .def("stop", &Leftovers::stop);
+
   nb::class_<Gated>(m, "Gate")
       .def("__init__", [](Gated* self, nb::list writers, nb::list readers, uint32_t depth, uint16_t kind, nb::object inbox, uint64_t first) {
              std::vector<Writer*> w;
@@ -164,6 +195,7 @@ void bind_graph(nb::module_& m) {
              for (nb::handle h : readers) r.push_back(nb::cast<Reader*>(h));
              new (self) Gated{std::make_unique<Gate>(std::move(w), std::move(r), depth, kind_of(kind), first), nb::make_tuple(writers, readers, inbox),
                               nb::cast<Inbox*>(inbox)};
+             self->gate->set_leftovers(self->inbox->leftovers, self);
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0)
       .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
              Gated& g = *nb::inst_ptr<Gated>(self);

@@ -205,7 +205,8 @@ class Inbox:
     """How long a wait spins at most before the thread sleeps; 0: not at all."""
     main_thread: int
     """The thread that sleeps in poll, for the sake of signal handlers; 0: none does."""
-
+    @property
+    def leftovers(self) -> Leftovers: ...
     def close_fds(self) -> None:
         """At the end of a session: close the descriptors, unless somebody sleeps on them."""
 
@@ -752,6 +753,18 @@ class Reader:
         """Take no more: the writer does not wait for this reader, and large values that it has not
         taken, or that still come, are free again. The end of the object does the same.
         """
+
+class Leftovers:
+    """The gates of one process that have dropped results which may still come."""
+
+    def wait(self, quiet: float) -> bool:
+        """Sleep until they should look, ``quiet`` seconds after there was a reason, or at once where
+        memory is short; False: until ``stop``."""
+
+    def sweep(self) -> None:
+        """Have each of them let go of what was dropped and has come."""
+
+    def stop(self) -> None: ...
 
 class Gate:
     """Submits under consecutive numbers, and finds each number's result on each reader."""

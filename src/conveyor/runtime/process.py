@@ -13,6 +13,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.deadlock import Lanes
+from conveyor.runtime.waiting.sweeper import Sweeper
 
 #: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
 CALL_SLOTS = 64
@@ -64,6 +65,8 @@ class Process:
         self.ended = False
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.lanes = Lanes(self.inbox, board, slot)
+        # As long as the arena's thread waits for more leases to end.
+        self.sweeper = Sweeper(self.inbox, arena.idle / 3)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
         #: Of the peers, by slot: which of its processes it is, and its arena.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}

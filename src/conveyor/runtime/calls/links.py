@@ -125,6 +125,8 @@ class Link:
             segment, reply_offset(), 0, (actor_slot, mailbox_bit), carries, shared=True
         )
         self.gate = _core.Gate([self._writer], [self._reader], CALL_SLOTS, kind, process.inbox)
+        if not self._is_control:
+            process.sweeper.start()
         self._limits = link_limits(segment)
         self._mailbox_bit = mailbox_bit
 

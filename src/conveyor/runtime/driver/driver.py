@@ -328,6 +328,7 @@ class Driver(CallingRuntime):
 
     def _close(self, error: SessionEndedError) -> None:
         self.pump.close()
+        self.process.sweeper.close()
         self._shared_graphs.clear()
         for wire in list(self._served):
             wire.close()

@@ -92,6 +92,7 @@ class Epoch:
         self.gate.set_limits(self.limits)
         self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)
+        process.sweeper.start()
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more: what comes late is

@@ -1,0 +1,122 @@
+// Results that were dropped before they came: who lets go of them when they are here.
+//
+// A gate notes what was dropped, and discards it when it next looks at its rings. Until then such a frame
+// keeps its memory, or the memory of others, so a gate that has any enters itself here, and a thread of the
+// process (runtime/waiting/sweeper.py) has it look.
+#pragma once
+
+#include <memory>
+
+#include "waiter.h"
+
+namespace conveyor {
+
+struct Gated;
+
+// A gate's place in the ring of those that have leftovers. Guarded by the GIL, as the gates are.
+struct Leftover {
+  Gated* gate = nullptr;
+  Leftover* previous = this;
+  Leftover* next = this;
+
+  bool entered() const { return next != this; }
+  void leave() {
+    previous->next = next;
+    next->previous = previous;
+    previous = next = this;
+  }
+};
+
+// The thread is idle while there are no leftovers; then nothing wakes it. The first one makes a sweep due,
+// which waits a moment: more may come. What has not come by then is watched for on the process's bell, and
+// the next ring makes a sweep due. So the thread wakes once in that moment at most, however much is dropped.
+class Leftovers {
+ public:
+  Leftovers(std::shared_ptr<Board> board, uint32_t slot) : board_(std::move(board)), words_(board_->slot(slot)->leftovers), bell_(board_->slot(slot)->bell), waiter_(&bell_) {}
+
+  // `one` has leftovers. `here()`: whether some may be in a ring already, so that the bell does not ring for
+  // them; asked only where it matters, since looking takes the writer's cache line. Finalizers do this: it
+  // cannot fail. With the GIL, as begin() and end().
+  template <class Here>
+  void enter(Leftover& one, const Here& here) noexcept {
+    if (!one.entered()) {
+      one.previous = all_.previous;
+      one.next = &all_;
+      all_.previous->next = &one;
+      all_.previous = &one;
+    }
+    const State state = state_.load(std::memory_order_relaxed);
+    if (state == State::kDue || (state == State::kWatching && !here())) return;
+    words_.wanted.store(1, std::memory_order_seq_cst);
+    state_.store(State::kDue, std::memory_order_seq_cst);
+    words_.wake();
+    if (state == State::kWatching) board_->stir(bell_);
+  }
+
+  // Sleep until a sweep is due, or somebody needs the memory (Board::ask_for_leftovers). False: stop. Without
+  // the GIL. `quiet_ns`: how long the thread waits for more.
+  bool wait(uint64_t quiet_ns) {
+    uint64_t due = 0;
+    for (;;) {
+      // Before it looks: who has news bumps the word afterwards.
+      const uint32_t news = words_.count.load(std::memory_order_seq_cst);
+      if (stop_.load(std::memory_order_seq_cst)) return false;
+      const State state = state_.load(std::memory_order_seq_cst);
+      if (state == State::kIdle) {
+        futex_wait(&words_.count, news, nullptr);
+        continue;
+      }
+      if (words_.pending(words_.asked.load(std::memory_order_seq_cst))) return true;
+      if (state == State::kWatching) {
+        waiter_.park(seen_, 0);
+        State watching = State::kWatching;
+        state_.compare_exchange_strong(watching, State::kDue, std::memory_order_seq_cst);
+        continue;
+      }
+      const uint64_t now = now_ns();
+      if (due == 0) due = now + quiet_ns;
+      if (now >= due) return true;
+      const timespec left = to_timespec(due - now);
+      futex_wait(&words_.count, news, &left);
+    }
+  }
+
+  // A sweep: `begin` gives the gates to look at one by one, `end` says that they have looked.
+  template <class Each>
+  void begin(const Each& each) {
+    ticket_ = words_.asked.load(std::memory_order_seq_cst);
+    // Before the looks: what comes later rings the bell once more, and what is dropped from now on and is
+    // here makes another sweep due.
+    seen_ = waiter_.count();
+    state_.store(State::kWatching, std::memory_order_seq_cst);
+    for (Leftover* one = all_.next; one != &all_; one = one->next) each(*one);
+  }
+  void end() {
+    State watching = State::kWatching;
+    if (!all_.entered() && state_.compare_exchange_strong(watching, State::kIdle, std::memory_order_seq_cst)) words_.wanted.store(0, std::memory_order_seq_cst);
+    if (!words_.pending(ticket_)) return;
+    words_.answered.store(ticket_, std::memory_order_seq_cst);
+    board_->header()->memory.note_given();
+  }
+
+  // The thread is to end.
+  void stop() {
+    stop_.store(true, std::memory_order_seq_cst);
+    words_.wake();
+    board_->stir(bell_);
+  }
+
+ private:
+  enum class State : uint32_t { kIdle, kWatching, kDue };
+  std::shared_ptr<Board> board_;
+  Returns& words_;
+  Bell& bell_;
+  Waiter waiter_;  // the thread's own: it neither spins nor learns
+  Leftover all_;
+  std::atomic<State> state_{State::kIdle};
+  std::atomic<bool> stop_{false};
+  uint32_t seen_ = 0;    // the bell's count before the last sweep
+  uint32_t ticket_ = 0;  // who had asked before it
+};
+
+}  // namespace conveyor
