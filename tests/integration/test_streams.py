@@ -519,6 +519,39 @@ def test_an_ordinary_call_of_an_async_generator(engine):
         list(source.breaks.remote(1))
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_the_stream_of_a_call_can_be_cancelled_until_it_has_ended(engine, kind, wait_until):
+    source = conveyor.remote(Source if kind == "plain" else AsyncSource).remote()
+    stream = source.count.remote(30)
+    assert next(stream) == 0
+    wait_until(stream.done)  # the next item is made, and nobody has taken it
+    assert stream.cancel()
+    assert stream.cancelled()
+    for _ in range(2):
+        with pytest.raises(ExecutionCancelledError, match=r"Source\.count was cancelled"):
+            next(stream)
+    assert not stream.cancel()
+
+    over = source.count.remote(0)
+    wait_until(over.done)
+    assert not over.cancel()
+    assert list(over) == []
+    broken = source.breaks.remote(1)
+    next(broken)
+    wait_until(broken.done)
+    assert not broken.cancel()
+    with pytest.raises(ValueError, match=r"after 1|later"):
+        next(broken)
+    assert not broken.cancelled()
+
+
+def test_cancelling_the_stream_of_a_call_closes_its_generator(source, wait_until):
+    stream = source.endless.remote(3)
+    wait_until(stream.done)
+    assert stream.cancel()
+    wait_until(lambda: conveyor.get(source.notes.remote()) == ([3], [3]))
+
+
 def test_a_dag_that_is_not_compiled_streams_too(source):
     inp = InputNode()
     dag = MultiOutputNode({"items": source.count.bind(inp), "one": source.plain.bind(inp)})

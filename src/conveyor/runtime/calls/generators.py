@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.exceptions import GraphError
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of
+from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.waiting.deadlock import Blockers
 
@@ -36,6 +36,7 @@ class CallStream(StreamRef):
     __slots__ = (
         "_actor",
         "_ahead",
+        "_cancelled",
         "_error",
         "_key",
         "_method",
@@ -55,6 +56,7 @@ class CallStream(StreamRef):
         kwargs: Mapping[str, Any],
     ) -> None:
         self._over = False
+        self._cancelled = False
         # Of asking for the item after the last that was given.
         self._error: BaseException | None = None
         self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
@@ -74,6 +76,8 @@ class CallStream(StreamRef):
     def _look(self) -> Any:
         if self._over:
             raise StopIteration
+        if self._cancelled:
+            raise cancelled_error(f"{self._actor.name}.{self._method}")
         if self._error is not None:
             raise self._error.with_traceback(None)
         if not self._ahead.done():
@@ -93,18 +97,24 @@ class CallStream(StreamRef):
         return found[0]
 
     def _is_there(self) -> bool:
-        return self._over or self._error is not None or self._ahead.done()
+        ended = self._over or self._cancelled or self._error is not None
+        return ended or self._ahead.done()
 
     def cancel(self) -> bool:
-        if self._over or self._error is not None or not self._ahead.cancel():
+        ahead = self._ahead
+        if self._over or self._cancelled or self._error is not None:
+            return False
+        if not ahead.cancel() and not _is_item(ahead):
             return False
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
+        self._cancelled = True
         self._runtime.drop_stream(self._actor, self._method, self._key)
+        self._runtime.close_dropped_streams()
         return True
 
     def cancelled(self) -> bool:
-        return self._ahead.cancelled()
+        return self._cancelled
 
     def parts(self) -> tuple[Ref, ...]:
         return (self._ahead,) if self._opened is None else (self._opened, self._ahead)
@@ -123,6 +133,14 @@ class CallStream(StreamRef):
         # The generator may go on although its items can come no more.
         if getattr(self, "_ahead", None) is not None and not self._over:
             self._runtime.drop_stream(self._actor, self._method, self._key)
+
+
+def _is_item(ahead: Ref) -> bool:
+    """Whether what has come is an item: neither the generator's end nor its error."""
+    try:
+        return ahead.get() is not None
+    except Exception:
+        return ahead._outcome is EMPTY  # it is there, and could not be had just now
 
 
 class OpenGenerators:
