@@ -52,6 +52,7 @@ void bind_memory(nb::module_& m) {
       .def("close_fd", &Segment::close_fd)
       .def_prop_ro("size", &Segment::size)
       .def("make_ring", [](Segment& s, size_t offset, uint32_t slots, uint32_t stride, uint32_t readers, uint32_t flags) { s.make_ring(offset, slots, stride, readers, flags); }, "offset"_a, "slots"_a, "stride"_a, "readers"_a, "flags"_a = 0)
+      .def("slots", [](Segment& s, size_t offset) { return s.ring(offset).slots; }, "offset"_a)
       .def("progress", [](Segment& s, size_t offset) {
              const Ring ring = s.ring(offset);
              nb::list taken;

@@ -296,6 +296,9 @@ class Segment:
     def ring_bytes(slots: int, stride: int, readers: int) -> int:
         """What a ring takes, a multiple of 64."""
 
+    def slots(self, offset: int) -> int:
+        """How many slots the ring there has, a power of two. Raises ``OSError`` if there is none."""
+
     @property
     def fd(self) -> int:
         """The descriptor of a segment that was created here, -1 after ``close_fd``; stays the segment's."""

@@ -15,8 +15,10 @@ from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.deadlock import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
 
-#: Rings for calls: outstanding calls of one caller to one actor, and what a slot holds in place.
+#: Rings for calls: outstanding calls of one caller to one actor (the second: if the actor says that it
+#: runs so many at the same time), and what a slot holds in place.
 CALL_SLOTS = 64
+MOST_CALL_SLOTS = 1024
 CALL_STRIDE = 2048
 
 

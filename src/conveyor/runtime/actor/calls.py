@@ -41,7 +41,7 @@ class Mailbox:
             segment, 0, 0, (caller_slot, RESULT_BIT), f"calls from {caller}", shared=False
         )
         self.replies = process.writer(
-            segment, reply_offset(), [(caller_slot, RESULT_BIT)], "results of calls"
+            segment, reply_offset(segment), [(caller_slot, RESULT_BIT)], "results of calls"
         )
         self.limits = link_limits(segment)
         # Coroutines of calls, and how many cancellations they have been looked through for.

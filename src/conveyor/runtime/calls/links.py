@@ -12,7 +12,7 @@ from conveyor.channel import blame_argument
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.constructor import START, Unmade
-from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, Process
+from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Process
 from conveyor.runtime.refs.ref import (
     EMPTY,
     ElementRef,
@@ -31,34 +31,47 @@ from conveyor.runtime.waiting.patience import Patience
 Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
 
 
-def link_segment() -> _core.Segment:
+def link_depth(max_concurrency: int | None) -> int:
+    """How many calls of one caller are with an actor at once, at the most. Never fewer than may run."""
+    wanted = min(max(max_concurrency or 0, CALL_SLOTS), MOST_CALL_SLOTS)
+    return 1 << (wanted - 1).bit_length()
+
+
+def link_segment(depth: int = CALL_SLOTS) -> _core.Segment:
     """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
-    the marks of cancelled calls, and the mark of a link that the other side could not accept."""
-    size = reply_offset()
-    segment = _core.Segment.create(_refusal_offset() + _core.Limits.bytes(1, 0))
-    segment.make_ring(0, CALL_SLOTS, CALL_STRIDE, 1)
-    segment.make_ring(size, CALL_SLOTS, CALL_STRIDE, 1)
+    the marks of cancelled calls, and the mark of a link that the other side could not accept.
+
+    ``depth``: a power of two. The other side reads it off the mailbox ring."""
+    ring = _ring_bytes(depth)
+    segment = _core.Segment.create(_refusal_offset(depth) + _core.Limits.bytes(1, 0))
+    segment.make_ring(0, depth, CALL_STRIDE, 1)
+    segment.make_ring(ring, depth, CALL_STRIDE, 1)
     return segment
 
 
-def reply_offset() -> int:
-    return _core.Segment.ring_bytes(CALL_SLOTS, CALL_STRIDE, 1)
+def reply_offset(segment: _core.Segment) -> int:
+    return _ring_bytes(segment.slots(0))
 
 
 def link_limits(segment: _core.Segment) -> _core.Limits:
     """Which calls of a link are cancelled."""
-    return _core.Limits(segment, 2 * reply_offset(), CALL_SLOTS, 0)
+    depth = segment.slots(0)
+    return _core.Limits(segment, 2 * _ring_bytes(depth), depth, 0)
 
 
-def _refusal_offset() -> int:
-    return 2 * reply_offset() + _core.Limits.bytes(CALL_SLOTS, 0)
+def _ring_bytes(depth: int) -> int:
+    return _core.Segment.ring_bytes(depth, CALL_STRIDE, 1)
+
+
+def _refusal_offset(depth: int) -> int:
+    return 2 * _ring_bytes(depth) + _core.Limits.bytes(depth, 0)
 
 
 class Refusal:
     """A word of a link that says that nobody serves it, and nobody will. The driver writes it."""
 
     def __init__(self, segment: _core.Segment) -> None:
-        self._words = _core.Limits(segment, _refusal_offset(), 1, 0)
+        self._words = _core.Limits(segment, _refusal_offset(segment.slots(0)), 1, 0)
 
     def __bool__(self) -> bool:
         return self._words.cancelled(0)
@@ -122,9 +135,10 @@ class Link:
         self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)], carries)
         carries = f"results of calls of {actor_name}"
         self._reader = process.reader(
-            segment, reply_offset(), 0, (actor_slot, mailbox_bit), carries, shared=True
+            segment, reply_offset(segment), 0, (actor_slot, mailbox_bit), carries, shared=True
         )
-        self.gate = _core.Gate([self._writer], [self._reader], CALL_SLOTS, kind, process.inbox)
+        depth = segment.slots(0)
+        self.gate = _core.Gate([self._writer], [self._reader], depth, kind, process.inbox)
         if not self._is_control:
             process.sweeper.start()
         self._limits = link_limits(segment)

@@ -21,7 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import threads
 from conveyor.runtime.actor.hello import Hello
-from conveyor.runtime.calls.links import Link, link_segment
+from conveyor.runtime.calls.links import Link, link_depth, link_segment
 from conveyor.runtime.driver.deaths import DeathWatches
 from conveyor.runtime.driver.goodbye import Goodbye
 from conveyor.runtime.driver.introductions import Introductions
@@ -164,7 +164,7 @@ class Actors:
         record.control_socket, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         request_here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with control, request:
-            calls, ctl = link_segment(), link_segment()
+            calls, ctl = link_segment(link_depth(actor.max_concurrency)), link_segment()
             hello = Hello(
                 slot=slot,
                 name=record.id.name,

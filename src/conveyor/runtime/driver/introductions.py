@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.hello import Caller
-from conveyor.runtime.calls.links import Refusal, link_segment
+from conveyor.runtime.calls.links import Refusal, link_depth, link_segment
 from conveyor.runtime.graph.layout import RESULT_BIT, Assignment
 from conveyor.runtime.process import close_all, dup_all
 
@@ -70,7 +70,7 @@ class Introductions:
         It does not wait for the callee, which may be in a method for long: one that cannot accept the
         caller says so (:meth:`refuse`)."""
         callee.check_alive()
-        segment = link_segment()
+        segment = link_segment(link_depth(callee.actor.max_concurrency))
         with callee.control_lock:
             # All that may fail comes before the callee is told. Not noted as a peer of the caller: a
             # graph's assignment may overtake the answer.
