@@ -198,9 +198,11 @@ def _advice(modes: set[int], notes: Mapping[_Node, _Note]) -> str:
         # Calls then run in threads, beside the steps of graphs.
         if not all(work == STEPS for _, work in notes):
             ways.append("give one of the actors max_concurrency > 1")
+            ways.append("make the method that waits async and await there")
         else:
+            # Not in an async step: that would wait as long for its own graph, and nobody would see it.
             ways.append("wait in an ordinary method of an actor with max_concurrency > 1")
-        ways.append("make the method that waits async and await there")
+            ways.append("call an async method, which is no step, and await there")
     if LOOP in modes:
         ways.append("await in an async method instead of blocking the event loop")
     if THREADS in modes and any(work == CALLS for _, work in notes):
