@@ -385,14 +385,18 @@ def test_a_graph_of_the_drivers_that_the_caller_holds_up(make, way, path):
 
 def test_two_graphs_whose_steps_execute_each_other(make):
     a, b = make(PLAIN, PLAIN)
-    with InputNode() as n, a.execute_next.bind(n).compile() as one:
-        with InputNode() as n, b.execute_next.bind(n).compile() as two:
-            conveyor.get([a.meet.remote(graph=two), b.meet.remote(graph=one)], timeout=WAIT)
-            assert conveyor.get(one.execute(1), timeout=WAIT) == "pong"
-            error = deadlocks(one.execute(2), " waits for ")
-            # An async step would wait as long, and nobody would find it.
-            assert "make the method that waits async" not in str(error)
-            assert "call an async method, which is no step" in str(error)
+    with (
+        InputNode() as n,
+        a.execute_next.bind(n).compile() as one,
+        InputNode() as m,
+        b.execute_next.bind(m).compile() as two,
+    ):
+        conveyor.get([a.meet.remote(graph=two), b.meet.remote(graph=one)], timeout=WAIT)
+        assert conveyor.get(one.execute(1), timeout=WAIT) == "pong"
+        error = deadlocks(one.execute(2), " waits for ")
+        # An async step would wait as long, and nobody would find it.
+        assert "make the method that waits async" not in str(error)
+        assert "call an async method, which is no step" in str(error)
 
 
 def test_more_executions_than_fit_of_ones_own_graph(make):

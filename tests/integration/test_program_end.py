@@ -287,6 +287,43 @@ def test_a_second_sigterm_ends_it_at_once(scripts):
     _nothing_left(children)
 
 
+@pytest.mark.parametrize("where", ["call", "step", "nested", "coroutine", "asyncio"])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_signal_inside_of_a_method_of_the_inline_engine(scripts, where, kind):
+    """The program's main thread runs the method: the session ends inside of it."""
+    get = {
+        "call": "conveyor.get(hooked.die.remote())",
+        "step": "hooked.die.bind().compile().execute()",
+        "nested": "conveyor.get(other.ask.remote(hooked))",
+        "coroutine": "conveyor.get(naps.nap.remote())",
+        "asyncio": "asyncio.run(awaits())",
+    }[where]
+    hook = "async def" if kind == "async" else "def"
+    out = scripts.run(
+        _program(f"""
+        import signal
+        class Hooked:
+            def die(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(100)
+            {hook} __conveyor_exit__(self):
+                print("hook")
+            def ask(self, other):
+                return conveyor.get(other.die.remote())
+        async def awaits():
+            await hooked.die.remote()
+        hooked, other = conveyor.remote(Hooked).remote(), conveyor.remote(Hooked).remote()
+        if "naps" in {get!r}:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        {get}
+        """),
+        env={"CONVEYOR_ENGINE": "inline"},
+        code=-signal.SIGTERM,
+    )
+    assert out == "hook\nhook\n"
+    assert scripts.stderr == ""
+
+
 def test_children_of_fork_do_not_end_the_session(scripts):
     out = scripts.run(
         _program("""

@@ -51,6 +51,11 @@ def begun_elsewhere() -> bool:
     return _ender is not None and _ender != threading.get_ident()
 
 
+def begun_here() -> bool:
+    """Whether the calling thread ends the program."""
+    return _ender == threading.get_ident()
+
+
 def ended() -> SessionEndedError:
     """The error for who needs a session that is over. A thread that has had it, and comes back although
     the program is over, sleeps for ever: not to be called with a lock held."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
+from conveyor.runtime import threads
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.patience import Patience
 
@@ -24,7 +25,23 @@ Run = Callable[[Coroutine[Any, Any, Any]], object]
 def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
     import asyncio
 
-    asyncio.run(coroutine)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(coroutine)
+        return
+    # The program ends the actor in its own event loop, and a thread runs one loop at a time.
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(coroutine)
+        except BaseException as error:
+            raised.append(error)
+
+    threads.start(run, "exit-hook").join()
+    if raised:
+        raise raised[0]
 
 
 class Line:

@@ -357,7 +357,8 @@ class InlineRuntime(CallingRuntime):
     def shutdown(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: the session is its parent's
-        if self._inside is not None:
+        # A signal that ends the program is handled inside of the method that the main thread runs.
+        if self._inside is not None and not ending.begun_here():
             raise RuntimeStateError("a session is shut down by the driver, not by an actor")
         with self.lines.changed:
             if self._closed:
