@@ -1,4 +1,6 @@
 // Submitting to a graph, its results, and an actor's part of it.
+#include <cmath>
+
 #include "bind.h"
 #include "exit.h"
 #include "failures.h"
@@ -120,9 +122,14 @@ nb::object get_soon(nb::handle self) {
   return nb::object();
 }
 
+// What needs not be checked to be a number of seconds.
+bool is_plain_time(nb::handle timeout) {
+  return PyLong_CheckExact(timeout.ptr()) || (PyFloat_CheckExact(timeout.ptr()) && !std::isnan(PyFloat_AS_DOUBLE(timeout.ptr())));
+}
+
 nb::object ref_get(nb::handle self, nb::handle timeout) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (timeout.is_none() || (ref.outcome.is_valid() && is_snapshot(ref.outcome)))
+  if (timeout.is_none() || (ref.outcome.is_valid() && is_snapshot(ref.outcome) && is_plain_time(timeout)))
     if (nb::object value = get_soon(self); value.is_valid()) return value;
   Calling python;
   return self.attr("_get")(timeout);

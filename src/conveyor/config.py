@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from conveyor.checks import MOST_SECONDS
 from conveyor.exceptions import GraphError
 
 
@@ -81,8 +82,12 @@ class Config:
             raise GraphError(f"spin_us must be a number from 0 to a million or None, not {spin!r}")
         for name in ("deadline", "submit_timeout", "get_timeout"):
             seconds = getattr(self, name)
-            if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
-                raise GraphError(f"{name} must be a number above 0 or None, not {seconds!r}")
+            if seconds is not None and (
+                type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS
+            ):
+                raise GraphError(
+                    f"{name} must be a number above 0 (at most {MOST_SECONDS:g}) or None, not {seconds!r}"
+                )
 
     def with_options(self, **options: Any) -> Config:
         """A copy with ``options`` changed; ``TypeError`` for a name that is no setting."""

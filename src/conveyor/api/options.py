@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor.api.unused import ACTOR_OPTIONS, take_out
+from conveyor.checks import check_env_vars
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,7 @@ def runtime_env(value: Any) -> Mapping[str, str]:
                 f"driver's environment"
             )
     env_vars = value.get("env_vars") or {}
-    _check_env_vars("runtime_env['env_vars']", env_vars)
-    checked: Mapping[str, str] = env_vars
-    return checked
+    return check_env_vars(env_vars, "runtime_env['env_vars']")
 
 
 def _check_name(option: str, value: Any) -> None:
@@ -109,22 +108,12 @@ def _check_restarts(option: str, value: Any) -> None:
         raise ValueError(f"{option} must be -1 (no limit), 0 (never) or more, not {value}")
 
 
-def _check_env_vars(option: str, value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{option} must be a dict, not {type(value).__name__}")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise TypeError(f"{option} must be a dict of str to str, but has {key!r}: {text!r}")
-
-
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
     "name": _check_name,
     "num_cpus": _check_amount,
     "num_gpus": _check_amount,
     "max_concurrency": _check_count,
     "max_restarts": _check_restarts,
-    "env_vars": _check_env_vars,
+    "env_vars": lambda option, value: check_env_vars(value, option),
     "get_if_exists": _check_flag,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from conveyor.api.options import runtime_env
 from conveyor.api.unused import INIT_OPTIONS, take_out
+from conveyor.checks import check_bytes
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
@@ -72,7 +73,7 @@ def init(
     take_out(options, INIT_OPTIONS, "init()")
     memory = options.pop("object_store_memory", None)
     if memory is not None:
-        options.setdefault("arena_bytes", memory)
+        options.setdefault("arena_bytes", check_bytes(memory, "object_store_memory"))
     if "runtime_env" in options:
         options["env_vars"] = runtime_env(options.pop("runtime_env"))
     if not log_to_driver:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions
+from conveyor.checks import check_timeout
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import threads
 from conveyor.runtime.calls.generators import CallStream, Key
@@ -38,6 +39,7 @@ class PutRef(Ref):
         self._hold(self._snapshot)
 
     def get(self, timeout: float | None = None) -> Any:
+        check_timeout(timeout)
         return self._snapshot.decode()
 
     def to_send(self) -> Any:
@@ -240,6 +242,7 @@ class CallingRuntime:
             raise ValueError("wait takes each ref once")
         if not 0 < num_returns <= len(refs):
             raise ValueError(f"num_returns must be from 1 to {len(refs)}, not {num_returns}")
+        timeout = check_timeout(timeout)
         if timeout is not None and timeout < 0:
             timeout = None
         patience = Patience(timeout)

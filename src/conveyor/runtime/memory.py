@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from conveyor.checks import check_shape
 from conveyor.runtime import context
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise TypeError(f"arrays of {kind} hold Python objects and cannot lie in shared memory")
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = check_shape(shape)
     buffer = context.current().allocate(math.prod(sizes) * kind.itemsize)
     return np.ndarray(sizes, kind, buffer=buffer)
 
@@ -35,8 +36,10 @@ def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     """An uninitialised CPU tensor in this process's arena; see :func:`empty`."""
     import torch
 
-    kind = dtype or torch.get_default_dtype()
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, such as torch.float32, not {dtype!r}")
+    sizes = check_shape(shape)
     count = math.prod(sizes)
     if count == 0:
         return torch.empty(sizes, dtype=kind)

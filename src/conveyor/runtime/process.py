@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
+from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
@@ -36,12 +37,14 @@ class ArenaSize:
     idle: float = field(default_factory=lambda: IDLE_SECONDS)
 
 
-def default_arena_size() -> ArenaSize:
-    """Half of what this process may use, by the machine and its memory groups; ``CONVEYOR_ARENA_BYTES``
-    wins."""
-    chosen = os.environ.get("CONVEYOR_ARENA_BYTES")
-    cap = int(float(chosen)) if chosen else memory_limit() // 2
-    cap = max(cap, 1 << 20)
+def arena_size(arena_bytes: int | None = None) -> ArenaSize:
+    """For that cap; ``None``: what ``CONVEYOR_ARENA_BYTES`` says, else half of what this process may use, by
+    the machine and its memory groups. ``TypeError`` and ``ValueError`` for what is none."""
+    if arena_bytes is not None:
+        cap = check_bytes(arena_bytes, "arena_bytes")
+    else:
+        chosen = bytes_of_environment("CONVEYOR_ARENA_BYTES")
+        cap = max(memory_limit() // 2 if chosen is None else chosen, 1 << 20)
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
 
 
@@ -56,9 +59,9 @@ class Process:
         self.slot = slot
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
-        spin = os.environ.get("CONVEYOR_SPIN_US")
+        spin = spin_of_environment()
         if spin is not None:
-            self.inbox.spin_ns = max(int(float(spin) * 1000), 0)
+            self.inbox.spin_ns = int(spin * 1000)
         self._spin_ns = self.inbox.spin_ns
         self._spin_limits: dict[int, int] = {}
         # Threads of this process ring it too.

@@ -28,9 +28,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conveyor.checks import check_env_vars, spin_of_environment
 from conveyor.engine.inline.runtime import InlineRuntime
 from conveyor.engine.program_end import ProgramEnd, grace_period
-from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.process import arena_size
 
 
 def start(
@@ -54,8 +55,10 @@ def start(
     """
     if unknown:
         raise TypeError(f"the inline engine has no option {next(iter(unknown))!r}")
-    grace = grace_period(grace_seconds)
-    size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
+    # All of it before anything is done.
+    size, grace = arena_size(arena_bytes), grace_period(grace_seconds)
+    check_env_vars(env_vars)
+    spin_of_environment()
     runtime = InlineRuntime(size, grace)
     runtime.at_shutdown = ProgramEnd(runtime, grace, handle_sigterm).cancel
     return runtime

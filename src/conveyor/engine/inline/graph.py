@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from conveyor._core import monotonic_ns
+from conveyor.checks import check_timeout
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Actor, Expired, Failure
 from conveyor.engine.inline.crossing import Crossing
@@ -89,6 +90,8 @@ class InlineGraph(CompiledGraph):
     ) -> Any:
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
+        else:
+            check_timeout(timeout)
         return self._execute(args, kwargs, deadline)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:

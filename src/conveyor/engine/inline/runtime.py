@@ -32,7 +32,7 @@ from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
-from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, default_arena_size
+from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import ElementRef, Ref
@@ -49,7 +49,7 @@ class InlineRuntime(CallingRuntime):
 
     def __init__(self, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that the session's end waits for event loops."""
-        arena = arena or default_arena_size()
+        arena = arena or arena_size()
         board = _core.Board.create(1)
         board.prepare(_SLOT, "driver")
         self._fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from conveyor import system_limits
 from conveyor.callers import users_level
+from conveyor.checks import check_env_vars, spin_of_environment
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
@@ -21,7 +22,7 @@ from conveyor.engine.local.spec import ChildSpec
 from conveyor.engine.program_end import ProgramEnd, grace_period
 from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.driver.engine import Spawned
-from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.process import arena_size
 from conveyor.runtime.protocol import ProcessOptions
 
 #: Dead actors whose last lines of stderr are kept.
@@ -163,10 +164,12 @@ def start(
     """
     if unknown:
         raise TypeError(f"the local engine has no option {next(iter(unknown))!r}")
-    grace = grace_period(grace_seconds)
+    # All of it before anything is done.
+    size, grace = arena_size(arena_bytes), grace_period(grace_seconds)
+    env_vars = check_env_vars(env_vars)
+    spin_of_environment()
     if raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
-    size = None if arena_bytes is None else ArenaSize(max(16 * arena_bytes, 1 << 30), arena_bytes)
-    driver = Driver(LocalEngine(log_to_driver, env_vars or {}), size, grace)
+    driver = Driver(LocalEngine(log_to_driver, env_vars), size, grace)
     driver.at_shutdown = ProgramEnd(driver, grace, handle_sigterm).cancel
     return driver

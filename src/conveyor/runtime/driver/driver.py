@@ -38,7 +38,7 @@ from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
-from conveyor.runtime.process import ArenaSize, Process, close_all, default_arena_size
+from conveyor.runtime.process import ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.ref import Ref
@@ -65,7 +65,7 @@ class Driver(CallingRuntime):
             raise
 
     def _begin(self, engine: Engine, arena: ArenaSize | None, grace: float) -> None:
-        arena = arena or default_arena_size()
+        arena = arena or arena_size()
         board = _core.Board.create(BOARD_SLOTS)
         board.prepare(DRIVER_SLOT, "driver")
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

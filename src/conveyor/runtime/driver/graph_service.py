@@ -154,7 +154,10 @@ class GraphService:
         return self._graph.execute(*args, **kwargs, **options)
 
     def _deadline(self, deadline: float | None, end: int) -> dict[str, Any]:
-        return {} if deadline is None else {"deadline": (end - _core.monotonic_ns()) / 1e9}
+        if deadline is None:
+            return {}
+        left = end - _core.monotonic_ns()
+        return {"deadline": max(left, 1) / 1e9}  # what has passed on the way is no wrong argument
 
 
 def _raise(error: Exception) -> None:

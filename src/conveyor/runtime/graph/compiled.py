@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from conveyor.checks import check_deadline
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError
 from conveyor.plan import explain
@@ -226,9 +227,7 @@ class CompiledGraph(ABC):
             deadline = None
         if deadline is None:
             return self.config.deadline
-        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)):
-            raise TypeError(f"deadline must be a number of seconds, not {deadline!r}")
-        return deadline
+        return check_deadline(deadline)
 
     # Source of its refs
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, loads
+from conveyor.checks import check_deadline, check_timeout
 from conveyor.exceptions import (
     CapacityError,
     DeadlineExceededError,
@@ -244,9 +245,7 @@ class GraphHandle:
 
     def _option(self, name: str, value: Any, kwargs: dict[str, Any]) -> Any:
         if name not in self._options:
-            if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-            return value
+            return check_deadline(value) if name == "deadline" else check_timeout(value)
         if value is not None or name == "timeout":
             kwargs[name] = value
         return None

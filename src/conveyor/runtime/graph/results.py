@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.checks import check_timeout
 from conveyor.dag.containers import is_named_tuple, rebuild_tuple, with_fields
 from conveyor.dag.parts import given
 from conveyor.exceptions import ArgumentsError
@@ -45,6 +46,7 @@ class EffectRef(GraphRef):
         return self._result.to_send()
 
     def get(self, timeout: float | None = None) -> Any:
+        timeout = check_timeout(timeout)
         if timeout is None or timeout < 0:
             value = self._result.get()
             for effect in self._effects:
@@ -191,6 +193,7 @@ def get_all(refs: Any, timeout: float | None) -> Any:
     """
     if isinstance(refs, Ref):
         return refs.get(timeout)
+    timeout = check_timeout(timeout)
     if timeout is None and type(refs) is list:
         soon = _core.refs_get_soon(refs)  # what almost everybody has
         if soon is not None:

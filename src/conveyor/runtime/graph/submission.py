@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.checks import check_timeout
 from conveyor.exceptions import (
     ArenaFullError,
     CapacityError,
@@ -107,6 +108,8 @@ class SubmittingGraph(CompiledGraph):
         **kwargs: Any,
     ) -> Any:
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
+            if timeout is not None:
+                timeout = check_timeout(timeout)
             with self._lock:
                 ref = self._start(args[0], self, self._ref_type)
             if ref is not None:
@@ -123,11 +126,13 @@ class SubmittingGraph(CompiledGraph):
                 ref = None if self._closed_or_failed() else self._submit_now(inputs, self)
             if ref is not None:
                 return self._refs(ref, passed)
-        self._restart_if_possible()
-        source = self._source(deadline, kwargs)
         if "timeout" in self.plan.keywords:
             kwargs["timeout"] = timeout
             timeout = None
+        timeout = check_timeout(timeout)
+        seconds = self._seconds(deadline, kwargs)
+        self._restart_if_possible()
+        source = self._source(seconds)
         if timeout is None:
             timeout = self.config.submit_timeout
         patience = Patience(None if timeout is not None and timeout < 0 else timeout)
@@ -142,8 +147,9 @@ class SubmittingGraph(CompiledGraph):
         return self._execute(args, kwargs, patience, source)
 
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+        seconds = self._seconds(deadline, kwargs)
         self._restart_if_possible()
-        source = self._source(deadline, kwargs)
+        source = self._source(seconds)
         if refs_among(args, kwargs):
             check_inputs(self.plan, self.name, args, kwargs)
             lacked = lacking(args, kwargs)
@@ -178,11 +184,12 @@ class SubmittingGraph(CompiledGraph):
                 return ref if self._single_output else self._refs(ref, {})
         from conveyor.runtime.waiting.aio import wait_until  # asyncio is slow to import
 
+        seconds = self._seconds(deadline, kwargs)
         if self._closed_or_failed():
             import asyncio
 
             await asyncio.get_running_loop().run_in_executor(None, self._restart_if_possible)
-        source = self._source(deadline, kwargs)
+        source = self._source(seconds)
         if refs_among(args, kwargs):
             check_inputs(self.plan, self.name, args, kwargs)
             while (lacked := lacking(args, kwargs)) is not None:
@@ -204,8 +211,7 @@ class SubmittingGraph(CompiledGraph):
             await wait_until(functools.partial(_either, self._may_submit, source))
             self.recording.own.note_room(self.gate.submitted, began, False)
 
-    def _source(self, deadline: Any, kwargs: dict[str, Any]) -> SubmittingGraph | Execution:
-        seconds = self._seconds(deadline, kwargs)
+    def _source(self, seconds: float | None) -> SubmittingGraph | Execution:
         if seconds is None:
             return self
         return Execution(self, _core.monotonic_ns() + int(seconds * 1e9), seconds)

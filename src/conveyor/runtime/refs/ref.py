@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.channel import add_sibling, claims, decode_error, drop_picklers
+from conveyor.checks import check_timeout
 from conveyor.exceptions import SerializationError, SessionEndedError
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.deadlock import Blockers
@@ -171,6 +172,7 @@ class Ref(_core.RefCore):
         return (self,)
 
     def _get(self, timeout: float | None) -> Any:
+        timeout = check_timeout(timeout)
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)

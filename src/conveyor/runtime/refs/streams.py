@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Any, NoReturn
 
 from conveyor import _core
+from conveyor.checks import check_timeout
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
@@ -61,6 +62,7 @@ class StreamRef(Ref):
         ``WaitTimeoutError`` when the time is over (the item can still be had), and what the generator
         has raised, as ``get`` of other references does.
         """
+        timeout = check_timeout(timeout)
         if self._back:
             return self._back.popleft()
         item = self._look()
@@ -104,6 +106,7 @@ class StreamRef(Ref):
 
         If it raises, the items that it had taken can still be had with ``next``.
         """
+        timeout = check_timeout(timeout)
         end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         items: list[Any] = []
         while True:

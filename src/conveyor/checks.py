@@ -1,0 +1,146 @@
+"""What users give as settings and times: checked before anything is done with it, and named in the error."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+#: Longer times are as good as none, and fit no clock in nanoseconds.
+MOST_SECONDS = 1e9
+#: Files hold a multiple of it.
+_MOST_BYTES = 1 << 50
+
+
+def check_timeout(value: Any, name: str = "timeout") -> float | None:
+    """``value``, where it can be a limit of a wait. What is negative is no limit.
+
+    Raises:
+        TypeError: it is neither a number nor ``None``.
+        ValueError: it is not a number of seconds (NaN).
+    """
+    if value is None:
+        return None
+    if not _is_number(value):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    if value != value:
+        raise ValueError(f"{name} must be a number of seconds or None, not nan")
+    return float(value) if value <= MOST_SECONDS else -1.0
+
+
+def check_deadline(value: Any, name: str = "deadline") -> float | None:
+    """``value``, where it can be the time that an execution has.
+
+    Raises:
+        TypeError: it is neither a number nor ``None``.
+        ValueError: it is no time that can be had.
+    """
+    seconds = check_timeout(value, name)
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(
+            f"{name} must be a number of seconds above 0 and at most {MOST_SECONDS:g}, or None for no "
+            f"limit, not {value!r}"
+        )
+    return seconds
+
+
+def check_bytes(value: Any, name: str) -> int:
+    """``value`` as a number of bytes.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not from 1 to 2**50.
+    """
+    if not _is_number(value):
+        raise TypeError(f"{name} must be a number of bytes, such as 2 << 30, not {value!r}")
+    if not 1 <= value <= _MOST_BYTES:
+        raise ValueError(f"{name} must be a number of bytes from 1 to 2**50, not {value!r}")
+    return int(value)
+
+
+def bytes_of_environment(name: str) -> int | None:
+    """What the environment's variable ``name`` says; ``None``: nothing.
+
+    Raises:
+        ValueError: that is no number of bytes.
+    """
+    text = os.environ.get(name)
+    if not text:
+        return None
+    return check_bytes(_number(name, text, "a number of bytes, such as 2000000000 or 2e9"), name)
+
+
+def check_spin(text: str) -> float:
+    """``CONVEYOR_SPIN_US`` as microseconds.
+
+    Raises:
+        ValueError: it is no number, or less than 0.
+    """
+    wanted = "a number of microseconds from 0 to a million"
+    microseconds = _number("CONVEYOR_SPIN_US", text, wanted)
+    if not 0 <= microseconds <= 1e6:
+        raise ValueError(f"CONVEYOR_SPIN_US must be {wanted}, not {text!r}")
+    return microseconds
+
+
+def spin_of_environment() -> float | None:
+    """What the environment's ``CONVEYOR_SPIN_US`` says; ``None``: nothing. Raises as ``check_spin``."""
+    text = os.environ.get("CONVEYOR_SPIN_US")
+    return check_spin(text) if text else None
+
+
+def check_env_vars(value: Any, name: str = "env_vars") -> Mapping[str, str]:
+    """``value`` as environment variables of actors; ``None`` is none.
+
+    Raises:
+        TypeError: it is no dict of str to str.
+        ValueError: no variable can have that name or value, or ours cannot.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, not {type(value).__name__}")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"{name} must be a dict of str to str, but has {key!r}: {text!r}")
+        if not key or "=" in key or "\0" in key + text:
+            raise ValueError(
+                f"{name} has {key!r}: {text!r}, which cannot be in an environment: a name is not empty "
+                "and has no '=' in it, and neither a name nor a value has a null character"
+            )
+        if key == "CONVEYOR_SPIN_US" and text:
+            check_spin(text)
+    return value
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """The sizes of an array.
+
+    Raises:
+        TypeError: ``shape`` is neither an integer nor a sequence of them.
+        ValueError: one of them is negative.
+    """
+    try:
+        whole = isinstance(shape, Iterable) and not isinstance(shape, (str, bytes))
+        sizes = tuple(map(operator.index, shape)) if whole else (operator.index(shape),)
+    except TypeError:
+        raise TypeError(
+            f"shape must be an integer or a sequence of integers, not {shape!r}"
+        ) from None
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape must have no negative size, not {shape!r}")
+    return sizes
+
+
+def _is_number(value: Any) -> bool:
+    usual = type(value) in (int, float)  # asked first: `Real` is slow to ask
+    return usual or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _number(name: str, text: str, wanted: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} in the environment must be {wanted}, not {text!r}") from None

@@ -1,0 +1,173 @@
+"""Settings and times that are none: an error that names them, before anything is done."""
+
+import asyncio
+import math
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+from integration_helpers import WAIT, get
+
+import conveyor
+from conveyor.dag import InputNode
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ENGINES = ["local", "inline"]
+
+
+@conveyor.remote
+class Actor:
+    def echo(self, x):
+        return x
+
+    def items(self, n):
+        yield from range(n)
+
+    def executes(self, graph, **options):
+        return conveyor.get(graph.execute(1, **options))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"arena_bytes": -1}, ValueError, r"arena_bytes must be .* from 1 to 2\*\*50, not -1"),
+        ({"arena_bytes": 0}, ValueError, "arena_bytes must be .*, not 0"),
+        ({"arena_bytes": 1 << 60}, ValueError, "arena_bytes must be "),
+        ({"arena_bytes": math.nan}, ValueError, "arena_bytes must be .*, not nan"),
+        ({"arena_bytes": "1G"}, TypeError, "arena_bytes must be a number of bytes, .*not '1G'"),
+        ({"arena_bytes": True}, TypeError, "arena_bytes must be a number of bytes"),
+        ({"object_store_memory": "1G"}, TypeError, "object_store_memory must be a number of bytes"),
+        ({"env_vars": 5}, TypeError, "env_vars must be a dict, not int"),
+        ({"env_vars": {"a": 1}}, TypeError, "env_vars must be a dict of str to str, .*'a': 1"),
+        ({"env_vars": {"a=b": "c"}}, ValueError, "env_vars has 'a=b'"),
+        ({"env_vars": {"a": "b\0"}}, ValueError, "env_vars has 'a'"),
+        ({"env_vars": {"CONVEYOR_SPIN_US": "x"}}, ValueError, "CONVEYOR_SPIN_US .* not 'x'"),
+    ],
+)
+def test_options_of_a_session(leaves_nothing, engine, options, error, text):
+    with leaves_nothing():
+        with pytest.raises(error, match=text):
+            conveyor.init(engine=engine, **options)
+        assert not conveyor.is_initialized()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CONVEYOR_ARENA_BYTES", "1G"),
+        ("CONVEYOR_ARENA_BYTES", "-1"),
+        ("CONVEYOR_ARENA_BYTES", "nan"),
+        ("CONVEYOR_SPIN_US", "x"),
+        ("CONVEYOR_SPIN_US", "-1"),
+    ],
+)
+def test_variables_of_the_environment(leaves_nothing, monkeypatch, engine, name, value):
+    monkeypatch.setenv(name, value)
+    with leaves_nothing():
+        with pytest.raises(ValueError, match=f"{name}.* must be a number of"):
+            conveyor.init(engine=engine)
+        assert not conveyor.is_initialized()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_memory_cap_as_a_float(leaves_nothing, monkeypatch, engine):
+    monkeypatch.setenv("CONVEYOR_ARENA_BYTES", "2e9")
+    for options in ({}, {"arena_bytes": 2e9}, {"arena_bytes": np.int64(2_000_000_000)}):
+        with leaves_nothing():
+            conveyor.init(engine=engine, **options)
+            assert conveyor.runtime.context.current().process.arena_size.cap == 2_000_000_000
+            assert get(Actor.remote().echo.remote(1)) == 1
+            conveyor.shutdown()
+
+
+def test_the_spin_of_an_actor():
+    with pytest.raises(ValueError, match=r"CONVEYOR_SPIN_US .* must be .*, not 'x'"):
+        Actor.options(env_vars={"CONVEYOR_SPIN_US": "x"})
+
+
+def test_timeouts(engine):
+    actor = Actor.remote()
+    graph = actor.echo.bind(InputNode()).compile()
+    with_effects = actor.echo.bind(InputNode()).compile(get_timeout=5)
+    call, done = actor.echo.remote(1), actor.echo.remote(2)
+    get(done)
+    stream = actor.items.remote(3)
+    waits = [
+        lambda t: conveyor.get(call, timeout=t),
+        lambda t: conveyor.get(done, timeout=t),
+        lambda t: conveyor.get([call, done], timeout=t),
+        lambda t: conveyor.get(conveyor.put(1), timeout=t),
+        lambda t: conveyor.wait([call], timeout=t),
+        lambda t: conveyor.get(graph.execute(1), timeout=t),
+        lambda t: with_effects.execute(1).get(t),
+        lambda t: graph.execute(1, timeout=t),
+        stream.get,
+        stream.next,
+    ]
+    for wait in waits:
+        for wrong in ("x", True, [1]):
+            with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not"):
+                wait(wrong)
+        with pytest.raises(
+            ValueError, match="timeout must be a number of seconds or None, not nan"
+        ):
+            wait(math.nan)
+    # What is a number is taken.
+    for t in (WAIT, -1, math.inf, 1e300, 10**400, np.float32(WAIT), np.int64(WAIT)):
+        assert conveyor.get(call, timeout=t) == 1
+        assert conveyor.get(graph.execute(2, timeout=t), timeout=t) == 2
+        assert conveyor.wait([call], timeout=t) == ([call], [])
+    assert stream.get(math.inf) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "error"),
+    [
+        ("a", TypeError),
+        (True, TypeError),
+        (0, ValueError),
+        (-1, ValueError),
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+    ],
+)
+def test_deadlines(engine, deadline, error):
+    actor = Actor.remote()
+    ran = []
+    with actor.echo.bind(InputNode()).compile() as graph:
+        for execute in (
+            graph.execute,
+            graph.try_execute,
+            lambda x, **options: asyncio.run(graph.execute_async(x, **options)),
+        ):
+            with pytest.raises(error, match="deadline must be a number of seconds"):
+                ran.append(execute(1, deadline=deadline))
+        assert ran == []
+        other = Actor.remote()
+        with pytest.raises(error, match="deadline must be a number of seconds"):
+            get(other.executes.remote(graph, deadline=deadline))
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            get(other.executes.remote(graph, timeout="x"))
+        assert get(other.executes.remote(graph, deadline=WAIT, timeout=WAIT)) == 1
+
+
+@pytest.mark.parametrize("make", [conveyor.empty, conveyor.empty_tensor])
+def test_shapes(engine, make):
+    if make is conveyor.empty_tensor:
+        pytest.importorskip("torch")
+        with pytest.raises(TypeError, match=r"dtype must be a torch.dtype, .* not 'nope'"):
+            make(3, "nope")
+    for negative in (-1, (2, -3)):
+        with pytest.raises(ValueError, match="shape must have no negative size, not"):
+            make(negative)
+    for wrong in ("a", 1.5, (2, "a"), None):
+        with pytest.raises(TypeError, match="shape must be an integer or a sequence of integers"):
+            make(wrong)
+    assert make(np.int64(3)).shape == (3,)
+    assert make([2, 3]).shape == (2, 3)
+    assert make(()).shape == ()
+    assert make((0, 4)).shape == (0, 4)
