@@ -88,6 +88,12 @@ class Submitter:
 
         return asyncio.run(main())
 
+    def log_after(self, seconds):
+        from conveyor.runtime.waiting import patience
+
+        before, patience.LOG_AFTER = patience.LOG_AFTER, seconds
+        return before
+
     def start(self, graph, *args, **kwargs):
         self.refs.append(graph.execute(*args, **kwargs))
 
@@ -234,6 +240,21 @@ def test_refs_as_arguments_there(graph, a, submitter):
     assert get(submitter.with_ref.remote(graph, a)) == "from a ref"
     with pytest.raises(KeyError, match="from a ref"):
         get(submitter.with_ref.remote(graph, a, bad=True))
+
+
+def test_a_timeout_is_not_cut_short_by_the_line_in_the_log(a, submitter, latches):
+    go = latches()
+    before = get(submitter.log_after.remote(0.05))
+    try:
+        with compiled(lambda inp: a.hold.bind(inp, go.path), depth=1) as graph:
+            first = graph.execute(1)
+            waiting = submitter.run.remote(graph, 2, timeout=WAIT)
+            early, _ = conveyor.wait([waiting], timeout=0.5)
+            go.open()
+            assert early == []
+            assert get([first, waiting]) == [1, 2]
+    finally:
+        get(submitter.log_after.remote(before))
 
 
 def test_depth_holds_for_all(a, submitter, pooled, latches, wait_until):

@@ -182,7 +182,7 @@ class GraphHandle:
         patience = Patience(None if timeout is not None and timeout < 0 else timeout)
         end = _end(deadline)
         while True:
-            left = patience.step() if patience.timeout is not None else None
+            left = patience.left()
             lacked = lacking(args, kwargs)
             if lacked is None:
                 break

@@ -32,6 +32,10 @@ class Patience:
         ends = [end for end in (self._deadline, self._log_at) if end is not None]
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
 
+    def left(self) -> float | None:
+        """Seconds until the deadline. ``None``: there is none."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
     def over(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
