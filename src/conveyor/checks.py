@@ -31,19 +31,21 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
 
 
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
-    """``value``, where it can be the time that an execution has.
+    """``value``, where it can be the time that an execution has. What is left of a budget may be nothing:
+    such a deadline is missed at once.
 
     Raises:
         TypeError: it is neither a number nor ``None``.
-        ValueError: it is no time that can be had.
+        ValueError: it is not a number of seconds (NaN), or more than any clock has.
     """
     seconds = check_timeout(value, name)
-    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+    if seconds is None:
+        return None
+    if value > MOST_SECONDS:
         raise ValueError(
-            f"{name} must be a number of seconds above 0 and at most {MOST_SECONDS:g}, or None for no "
-            f"limit, not {value!r}"
+            f"{name} must be a number of seconds up to {MOST_SECONDS:g}, or None for no limit, not {value!r}"
         )
-    return seconds
+    return max(seconds, 1e-9)
 
 
 def check_bytes(value: Any, name: str) -> int:

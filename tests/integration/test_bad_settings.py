@@ -129,8 +129,6 @@ def test_timeouts(engine):
     [
         ("a", TypeError),
         (True, TypeError),
-        (0, ValueError),
-        (-1, ValueError),
         (math.nan, ValueError),
         (math.inf, ValueError),
     ],
@@ -153,6 +151,9 @@ def test_deadlines(engine, deadline, error):
         with pytest.raises(TypeError, match="timeout must be a number of seconds"):
             get(other.executes.remote(graph, timeout="x"))
         assert get(other.executes.remote(graph, deadline=WAIT, timeout=WAIT)) == 1
+        for nothing_left in (0, -1.5):
+            with pytest.raises(conveyor.exceptions.DeadlineExceededError):
+                get(graph.execute(1, deadline=nothing_left))
 
 
 @pytest.mark.parametrize("make", [conveyor.empty, conveyor.empty_tensor])

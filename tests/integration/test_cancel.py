@@ -356,7 +356,7 @@ def test_in_time_is_in_time():
     refs = [graph.execute(i, deadline=WAIT) for i in range(4)]
     assert get(refs) == [0, 1, 2, 3]
     assert [get(graph.execute(i)) for i in range(20)] == list(range(20))
-    late = graph.execute(1, deadline=1e-9)
+    late = graph.execute(1, deadline=0)
     with pytest.raises(DeadlineExceededError):
         late.get()
     # Words of an execution with a deadline are used again by one without.
