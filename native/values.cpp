@@ -300,7 +300,9 @@ void raise_arena_full(const ArenaFull& error) {
   nb::list holdings;
   for (const Holding& h : error.holdings) {
     nb::object process = nb::steal(PyUnicode_DecodeUTF8(h.process.data(), Py_ssize_t(h.process.size()), "replace"));
-    holdings.append(nb::make_tuple(process, h.channel->graph, h.channel->edge, nb::str(h.channel->carries.c_str()), h.bytes, nb::cast(h.tags)));
+    nb::list tags;
+    for (uint64_t tag : h.tags) tags.append(tag);
+    holdings.append(nb::make_tuple(process, h.channel->graph, h.channel->edge, nb::str(h.channel->carries.c_str()), h.bytes, tags));
   }
   Calling python;
   nb::object made = nb::steal(PyObject_CallFunction(arena_full, "sO", error.what(), holdings.ptr()));

@@ -342,3 +342,32 @@ def test_children_of_fork_do_not_end_the_session(scripts):
     )
     assert out == "1\n"
     assert scripts.stderr == ""
+
+
+def test_a_forked_child_ends_by_sigterm_at_once(scripts):
+    # A handler in Python would have to wait for the end of the call that the child is in.
+    scripts.run(
+        """
+        import os, signal, threading, conveyor
+
+        def of_child(expected):
+            child = os.fork()
+            if child == 0:
+                os._exit(signal.getsignal(signal.SIGTERM) is not expected)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        conveyor.init()
+        handler = signal.getsignal(signal.SIGTERM)
+        assert handler is not signal.SIG_DFL
+        assert of_child(signal.SIG_DFL) == 0
+        found = []
+        thread = threading.Thread(target=lambda: found.append(of_child(signal.SIG_DFL)))
+        thread.start()
+        thread.join()
+        assert found == [0]
+        assert signal.getsignal(signal.SIGTERM) is handler
+        mine = lambda *_: None
+        signal.signal(signal.SIGTERM, mine)
+        assert of_child(mine) == 0
+        """
+    )

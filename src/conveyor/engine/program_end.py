@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from contextlib import suppress
 from types import FrameType
 
@@ -61,6 +62,14 @@ class ProgramEnd:
         self._handler = self._on_sigterm
         if self._handles:
             signal.signal(signal.SIGTERM, self._handler)
+            global _latest
+            _latest = weakref.ref(self)
+
+    def in_child(self) -> None:
+        # A handler in Python runs between bytecodes: a child that is about to wait in native code when the
+        # signal comes would go on waiting. Pools of processes end theirs in this way.
+        if signal.getsignal(signal.SIGTERM) is self._handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def cancel(self) -> None:
         atexit.unregister(self._run)
@@ -100,6 +109,18 @@ class ProgramEnd:
                     stream.flush()
         signal.raise_signal(number)
         os._exit(128 + number)  # the first process of a container does not die of it
+
+
+_latest: weakref.ref[ProgramEnd] | None = None
+
+
+def _in_child() -> None:
+    end = None if _latest is None else _latest()
+    if end is not None:
+        end.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _end_at_last(seconds: float) -> None:
