@@ -608,3 +608,34 @@ def test_streams_in_an_actor(engine):
 
     source = conveyor.remote(Source).remote()
     assert conveyor.get(Controller.remote().run.remote(source, 30)) == list(range(30))
+
+
+def test_streams_that_are_dropped_with_their_actors_process(scripts):
+    # What lets go of them in the driver must not wait for the actor: it is what restarts are told by.
+    scripts.run("""
+        import os, signal, conveyor
+
+        @conveyor.remote(max_restarts=-1)
+        class Source:
+            def items(self):
+                while True:
+                    yield 1
+            def pid(self):
+                return os.getpid()
+
+        source = Source.remote()
+        def pid_of_source():
+            while True:
+                try:
+                    return conveyor.get(source.pid.remote(), timeout=20)
+                except conveyor.exceptions.ActorRestartedError:
+                    pass  # it was the process before
+
+        for i in range(10):
+            pid = pid_of_source()
+            stream = source.items.remote()
+            next(stream)
+            os.kill(pid, signal.SIGKILL)
+            del stream
+        assert pid_of_source() != pid
+    """)

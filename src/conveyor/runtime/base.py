@@ -206,7 +206,14 @@ class CallingRuntime:
             except IndexError:
                 return
             with suppress(ConveyorError):  # its actor is gone, and the generator with it
-                self.call(actor, f"{method}#close", (key,), {}, 1)
+                self._close_stream(actor, f"{method}#close", key)
+
+    def _close_stream(self, actor: ActorId, operation: str, key: Key) -> None:
+        # Without a link its process is gone. A new link is not asked for: that may wait for a restart, and
+        # the driver's event thread, which restarts need, does this.
+        link = self.links.get(actor.index)
+        if link is not None and not link.gone:
+            link.call(operation, (key,), {}, 1)
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

@@ -30,6 +30,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
+from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size
@@ -275,6 +276,9 @@ class InlineRuntime(CallingRuntime):
                 self._tidying.release()
 
     # Calls
+
+    def _close_stream(self, actor: ActorId, operation: str, key: Key) -> None:
+        self.call(actor, operation, (key,), {}, 1)
 
     def call(
         self,
