@@ -118,12 +118,6 @@ class Segment {
     ring->magic = kRingMagic;
     return ring;
   }
-  // `bytes` at `offset`, for what is no ring.
-  char* at(size_t offset, size_t bytes) {
-    if (offset % kCacheLine != 0 || offset > size_ || bytes > size_ - offset)
-      throw std::system_error(EINVAL, std::generic_category(), "segment");
-    return base_ + offset;
-  }
   Ring ring(size_t offset) {
     if (offset % kCacheLine == 0 && offset < size_ && size_ - offset >= sizeof(RingHeader)) {
       auto* header = reinterpret_cast<RingHeader*>(base_ + offset);
