@@ -610,6 +610,42 @@ def test_streams_in_an_actor(engine):
     assert conveyor.get(Controller.remote().run.remote(source, 30)) == list(range(30))
 
 
+def test_a_stream_does_not_end_with_the_process_that_comes_after_its_own(engine):
+    # The new process knows nothing of it: its answer would look like the generator's end.
+    @conveyor.remote(max_restarts=-1)
+    class Phoenix:
+        def __init__(self) -> None:
+            self.life = object()
+
+        def items(self) -> Any:
+            yield from range(9)
+
+        async def later(self) -> Any:
+            for i in range(9):
+                yield i
+
+        def ready(self) -> bool:
+            return True
+
+    for method in ("items", "later"):
+        actor = Phoenix.remote()
+        stream = getattr(actor, method).remote()
+        taken = [stream.next(WAIT)]
+        conveyor.kill(actor, no_restart=False)
+        while True:
+            try:
+                assert conveyor.get(actor.ready.remote(), timeout=WAIT)
+                break
+            except ActorDiedError:  # by the process before
+                pass
+        with pytest.raises(ActorDiedError):
+            taken.extend(stream)  # those that had come are taken
+        assert taken == list(range(len(taken)))
+        assert len(taken) < 9
+        with pytest.raises(ActorDiedError):  # and it stays so
+            stream.next(WAIT)
+
+
 def test_streams_that_are_dropped_with_their_actors_process(scripts):
     # What lets go of them in the driver must not wait for the actor: it is what restarts are told by.
     scripts.run("""

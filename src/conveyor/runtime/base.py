@@ -14,7 +14,7 @@ from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import threads
-from conveyor.runtime.calls.generators import CallStream, Key
+from conveyor.runtime.calls.generators import CallStream, Incarnation, Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
@@ -147,7 +147,7 @@ class CallingRuntime:
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
         self.stream_numbers = itertools.count()
-        self._dropped_streams: deque[tuple[ActorId, str, Key]] = deque()
+        self._dropped_streams: deque[tuple[Incarnation, str, Key]] = deque()
 
     @property
     def inbox(self) -> _core.Inbox:
@@ -157,7 +157,7 @@ class CallingRuntime:
     def lanes(self) -> Lanes:
         return self.process.lanes
 
-    def link(self, actor: ActorId) -> Link:
+    def link(self, actor: ActorId) -> Incarnation:
         """A link to the process that ``actor`` has now; raises its death if there is none."""
         raise NotImplementedError
 
@@ -169,10 +169,12 @@ class CallingRuntime:
         kwargs: Mapping[str, Any],
         num_returns: int,
     ) -> Any:
+        return self._known_link(actor).call(method, args, kwargs, num_returns)
+
+    def _known_link(self, actor: ActorId) -> Incarnation:
+        """As ``link`` gives it, and again the same one for as long as it can be used."""
         link = self.links.get(actor.index)
-        if link is None or link.gone:
-            link = self.link(actor)
-        return link.call(method, args, kwargs, num_returns)
+        return self.link(actor) if link is None or link.gone else link
 
     def is_alive(self, actor: ActorId) -> bool:
         """False if a call would raise that ``actor`` has died."""
@@ -192,28 +194,24 @@ class CallingRuntime:
         kwargs: Mapping[str, Any],
     ) -> CallStream:
         self.close_dropped_streams()
-        return CallStream(self, actor, method, is_async, args, kwargs)
+        return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
 
-    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
+    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Nobody takes the items any more. Called by a finalizer: only notes it."""
-        self._dropped_streams.append((actor, method, key))
+        if not link.gone:  # the session may have ended, and nobody would come for the note
+            self._dropped_streams.append((link, method, key))
 
     def close_dropped_streams(self) -> None:
         """Close the generators whose references have become garbage."""
         while self._dropped_streams:
             try:
-                actor, method, key = self._dropped_streams.popleft()
+                link, method, key = self._dropped_streams.popleft()
             except IndexError:
                 return
+            if link.gone:
+                continue
             with suppress(ConveyorError):  # its actor is gone, and the generator with it
-                self._close_stream(actor, f"{method}#close", key)
-
-    def _close_stream(self, actor: ActorId, operation: str, key: Key) -> None:
-        # Without a link its process is gone. A new link is not asked for: that may wait for a restart, and
-        # the driver's event thread, which restarts need, does this.
-        link = self.links.get(actor.index)
-        if link is not None and not link.gone:
-            link.call(operation, (key,), {}, 1)
+                link.call(f"{method}#close", (key,), {})
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

@@ -16,13 +16,13 @@ from typing import Any
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.engine.inline.actor import Actor, Call, Failure, Start
+from conveyor.engine.inline.actor import Actor, Failure, Start
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.lines import Host, Lines
+from conveyor.engine.inline.link import ActorLink
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
 from conveyor.engine.inline.origin import Origin
-from conveyor.engine.inline.outbox import Outbox
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
@@ -30,15 +30,14 @@ from conveyor.runtime import ending
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
-from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
-from conveyor.runtime.refs.ref import ElementRef, Ref
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
-from conveyor.runtime.refs.values import RefFailed, lacking, wait_for, wait_for_all, with_values
+from conveyor.runtime.refs.values import RefFailed, wait_for, wait_for_all, with_values
 
 logger = logging.getLogger("conveyor")
 
@@ -277,53 +276,8 @@ class InlineRuntime(CallingRuntime):
 
     # Calls
 
-    def _close_stream(self, actor: ActorId, operation: str, key: Key) -> None:
-        self.call(actor, operation, (key,), {}, 1)
-
-    def call(
-        self,
-        actor: ActorId,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        num_returns: int,
-    ) -> Any:
-        target = self.actor(actor)
-        ref = self._start_call(target, method, args, kwargs, num_returns)
-        if num_returns == 1:
-            return ref
-        return [ElementRef(ref, i) for i in range(num_returns)]
-
-    def _start_call(
-        self,
-        actor: Actor,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        num_returns: int,
-    ) -> Ref:
-        caller = self._inside
-        call = Call(actor, method, num_returns)
-        ref = call.ref
-        if caller not in actor.outboxes and lacking(args, kwargs) is None:
-            try:
-                actor.check_alive()
-                call.pack(args, kwargs)
-            except RefFailed as failed:
-                call.settle(error=failed.error)
-                return ref
-            except BaseException:
-                call.withdraw()
-                raise
-            else:
-                call.submit()
-                return ref
-        with self.lines.changed:
-            outbox = actor.outboxes.get(caller)
-            if outbox is None:
-                outbox = actor.outboxes[caller] = Outbox(actor, caller)
-            outbox.add(call, (args, kwargs))
-        return ref
+    def link(self, actor: ActorId) -> ActorLink:
+        return ActorLink(self.actor(actor), self._inside)
 
     def is_alive(self, actor: ActorId) -> bool:
         return self.actor(actor).alive

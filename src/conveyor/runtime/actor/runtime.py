@@ -20,7 +20,7 @@ from conveyor.plan.model import Plan
 from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Kept, keep
-from conveyor.runtime.calls.generators import Key
+from conveyor.runtime.calls.generators import Incarnation, Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
@@ -239,8 +239,8 @@ class ActorRuntime(CallingRuntime):
         self._let_go(number, True)
         return []
 
-    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
-        super().drop_stream(actor, method, key)
+    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
+        super().drop_stream(link, method, key)
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
 
     def drop(self, number: int) -> None:

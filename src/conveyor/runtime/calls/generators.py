@@ -11,11 +11,10 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor.exceptions import GraphError
 from conveyor.runtime.calls.last_steps import try_each
-from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.waiting.deadlock import Blockers
@@ -30,15 +29,29 @@ Key = tuple[int, int]
 """Names a generator to its actor: the caller's place on the board, and a number of its own."""
 
 
+class Incarnation(Protocol):
+    """Leads to an actor as it is now, and to nothing that comes after its death."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether every call raises why."""
+
+    def call(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> Any:
+        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
+
+
 class CallStream(StreamRef):
     """The items of one call."""
 
     __slots__ = (
-        "_actor",
+        "_actor_name",
         "_ahead",
         "_cancelled",
         "_error",
         "_key",
+        "_link",
         "_method",
         "_next",
         "_opened",
@@ -49,7 +62,8 @@ class CallStream(StreamRef):
     def __init__(
         self,
         runtime: CallingRuntime,
-        actor: ActorId,
+        link: Incarnation,
+        actor_name: str,
         method: str,
         is_async: bool,
         args: tuple[Any, ...],
@@ -61,23 +75,29 @@ class CallStream(StreamRef):
         self._error: BaseException | None = None
         self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
         self._runtime = runtime
-        self._actor = actor
+        # The generator is in the process at its other end: one that comes after that has none.
+        self._link = link
+        self._actor_name = actor_name
         self._method = method
         self._next = f"{method}#{'anext' if is_async else 'next'}"
-        opened: Ref = runtime.call(actor, f"{method}#open", (self._key, *args), kwargs, 1)
+        opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
         super().__init__(opened._source)
         self._opened: Ref | None = opened
-        self._ahead: Ref = self._ask()
+        try:
+            self._ahead: Ref = self._ask()
+        except BaseException:
+            runtime.drop_stream(link, method, self._key)
+            raise
 
     def _ask(self) -> Ref:
-        ref: Ref = self._runtime.call(self._actor, self._next, (self._key,), {}, 1)
+        ref: Ref = self._link.call(self._next, (self._key,), {})
         return ref
 
     def _look(self) -> Any:
         if self._over:
             raise StopIteration
         if self._cancelled:
-            raise cancelled_error(f"{self._actor.name}.{self._method}")
+            raise cancelled_error(f"{self._actor_name}.{self._method}")
         if self._error is not None:
             raise self._error.with_traceback(None)
         if not self._ahead.done():
@@ -109,7 +129,7 @@ class CallStream(StreamRef):
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
         self._cancelled = True
-        self._runtime.drop_stream(self._actor, self._method, self._key)
+        self._runtime.drop_stream(self._link, self._method, self._key)
         self._runtime.close_dropped_streams()
         return True
 
@@ -123,7 +143,7 @@ class CallStream(StreamRef):
         return blockers_of(self, question)
 
     def _describe(self) -> str:
-        return f"the next item of {self._actor.name}.{self._method}"
+        return f"the next item of {self._actor_name}.{self._method}"
 
     def _doing(self) -> str:
         doing: str = self._source.doing()
@@ -132,7 +152,7 @@ class CallStream(StreamRef):
     def __del__(self) -> None:
         # The generator may go on although its items can come no more.
         if getattr(self, "_ahead", None) is not None and not self._over:
-            self._runtime.drop_stream(self._actor, self._method, self._key)
+            self._runtime.drop_stream(self._link, self._method, self._key)
 
 
 def _is_item(ahead: Ref) -> bool:

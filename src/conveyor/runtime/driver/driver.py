@@ -26,7 +26,7 @@ from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
-from conveyor.runtime.calls.generators import Key
+from conveyor.runtime.calls.generators import Incarnation, Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actors
 from conveyor.runtime.driver.engine import Engine
@@ -223,8 +223,8 @@ class Driver(CallingRuntime):
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
 
-    def drop_stream(self, actor: ActorId, method: str, key: Key) -> None:
-        super().drop_stream(actor, method, key)
+    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
+        super().drop_stream(link, method, key)
         self._throw_away(self.close_dropped_streams)
 
     def drop(self, number: int) -> None:
@@ -341,6 +341,7 @@ class Driver(CallingRuntime):
         self._layings.clear()
         self._garbage.clear()
         self._unsaid.clear()
+        self._dropped_streams.clear()
         close_all(self._descriptors())
         self.process.close()
         self.at_shutdown()

@@ -1,0 +1,60 @@
+"""Calls of an actor in the driver's process, from one caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.engine.inline.actor import Actor, Call
+from conveyor.engine.inline.lines import Host
+from conveyor.engine.inline.outbox import Outbox
+from conveyor.runtime.refs.ref import ElementRef, Ref
+from conveyor.runtime.refs.values import RefFailed, lacking
+
+
+class ActorLink:
+    """To one actor, and not to the one that is made again after its death."""
+
+    def __init__(self, actor: Actor, caller: Host | None) -> None:
+        """``caller``: the actor that calls; ``None`` is the program."""
+        self._actor = actor
+        self._caller = caller
+
+    @property
+    def gone(self) -> bool:
+        return not self._actor.alive
+
+    def call(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> Any:
+        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
+        ref = self._start(method, args, kwargs, num_returns)
+        if num_returns == 1:
+            return ref
+        return [ElementRef(ref, i) for i in range(num_returns)]
+
+    def _start(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
+    ) -> Ref:
+        actor, caller = self._actor, self._caller
+        call = Call(actor, method, num_returns)
+        ref = call.ref
+        if caller not in actor.outboxes and lacking(args, kwargs) is None:
+            try:
+                actor.check_alive()
+                call.pack(args, kwargs)
+            except RefFailed as failed:
+                call.settle(error=failed.error)
+                return ref
+            except BaseException:
+                call.withdraw()
+                raise
+            else:
+                call.submit()
+                return ref
+        with actor.host.lines.changed:
+            outbox = actor.outboxes.get(caller)
+            if outbox is None:
+                outbox = actor.outboxes[caller] = Outbox(actor, caller)
+            outbox.add(call, (args, kwargs))
+        return ref
