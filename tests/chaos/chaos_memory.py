@@ -61,9 +61,10 @@ class Memory(Course):
         self.tally.graphs += 1
         for _ in range(self.rng.randint(1, 3)):
             self._hoard(running)
-            self._drop(len(self._held) // 2)
-            # There is room at once.
-            for _ in range(3):
+            dropped = len(self._held) // 2
+            self._drop(dropped)
+            # There is room at once, for as many as were dropped: each of these holds up to two.
+            for _ in range(min(3, dropped // 2)):
                 if not self._execute(running):
                     raise Wrong(
                         f"no memory, though half of what was held was dropped: {self._last}"
