@@ -1,6 +1,7 @@
 """``await`` on graphs and calls: no flag, any loop, nothing blocked."""
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -466,6 +467,48 @@ def test_sys_exit_of_an_actor_is_no_cancellation_of_what_else_it_runs(methods):
         assert caught.value.exit_code in (3, None)
     for graph in (waiting, leaving):
         graph.teardown()
+
+
+@conveyor.remote
+class LastStep:
+    """Writes down what it begins: its process cannot be asked any more."""
+
+    def __init__(self, path, sleeps):
+        self.path, self.sleeps = path, sleeps
+
+    async def first(self, latch):
+        hold(latch)  # what comes meanwhile is found when the loop looks again
+        # In the turn of the loop in which that is told to who serves it, this goes on before it.
+        for _ in range(self.sleeps):
+            await asyncio.sleep(0)
+
+    def leave(self, x):
+        self.note("leave")
+        sys.exit(3)
+
+    def note(self, what):
+        with open(self.path, "a") as file:
+            file.write(f"{what}\n")
+
+
+@pytest.mark.parametrize("sleeps", range(5))
+@pytest.mark.parametrize("sent", ["an execution", "a call"])
+def test_nothing_is_begun_after_sys_exit_of_an_actor_with_a_loop(tmp_path, latches, sent, sleeps):
+    go, path = latches(), tmp_path / "begun"
+    actor = LastStep.remote(str(path), sleeps)
+    with InputNode() as inp:
+        dag = MultiOutputNode([actor.first.bind(inp), actor.leave.bind(inp)])
+    with dag.compile(depth=4) as graph:
+        refs = graph.execute(go.path)
+        later = graph.execute(go.path)[1] if sent == "an execution" else actor.note.remote("call")
+        go.open()
+        with pytest.raises(ActorDiedError):
+            refs[1].get(timeout=WAIT)
+        with contextlib.suppress(ActorDiedError):  # a call may have had its turn before
+            later.get(timeout=WAIT)
+    begun = path.read_text().split()
+    assert begun.count("leave") == 1
+    assert begun[-1] == "leave"
 
 
 @conveyor.remote

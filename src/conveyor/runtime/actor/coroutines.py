@@ -70,7 +70,8 @@ class Coroutines:
                         raise
                     finish(None, error)
                 else:
-                    finish(value, None)
+                    if not self.leaving:  # or the steps behind this one would begin
+                        finish(value, None)
             except SystemExit:  # also of a method that came after the coroutine
                 self.leaving = True
                 raise

@@ -183,6 +183,8 @@ class Worker:
         while not self._over:
             coroutines.note_idle()
             await wait_until(something)
+            if coroutines.leaving:
+                return  # a coroutine has ended the process: the loop runs only for its end
             while bits:
                 handler = handlers.get(bits.pop())
                 if handler is not None:
