@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from conveyor.dag.parts import Key
+from conveyor.plan.portable import Portable
 
 #: The driver's place in ``writer`` and ``readers``; actors count from 0.
 DRIVER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ActorInfo:
+class ActorInfo(Portable):
     """One actor of the graph. ``key`` is the engine's identity of it, ``name`` is for people."""
 
     index: int
@@ -26,14 +27,14 @@ class ActorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Reg:
+class Reg(Portable):
     """A place in a program's register file, used where an argument's value will stand."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class Nested(Portable):
     """A container argument with nodes inside: ``template`` is the container with ``Reg`` leaves.
 
     A container without nodes in it stands there whole as a ``Const``, so ``fill`` need not look
@@ -44,7 +45,7 @@ class Nested:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(Portable):
     """In a ``Nested`` template, a dataclass: ``instance`` with other values in some of its fields.
 
     ``instance`` has ``None`` there, so that it can be pickled without the nodes.
@@ -55,7 +56,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Const:
+class Const(Portable):
     """A constant argument."""
 
     value: Any
@@ -65,7 +66,7 @@ Argument = Reg | Const | Nested
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(Portable):
     """One bound method call, or, with ``function``, a function's. ``label`` names it in errors:
     ``"stage1.forward"``, with ``#2`` where a graph binds the same method of the same actor more than
     once."""
@@ -81,7 +82,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(Portable):
     """One channel: what ``source`` makes, from one writer to a fixed set of readers.
 
     ``source`` is a label for people (``"input"``, ``"input[0], input['k']"``, ``"a.echo"``,
@@ -99,7 +100,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(Portable):
     """Receive one frame of ``edge``. With ``spread`` the frame is a tuple, one register for each
     element this program uses (``None``: unused here); otherwise it goes whole to ``reg``."""
 
@@ -109,7 +110,7 @@ class Recv:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Portable):
     """Run ``task``. The result goes to ``out`` (whole, ``None`` if nobody here or elsewhere reads
     it), its elements to ``outs`` when ``num_returns`` is set (``None``: element unused). A generator's
     items go out on edge ``stream`` as they come, and ``out`` is ``None`` (or the error) at its end."""
@@ -121,7 +122,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Portable):
     """Publish register ``reg`` on ``edge``; with ``only_done``, only that it is there (``None``, or
     the error that is there instead)."""
 
@@ -134,7 +135,7 @@ Step = Recv | Call | Send
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Program(Portable):
     """What one actor does for one execution, in order."""
 
     actor: int
@@ -143,7 +144,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class InputBundle:
+class InputBundle(Portable):
     """Inputs with the same set of readers travel in one frame on one edge.
 
     ``keys == (None,)`` is the whole input: the frame is the value itself. ``keys == ()`` carries
@@ -157,7 +158,7 @@ class InputBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Portable):
     """A result that is a part of the input (``None``: the whole)."""
 
     key: Key | None
@@ -168,7 +169,7 @@ Leaf = int | Passed | Const
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Portable):
     """Results that are more than a list of what tasks made: ``template`` is a container with ``Reg``
     leaves, each the place of a result in ``leaves``."""
 
@@ -177,7 +178,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Portable):
     """A compiled graph as data. ``outputs`` are edges read by the driver, one for each output in
     order (an edge may stand there twice); ``multi_output`` tells a list of results from one, and
     ``shape`` any other shape from a list. ``effects`` are the edges on which the driver hears that

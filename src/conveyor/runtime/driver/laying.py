@@ -90,6 +90,8 @@ class Laying:
         acks = []
         for program in plan.programs:
             actor = program.actor
+            reads, writes = layout.reads.get(actor, ()), layout.writes.get(actor, ())
+            edges = [end.edge for end in reads] + [end.edge for end in writes]
             assignment = Assignment(
                 self.number,
                 self.name,
@@ -97,10 +99,10 @@ class Laying:
                 places[actor].bit,
                 program,
                 self._tasks[actor],
-                layout.reads.get(actor, ()),
-                layout.writes.get(actor, ()),
+                reads,
+                writes,
                 layout.peers_of(actor, places),
-                sources,
+                {edge: sources[edge] for edge in edges},
                 layout.limits,
                 layout.failures,
                 layout.recorders[actor],

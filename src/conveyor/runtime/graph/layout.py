@@ -8,6 +8,7 @@ from conveyor import _core
 from conveyor.channel.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import DRIVER, Plan, Program, Task
+from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
 from conveyor.runtime.process import Process
@@ -33,7 +34,7 @@ def task_labels(plan: Plan) -> dict[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Portable):
     """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
 
     slot: int
@@ -41,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadEnd:
+class ReadEnd(Portable):
     edge: int
     offset: int
     index: int
@@ -59,7 +60,7 @@ class ReadEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteEnd:
+class WriteEnd(Portable):
     edge: int
     offset: int
     targets: tuple[tuple[int, int], ...]
@@ -99,7 +100,7 @@ def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsPlace:
+class LimitsPlace(Portable):
     """Where the deadlines and cancellations of the executions under way are."""
 
     offset: int
@@ -111,10 +112,10 @@ class LimitsPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Portable):
     """What one actor is told about a graph: its program, and its ends of the rings.
 
-    ``sources`` says what each edge carries, for errors. ``tasks`` are sealed where the driver, who
+    ``sources`` says what each of its edges carries, for errors. ``tasks`` are sealed where the driver, who
     passes them on, may not know the classes of their constants. ``first`` is the number of the first
     execution. ``memory_bytes`` and ``spin_us``: see ``Config``.
     """

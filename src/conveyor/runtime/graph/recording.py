@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan.model import DRIVER, Call, Plan, Recv, Send
+from conveyor.plan.portable import Portable
 
 #: Events of one process that can wait to be taken by the driver.
 EVENT_CAPACITY = 1 << 15
@@ -23,7 +24,7 @@ _PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RecorderPlace:
+class RecorderPlace(Portable):
     """Where one process of a graph notes what it does. What its recorder counts is the place in
     ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: those of
     its sends that the driver reads."""
