@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import inspect
+import os
 import pickle
 import subprocess
 import sys
@@ -32,6 +33,7 @@ Call = namedtuple("Call", "actor method args kwargs num_returns")
 
 class FakeRuntime:
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.specs: list[ActorSpec] = []
         self.calls: list[Call] = []
         self.retained: list[ActorId] = []
@@ -592,7 +594,7 @@ def test_handles_of_a_session_that_is_over(runtime):
         (node.execute, "x"),
     ]
     for use, *args in uses:
-        with pytest.raises(RuntimeStateError, match="a session that was shut down"):
+        with pytest.raises(RuntimeStateError, match="a session that has ended"):
             use(*args)
     del actor, node, uses, use, args
     gc.collect()

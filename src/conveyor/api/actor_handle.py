@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -173,10 +174,12 @@ def check_usable(handle: ActorHandle) -> None:
     if context.running() is not handle._runtime:
         if ending.begun_elsewhere():
             raise ending.ended()
-        raise RuntimeStateError(
-            f"{handle!r} cannot be used here: it belongs to a session that was shut down, or to "
-            f"the process that this one was forked from"
+        whose = (
+            "a session that has ended (it was shut down): start the actor anew"
+            if handle._runtime.pid == os.getpid()
+            else "the process that this one was forked from"
         )
+        raise RuntimeStateError(f"{handle!r} cannot be used here: it belongs to {whose}")
 
 
 def _release(runtime: Runtime, actor: ActorId) -> None:

@@ -10,7 +10,7 @@ from conveyor.channel.full import arena_full
 from conveyor.channel.pickling import (
     SENT,
     add_reducers,
-    blame_argument,
+    blamed,
     drop_picklers,
     dumps_by_value,
     loads,
@@ -26,7 +26,7 @@ __all__ = [
     "add_reducers",
     "add_sibling",
     "append_to_message",
-    "blame_argument",
+    "blamed",
     "decode_error",
     "drop_picklers",
     "dumps_by_value",

@@ -6,66 +6,136 @@ import dis
 import functools
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["cannot_send", "cannot_send_argument"]
+from conveyor.exceptions import ConveyorError
+
+__all__ = ["Given", "WhyNot", "cannot_send", "cannot_send_given"]
 
 _SECONDS = 0.5
 _DEPTH = 50
 _BREADTH = 10_000
+#: Steps of a path that are written out, at its beginning and at its end, where it has more.
+_SHOWN = (8, 3)
+
+WhyNot: TypeAlias = Callable[[Any], "Exception | None"]
+"""Why a value cannot be pickled; ``None``: it can be."""
 
 
-def cannot_send(value: Any, error: BaseException, can_pickle: Callable[[Any], bool]) -> str:
+class Given(NamedTuple):
+    """Something of the user's that is sent among other things.
+
+    ``name`` is what it is, as in "argument 1 of Echo.echo". ``path`` is how it is written: "args[1]".
+    """
+
+    name: str
+    path: str
+    value: Any
+
+    @classmethod
+    def argument(cls, place: int | str, label: str, value: Any) -> Given:
+        """An argument of ``label`` by its position or name."""
+        path = f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
+        return cls(f"argument {place!r} of {label}, a {_name(type(value))},", path, value)
+
+    def part(self, steps: str) -> Given:
+        """The same value, which is only what ``steps`` lead to in the argument."""
+        if not steps:
+            return self
+        return self._replace(name=f"part {steps} of {self.name}", path=self.path + steps)
+
+    @classmethod
+    def definition(cls, what: str, value: Any) -> Given:
+        """A class or a function, which travels with a call."""
+        name = getattr(value, "__name__", _name(type(value)))
+        return cls(f"{what} {name}", name, value)
+
+    @classmethod
+    def result(cls, what: str, value: Any) -> Given:
+        """Something that user code has made."""
+        return cls(f"{what}, a {_name(type(value))},", "", value)
+
+
+def cannot_send(value: Any, error: Exception, why_not: WhyNot) -> str:
     """The message for a ``value`` that failed with ``error``."""
-    return _text(f"a value of type {_name(type(value))} cannot be sent", value, error, can_pickle)
+    return _text(Given(f"a value of type {_name(type(value))}", "", value), error, why_not)
 
 
-def cannot_send_argument(
-    label: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    error: BaseException,
-    can_pickle: Callable[[Any], bool],
-) -> str | None:
-    """The message for a call of ``label`` that failed with ``error``; ``None`` if each of its arguments
-    can be sent."""
-    named = [(str(place), value) for place, value in enumerate(args)]
-    named += [(repr(name), value) for name, value in kwargs.items()]
-    for name, value in named:
-        if not can_pickle(value):
-            what = f"argument {name} of {label}, a {_name(type(value))}, cannot be sent"
-            return _text(what, value, error, can_pickle)
+def cannot_send_given(given: Iterable[Given], why_not: WhyNot) -> str | None:
+    """The message for the first of ``given`` that cannot be sent; ``None`` if each of them can."""
+    for one in given:
+        error = why_not(one.value)
+        if error is not None:
+            return _text(one, error, why_not)
     return None
 
 
-def _text(what: str, value: Any, error: BaseException, can_pickle: Callable[[Any], bool]) -> str:
-    path, culprit = _find(value, can_pickle)
+def _text(given: Given, error: Exception, why_not: WhyNot) -> str:
+    what = f"{given.name} cannot be sent"
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        return (
+            f"{what}: it is nested too deeply to be pickled (maximum recursion depth exceeded). Make it "
+            "flatter, or raise sys.setrecursionlimit() in the process that sends it"
+        )
+    path, culprit, error = _find(given.value, error, why_not)
     if path:
-        what += f": its part {path} is of type {_name(type(culprit))}"
+        what += f": its part {given.path}{_written(path)} is of type {_name(type(culprit))}"
+    what += f": {type(error).__name__}: {error}"
+    if isinstance(error, ConveyorError):
+        return what  # it says what to do
     return (
-        f"{what}: {type(error).__name__}: {error}. Leave the part out of the value, give its class "
-        "a __reduce__ or __getstate__, or make the object in the actor that uses it"
+        f"{what}. Leave the part out of the value, give its class a __reduce__ or __getstate__, or make "
+        "the object in the actor that uses it"
     )
 
 
-def _find(value: Any, can_pickle: Callable[[Any], bool]) -> tuple[str, Any]:
-    """The path to the innermost part that still fails, as far as it is found in a short time."""
+def _written(path: list[str]) -> str:
+    first, last = _SHOWN
+    if len(path) <= first + last:
+        return "".join(path)
+    ends = ", where the search ends" if len(path) == _DEPTH else ""
+    return f"{''.join(path[:first])}…{''.join(path[-last:])} ({len(path)} levels deep{ends})"
+
+
+def _find(value: Any, error: Exception, why_not: WhyNot) -> tuple[list[str], Any, Exception]:
+    """The path to the innermost part that still fails, as far as it is found in a short time, with its
+    error."""
     deadline = time.monotonic() + _SECONDS
-    path = ""
+    path: list[str] = []
     seen = {id(value)}
-    for _ in range(_DEPTH):
+    while len(path) < _DEPTH and not _refuses(value):
         for count, (step, part) in enumerate(_parts(value)):
             if count > _BREADTH or time.monotonic() > deadline:
-                return path, value
-            if id(part) not in seen and not can_pickle(part):
-                path += step
-                value = part
+                return path, value, error
+            if id(part) in seen:
+                continue
+            why = why_not(part)
+            if why is not None:
+                if step:
+                    path.append(step)
+                value, error = part, why
                 seen.add(id(part))
                 break
         else:
             break
-    return path, value
+    return path, value, error
+
+
+def _refuses(value: Any) -> bool:
+    """Whether it is the value itself that refuses, whatever it is made of."""
+    for owner in type(value).__mro__:
+        if owner.__flags__ & _HEAP_TYPE and _REDUCTIONS & vars(owner).keys():
+            try:
+                value.__reduce_ex__(5)
+            except Exception:
+                return True
+            return False
+    return False
+
+
+_HEAP_TYPE = 1 << 9
+_REDUCTIONS = {"__reduce__", "__reduce_ex__", "__getstate__"}
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

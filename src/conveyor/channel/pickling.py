@@ -9,7 +9,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from conveyor.channel import byvalue, claims
@@ -17,6 +17,7 @@ from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
+    from conveyor.channel.blame import Given
     from conveyor.channel.fullpickle import FullPickler
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
     "Encoded",
     "LeasedBuffer",
     "add_reducers",
-    "blame_argument",
+    "blamed",
     "drop_picklers",
     "dump",
     "dumps_by_value",
@@ -206,12 +207,15 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         except IndexError:
             pickler = _FastPickler()
         pickler.notes[SENT] = sent
+        failed = False
         try:
             pickler.dump(value)
         except SerializationError:
             claims.drop_noted(pickler.notes, sent.readers)
             raise
         except Exception:
+            failed = True
+        if failed:  # not in the handler: what it raises is the same again, and is told once
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
         made = pickler.notes.pop(claims.CLAIMS, None) if len(pickler.notes) > 1 else None
         parts = pickler.parts
@@ -249,6 +253,7 @@ def _dump_fully(
     pickler.notes[SENT] = sent
     if made:
         pickler.notes[claims.CLAIMS] = made
+    failed = False
     try:
         pickler.dump(value)
     except SerializationError:
@@ -256,6 +261,8 @@ def _dump_fully(
         raise
     except Exception:
         claims.drop_noted(pickler.notes, sent.readers)
+        failed = True
+    if failed:
         pickler = _try_again(value, sent, out_of_band=True)
     made = pickler.notes.pop(claims.CLAIMS, None)
     meta = pickler.payload()
@@ -304,33 +311,35 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
         raise
     except Exception as error:
         claims.drop_noted(pickler.notes, sent.readers)
-        text = blame.cannot_send(value, error, _can_pickle)
+        text = blame.cannot_send(value, error, _why_not)
         raise SerializationError(text) from error
 
 
-def blame_argument(
-    error: SerializationError, label: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SerializationError:
-    """``error`` of a call of ``label``, in terms of the argument that cannot be sent."""
+def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationError:
+    """``error`` in the user's terms: of the first of ``given`` that cannot be sent. ``error`` itself if
+    all of them can, or if it says what it is about."""
     from conveyor.channel import blame
 
     if type(error) is not SerializationError:
-        return error  # it says what it is about
-    cause = error.__cause__ or error
-    text = blame.cannot_send_argument(label, args, kwargs, cause, _can_pickle)
-    return error if text is None else SerializationError(text)
+        return error
+    text = blame.cannot_send_given(given, _why_not)
+    if text is None:
+        return error
+    told = SerializationError(text)
+    told.__cause__ = error.__cause__
+    return told
 
 
-def _can_pickle(value: Any) -> bool:
+def _why_not(value: Any) -> Exception | None:
     pickler = _full_pickler()
     pickler.notes[SENT] = SentDefinitions()
     try:
         pickler.dump(value)
-    except Exception:
-        return False
+    except Exception as error:
+        return error
     finally:
         claims.drop_noted(pickler.notes, 1)
-    return True
+    return None
 
 
 def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from conveyor.dag import DAGNode
@@ -58,6 +58,31 @@ def registers(argument: Argument) -> list[int]:
         elif isinstance(value, dict):
             stack += reversed(value.values())
     return found
+
+
+def constants(argument: Argument) -> Iterator[tuple[str, Any]]:
+    """The constants in an argument, each with how it is written as a part of it; ``""``: all of it."""
+    if isinstance(argument, Const):
+        yield "", argument.value
+    elif isinstance(argument, Nested):
+        yield from _constants(argument.template, "")
+
+
+def _constants(template: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(template, Const):
+        yield path, template.value
+    elif isinstance(template, Fields):
+        yield path, template.instance  # which has nothing in the fields that are changed
+        for name, item in template.changed:
+            yield from _constants(item, f"{path}.{name}")
+    elif isinstance(template, (list, tuple)):
+        for index, item in enumerate(template):
+            yield from _constants(item, f"{path}[{index}]")
+    elif isinstance(template, dict):
+        for key, item in template.items():
+            yield from _constants(item, f"{path}[{key!r}]")
+    elif not isinstance(template, Reg):
+        yield path, template
 
 
 def _constant(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -135,6 +136,7 @@ class CallingRuntime:
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self.pid = os.getpid()
 
         def ring() -> None:
             process.board.ring(process.slot, _core.ATTENTION_BIT)

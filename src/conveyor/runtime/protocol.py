@@ -80,6 +80,9 @@ class ActorId:
 class Runtime(Protocol):
     """What ``api`` and ``dag`` need of the process they run in."""
 
+    #: The process that it was made in; a forked child has it too, and cannot use it.
+    pid: int
+
     @property
     def inbox(self) -> _core.Inbox:
         """This process's bell."""

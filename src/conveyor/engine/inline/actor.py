@@ -12,10 +12,11 @@ from conveyor.channel import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin
-from conveyor.exceptions import ActorDiedError, ActorRestartedError
+from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators, find_method
 from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
@@ -275,6 +276,8 @@ class Call(Job):
         try:
             _, self._args, given_there, _ = self.actor.crossing.carry(message, shared=False)
             self._kwargs = given_there or {}
+        except SerializationError as error:
+            raise blame_call(error, self.actor.name, self.method, args, named) from error.__cause__
         except ArrivalError as error:
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
         number = self.call = next(self.actor.call_numbers)
@@ -334,7 +337,7 @@ class Call(Job):
         elif interrupts(error):
             raise error
         else:
-            label = f"{self.actor.name}.{self.method}"
+            label = f"{self.actor.name}.{self.method.partition('#')[0]}"
             self.settle(error=Failure(error, self.actor.name, label))
 
     def _returned(self, result: Any) -> None:
@@ -345,6 +348,8 @@ class Call(Job):
             value = self.actor.crossing.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)
+        except SerializationError as error:
+            self._raised(blame_result(error, self.actor.name, self.method, result, count))
         except Exception as error:
             self._raised(error)
         else:

@@ -14,9 +14,10 @@ from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.notes import Notes
 from conveyor.engine.inline.order import Stage, in_order
 from conveyor.engine.inline.streams import Production
-from conveyor.exceptions import DeadlineExceededError
+from conveyor.exceptions import DeadlineExceededError, SerializationError
 from conveyor.plan import DRIVER, Argument, Const, Plan, Reg, Task, fill
 from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.graph.unsendable import blame_input, blame_tasks
 from conveyor.runtime.refs.values import with_bound_values
 
 
@@ -26,12 +27,15 @@ class Loaded:
     def __init__(
         self,
         plan: Plan,
+        name: str,
         actors: Sequence[Actor],
         crossing: Crossing,
         notes: Notes,
         executions: Iterator[int],
     ) -> None:
+        """``name`` is the graph's."""
         self.plan = plan
+        self.name = name
         self.actors = actors
         self.crossing = crossing
         self.notes = notes
@@ -45,14 +49,17 @@ class Loaded:
         for index, actor in enumerate(actors):
             actor.wait_for_start()
             own = {task.id: task for task in plan.tasks if task.actor == index}
-            self.tasks.update(_carried(own, actor))
+            self.tasks.update(_carried(own, actor, name))
             for task in own.values():
                 self.methods[task.id] = _method(actor, task)
 
 
-def _carried(own: Mapping[int, Task], actor: Actor) -> dict[int, Task]:
+def _carried(own: Mapping[int, Task], actor: Actor, name: str) -> dict[int, Task]:
+    tasks = with_bound_values(own)
     try:
-        arrived: dict[int, Task] = actor.crossing.carry(with_bound_values(own), shared=False)
+        arrived: dict[int, Task] = actor.crossing.carry(tasks, shared=False)
+    except SerializationError as error:
+        raise blame_tasks(error, name, tasks.values()) from error.__cause__
     except ArrivalError as error:
         raise Failure(error.error, actor.name, f"{actor.name}.call").error() from error.error
     return arrived
@@ -100,10 +107,13 @@ class Execution:
         self._frames: dict[tuple[int, int], Any] = {}
         self._regs: list[list[Any]] = [[None] * count for count in loaded.registers]
         sent = []
-        for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
-            begin = monotonic_ns()
-            size = self._publish(bundle.edge, value)
-            sent.append((bundle.edge, begin, monotonic_ns(), size))
+        try:
+            for bundle, value in zip(loaded.plan.inputs, inputs, strict=True):
+                begin = monotonic_ns()
+                size = self._publish(bundle.edge, value)
+                sent.append((bundle.edge, begin, monotonic_ns(), size))
+        except SerializationError as error:
+            raise blame_input(error, loaded.plan, loaded.name, inputs) from error.__cause__
         self.number = next(loaded.executions)
         # Only now: one that cannot be sent leaves no trace.
         for edge, begin, end, size in sent:

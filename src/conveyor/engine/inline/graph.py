@@ -64,7 +64,9 @@ class InlineGraph(CompiledGraph):
         self.recording = self._notes.recording
         self._executions = itertools.count()
         crossing = Crossing(runtime.process, config.slot_bytes, config.memory_bytes)
-        self._loaded = Loaded(plan, self._actors, crossing, self._notes, self._executions)
+        self._loaded = Loaded(
+            plan, self.name, self._actors, crossing, self._notes, self._executions
+        )
         self._at: int | None = None  # the execution that runs
         self._completed = 0
         self._results = Results(plan, runtime.keep)
@@ -211,7 +213,7 @@ class InlineGraph(CompiledGraph):
             return
         actors = [self._runtime.revive(actor.id) for actor in self._actors]
         crossing = self._loaded.crossing
-        self._loaded = Loaded(self.plan, actors, crossing, self._notes, self._executions)
+        self._loaded = Loaded(self.plan, self.name, actors, crossing, self._notes, self._executions)
         self._actors = actors
         self._failure = None
 

@@ -59,7 +59,6 @@ class InlineRuntime(CallingRuntime):
         # Values come from this very process.
         self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)
-        self._pid = os.getpid()
         self.lines = Lines(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),
@@ -313,7 +312,7 @@ class InlineRuntime(CallingRuntime):
             raise ending.ended()
 
     def shutdown(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
         # A signal that ends the program is handled inside of the method that the main thread runs.
         if self._inside is not None and not ending.begun_here():

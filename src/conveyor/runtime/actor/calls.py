@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
-from conveyor.exceptions import ActorStartError
+from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.calls.constructor import START
 from conveyor.runtime.calls.links import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
 
 if TYPE_CHECKING:
@@ -299,12 +300,16 @@ class Calls:
                 result = elements(result, num_returns, f"{self._instance.name}.{name}")
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
+        except SerializationError as error:
+            told = blame_result(error, self._instance.name, name, result, num_returns)
+            self._reply_error(mailbox, tag, told, name)
         except Exception as error:
             self._reply_error(mailbox, tag, error, name)
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))
+        # What is behind the mark is the wire's.
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name.partition('#')[0]}"))
 
 
 def _taken(unanswered: list[int]) -> bool:

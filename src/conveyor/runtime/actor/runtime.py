@@ -11,12 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel.sealed import seal
+from conveyor.channel.sealed import Sealed, seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    RuntimeStateError,
+    SerializationError,
+)
 from conveyor.plan import lower
-from conveyor.plan.model import Plan
+from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Kept, keep
@@ -26,6 +31,7 @@ from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
+from conveyor.runtime.graph.unsendable import blame_tasks
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.actor_exports import ActorExports
@@ -201,7 +207,10 @@ class ActorRuntime(CallingRuntime):
         self.tidy()
         # The driver sees no constant of the graph: it may not know their classes.
         skeleton = replace(plan, tasks=(), inputs=(), shape=None)
-        sealed = [seal(with_bound_values(tasks)) for tasks in tasks_by_actor(plan)]
+        sealed = [
+            _seal(with_bound_values(tasks), config.name or "the graph")
+            for tasks in tasks_by_actor(plan)
+        ]
         answer, fds = self._requests.ask("lay", config, skeleton, sealed, task_labels(plan))
         self._labels[answer[0]] = {(answer[0], t): name for t, name in task_labels(plan).items()}
         try:
@@ -336,3 +345,10 @@ class ActorRuntime(CallingRuntime):
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")
+
+
+def _seal(tasks: dict[int, Task], graph: str) -> Sealed:
+    try:
+        return seal(tasks)
+    except SerializationError as error:
+        raise blame_tasks(error, graph, tasks.values()) from error.__cause__

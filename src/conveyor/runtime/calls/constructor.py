@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import SentDefinitions, blame_argument, claims, decode_error, encode_error
+from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
 from conveyor.channel.codec import DEFINING, decode, encode
 from conveyor.exceptions import SerializationError
+from conveyor.runtime.calls.unsendable import blame_constructor
 from conveyor.runtime.refs.ref import Ref
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bo
     try:
         return _keep(cls, args, kwargs, always)
     except SerializationError as error:
-        raise blame_argument(error, cls.__name__, args, kwargs) from error.__cause__
+        raise blame_constructor(error, cls, args, kwargs) from error.__cause__
 
 
 def _keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: bool) -> Kept | None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conveyor import _core
-from conveyor.channel import blame_argument
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.constructor import START, Unmade
+from conveyor.runtime.calls.unsendable import blame_call, blame_constructor
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Process
 from conveyor.runtime.refs.ref import (
     EMPTY,
@@ -186,12 +186,11 @@ class Link:
 
     def _blamed(self, error: SerializationError, call: Call) -> SerializationError:
         method, args, kwargs, _ = call
-        label = f"{self.actor_name}.{method.partition('#')[0]}"
-        if method == START:
-            label, args = args[0].__name__, args[1:]
-        elif "#" in method:  # before what the caller gave: the function, or the generator's key
-            args = args[1:]
-        return blame_argument(error, label, args, kwargs or {})
+        if method != START:
+            return blame_call(error, self.actor_name, method, args, kwargs or {})
+        if isinstance(args[0], type):
+            return blame_constructor(error, args[0], args[1:], kwargs or {})
+        return error
 
     @property
     def gone(self) -> bool:
@@ -269,6 +268,8 @@ class Link:
                     number = self.gate.submit(call)
                 except Exception as error:  # the call's outcome: an argument failed, say
                     outcome = error.error if isinstance(error, RefFailed) else error
+                    if isinstance(error, SerializationError):
+                        outcome = self._blamed(error, call)
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)

@@ -72,7 +72,6 @@ class Driver(CallingRuntime):
         self._arena_fd = _core.Arena.create_fd(arena.file)
         super().__init__(Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena))
         board.alive_unwatched(DRIVER_SLOT)
-        self._pid = os.getpid()
         self._graph_numbers = itertools.count(1)
         self._layings: dict[int, Laying] = {}
         self.requests = RequestServer(self, engine)
@@ -307,7 +306,7 @@ class Driver(CallingRuntime):
             graph.orphan(error)
 
     def shutdown(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
         with self.actors.lock:
             if self._closed:

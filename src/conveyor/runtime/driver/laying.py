@@ -12,10 +12,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from conveyor.channel.sealed import Sealed
 from conveyor.config import Config
-from conveyor.exceptions import ActorDiedError, ConveyorError, GraphTornDownError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    GraphTornDownError,
+    SerializationError,
+)
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime.graph.layout import Assignment, Layout, Place, Tasks, lay_out
+from conveyor.runtime.graph.unsendable import blame_tasks
 
 if TYPE_CHECKING:
     from conveyor.runtime.driver.driver import Driver
@@ -110,11 +117,7 @@ class Laying:
                 self._config.memory_bytes,
                 self._config.spin_us,
             )
-            acks.append(
-                self._driver.actors.introductions.load(
-                    records[actor], assignment, layout.segment.fd
-                )
-            )
+            acks.append(self._tell(records[actor], assignment, layout.segment.fd))
         for ack in acks:
             try:
                 ack.get()
@@ -126,6 +129,16 @@ class Laying:
         # One that has acknowledged may have died since.
         for record in records:
             record.check_alive()
+
+    def _tell(self, record: ActorRecord, assignment: Assignment, fd: int) -> Ref:
+        try:
+            ack: Ref = self._driver.actors.introductions.load(record, assignment, fd)
+            return ack
+        except SerializationError as error:
+            tasks = assignment.tasks
+            if isinstance(tasks, Sealed):
+                raise
+            raise blame_tasks(error, self.name, tasks.values()) from error.__cause__
 
     def _leave(
         self, records: list[ActorRecord], places: dict[int, Place]

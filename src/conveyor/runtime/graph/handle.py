@@ -17,8 +17,10 @@ from conveyor.exceptions import (
     DeadlineExceededError,
     GraphTornDownError,
     RuntimeStateError,
+    SerializationError,
 )
 from conveyor.runtime import context
+from conveyor.runtime.graph.unsendable import blame_arguments
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.ref import blockers_of
 from conveyor.runtime.refs.values import RefFailed, lacking, with_values
@@ -278,6 +280,8 @@ class GraphHandle:
             args, kwargs = with_values(args, kwargs)
             message = args[0] if whole else (args, kwargs)
             snapshot = _core.Snapshot(message, SentDefinitions(), SHARE_FROM)
+        except SerializationError as error:
+            raise blame_arguments(error, self.name, args, kwargs) from error.__cause__
         except RefFailed as error:
             # The owner makes the refs of an execution that this is the outcome of.
             failed = True

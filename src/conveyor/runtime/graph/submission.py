@@ -16,6 +16,7 @@ from conveyor.exceptions import (
     CapacityError,
     ConveyorError,
     DeadlineExceededError,
+    SerializationError,
     SessionEndedError,
     WaitTimeoutError,
 )
@@ -25,6 +26,7 @@ from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.execution import Execution
 from conveyor.runtime.graph.results import GraphRef
+from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref, blockers_of
 from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
@@ -110,8 +112,11 @@ class SubmittingGraph(CompiledGraph):
         if self._plain and deadline is None and len(args) == 1 and not kwargs:
             if timeout is not None:
                 timeout = check_timeout(timeout)
-            with self._lock:
-                ref = self._start(args[0], self, self._ref_type)
+            try:
+                with self._lock:
+                    ref = self._start(args[0], self, self._ref_type)
+            except SerializationError as error:
+                raise blame_input(error, self.plan, self.name, args) from error.__cause__
             if ref is not None:
                 return ref if self._single_output else self._refs(ref, {})
         elif (
@@ -178,6 +183,8 @@ class SubmittingGraph(CompiledGraph):
         ):
             try:
                 ref = self._start(args[0], self, self._ref_type)
+            except SerializationError as error:
+                raise blame_input(error, self.plan, self.name, args) from error.__cause__
             finally:
                 self._lock.release()
             if ref is not None:
@@ -306,9 +313,12 @@ class SubmittingGraph(CompiledGraph):
                 self._check_time(source)
                 return None
             self._take_words(self.gate.submitted, source)
-        if len(inputs) == 1:
-            return self._start(inputs[0], source, self._ref_type, deadline)
-        number = self.gate.submit_many(inputs, deadline)
+        try:
+            if len(inputs) == 1:
+                return self._start(inputs[0], source, self._ref_type, deadline)
+            number = self.gate.submit_many(inputs, deadline)
+        except SerializationError as error:
+            raise blame_input(error, self.plan, self.name, inputs) from error.__cause__
         return self._ref_type(source, number) if number >= 0 else None
 
     def _check_session(self) -> None:

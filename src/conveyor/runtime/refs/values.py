@@ -15,7 +15,9 @@ from typing import Any
 from conveyor import _core
 from conveyor.channel import SENT, add_reducers, claims
 from conveyor.channel.codec import decode
+from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
+from conveyor.runtime import ending
 from conveyor.runtime.refs.imports import Claims, load
 from conveyor.runtime.refs.ref import Ref, same
 
@@ -58,7 +60,7 @@ def _stand_in(ref: Ref) -> Any:
     try:
         return ref.to_send()
     except Exception as error:
-        raise RefFailed(error) from error
+        raise RefFailed(_as_argument(ref, error)) from error
 
 
 def value_of(ref: Ref) -> Any:
@@ -66,7 +68,16 @@ def value_of(ref: Ref) -> Any:
     try:
         return ref.get()
     except Exception as error:
-        raise RefFailed(error) from error
+        raise RefFailed(_as_argument(ref, error)) from error
+
+
+def _as_argument(ref: Ref, error: Exception) -> Exception:
+    """``error`` of a ref that is an argument. Its session may have ended, and another one goes on."""
+    if type(error) is not SessionEndedError or ending.begun_elsewhere():
+        return error
+    return RuntimeStateError(
+        f"{ref!r}, which is an argument, belongs to a session that has ended before it was done"
+    )
 
 
 def wait_for(ref: Ref) -> None:
@@ -109,7 +120,10 @@ def _bound_value(argument: Argument) -> Argument:
     if not isinstance(argument, Const) or not isinstance(argument.value, Ref):
         return argument
     wait_for(argument.value)
-    return Const(argument.value.to_send())
+    try:
+        return Const(_stand_in(argument.value))
+    except RefFailed as failed:
+        raise failed.error from None
 
 
 # How they are pickled on their way into a frame.
