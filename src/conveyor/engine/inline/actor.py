@@ -20,6 +20,7 @@ from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
+from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.deadlock import Blockers
 
 if TYPE_CHECKING:
@@ -174,8 +175,9 @@ class Actor:
         if not self.calls:
             self.end("has ended: its last handle is gone")
 
-    def exited(self, error: SystemExit, label: str) -> None:
-        """User code has asked for the end of the process that it believes to be in."""
+    def exited(self, error: SystemExit, doing: str, where: str = "") -> None:
+        """User code has asked for the end of the process that it believes to be in. ``where``: of what
+        it was doing it."""
         code = error.code
         if code is None:
             number = 0
@@ -184,8 +186,8 @@ class Actor:
         else:
             number = 1
             print(code, file=sys.stderr)
-        how = f"left by sys.exit: it exited with code {number} while running {label}"
-        self.end(how, label, number, for_good=False)
+        how = f"left by sys.exit: it exited with code {number} while running {doing}"
+        self.end(how + (f" ({where})" if where else ""), doing, number, for_good=False)
 
     def wait_for_start(self) -> None:
         """Until the constructor has run."""
@@ -333,11 +335,11 @@ class Call(Job):
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
-            self.actor.exited(error, self.method)
+            self.actor.exited(error, method_of(self.method), f"call {self.call}")
         elif interrupts(error):
             raise error
         else:
-            label = f"{self.actor.name}.{self.method.partition('#')[0]}"
+            label = f"{self.actor.name}.{method_of(self.method)}"
             self.settle(error=Failure(error, self.actor.name, label))
 
     def _returned(self, result: Any) -> None:

@@ -320,7 +320,7 @@ class _StageJob(Job):
 
     def _failure(self, error: BaseException) -> Failure | None:
         if isinstance(error, SystemExit):
-            self._actor.exited(error, f"{self._task.label} (execution {self._execution.number})")
+            self._actor.exited(error, self._task.label, f"execution {self._execution.number}")
             return None
         if interrupts(error):
             raise error

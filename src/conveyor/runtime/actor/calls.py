@@ -13,6 +13,7 @@ from conveyor.runtime.calls.links import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
+from conveyor.runtime.status import method_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,12 +66,15 @@ class Calls:
         instance: Instance,
         control: Control,
         started: Callable[[], object],
+        leave: Callable[[SystemExit, str, int], object],
     ) -> None:
-        """``started`` is called when the constructor has run, before any call."""
+        """``started`` is called when the constructor has run, before any call. ``leave`` is called on the
+        thread of a method that leaves by ``sys.exit``, with its name and its call."""
         self._process = process
         self._instance = instance
         self._control = control
         self._started = started
+        self._leave = leave
         self._ending = False
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
@@ -243,12 +247,16 @@ class Calls:
         if not _taken(unanswered):
             return
         try:
+            if self._ending:
+                return
             if mailbox.limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
             self._process.inbox.running_call(name, tag)
-            with self._process.lanes.running(f"{self._instance.name}.{name.partition('#')[0]}"):
+            with self._process.lanes.running(f"{self._instance.name}.{method_of(name)}"):
                 self._call_now(mailbox, tag, name, *rest)
+        except SystemExit as error:  # it would end nothing but this thread
+            self._leave(error, name, tag)
         finally:
             self._count(-1)
             self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
@@ -269,7 +277,7 @@ class Calls:
                 self._process.inbox.running_call(name, tag)
                 result = await method(*args, **(kwargs or {}))
         except SystemExit:
-            coroutines.leaving = True
+            coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
             raise
         except BaseException as error:
             if coroutines.leaving:
@@ -308,8 +316,7 @@ class Calls:
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         own = self._instance.name
-        # What is behind the mark is the wire's.
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name.partition('#')[0]}"))
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{method_of(name)}"))
 
 
 def _taken(unanswered: list[int]) -> bool:

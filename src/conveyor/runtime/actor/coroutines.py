@@ -41,17 +41,26 @@ class Coroutines:
         return task
 
     def note_idle(self) -> None:
-        """On the status page, if nothing runs."""
-        if not self._tasks:
+        """On the status page, if nothing runs. At the end it says what has ended the process."""
+        if not self._tasks and not self.leaving:
             self._inbox.idle()
+
+    def leave(self, note: Callable[[], object]) -> None:
+        """A coroutine leaves by ``sys.exit``. Others may have begun since: ``note()`` has the status page
+        say that it runs."""
+        if not self.leaving:
+            note()
+        self.leaving = True
 
     def start_step(
         self,
         coroutine: Coroutine[Any, Any, Any],
         finish: Callable[[Any, BaseException | None], None],
         deadline: int,
+        note: Callable[[], object],
     ) -> asyncio.Task[Any]:
-        """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop.
+        """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop. ``note()`` has the
+        status page say that it runs.
 
         deadline: when it is cancelled, in nanoseconds of the monotonic clock; 0: never.
         """
@@ -64,6 +73,7 @@ class Coroutines:
                 try:
                     value = await coroutine
                 except SystemExit:
+                    self.leave(note)
                     raise
                 except BaseException as error:
                     if self.leaving:

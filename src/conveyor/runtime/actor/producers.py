@@ -45,10 +45,11 @@ class Producer:
         self,
         worker: Worker,
         program: _core.Program,
+        graph: int,
         outlet: Outlet,
         label: str,
         invoke: Callable[[list[Any]], Any],
-        start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+        start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
         running: list[Any],
         limits: _core.Limits,
         task: int,
@@ -56,6 +57,7 @@ class Producer:
         """``running[0].cancel()`` is called when the execution has been cancelled."""
         self._worker = worker
         self._program = program
+        self._graph = graph
         self._outlet = outlet
         self._writer = outlet.writer
         self._label = label
@@ -74,7 +76,7 @@ class Producer:
         """The step's turn has come; what the call raises is its outcome."""
         items = self._invoke(regs)
         if inspect.isasyncgen(items):
-            self._start_coroutine(self._send_all(items))
+            self._start_coroutine(self._send_all(items), self._task)
             return
         if not isinstance(items, Iterator):
             raise TypeError(
@@ -97,7 +99,7 @@ class Producer:
                 return
             if not self._has_room():
                 return
-            self._worker.process.inbox.running_call(self._label, execution)
+            self._worker.process.inbox.running(self._graph, self._task, execution)
             try:
                 self._outlet.send(next(items), execution)
             except StopIteration:

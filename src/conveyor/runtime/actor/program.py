@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -61,10 +62,12 @@ def make_program(
     def cancel() -> None:
         running[0].cancel()
 
-    def start(coroutine: Coroutine[Any, Any, Any]) -> None:
-        deadline = limits.deadline(program.execution)
+    def start(coroutine: Coroutine[Any, Any, Any], task: int) -> None:
+        execution = program.execution
+        note = functools.partial(process.inbox.running, assignment.graph, task, execution)
+        deadline = limits.deadline(execution)
         assert worker.coroutines is not None
-        running[:] = (worker.coroutines.start_step(coroutine, program.resume, deadline),)
+        running[:] = (worker.coroutines.start_step(coroutine, program.resume, deadline, note),)
 
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
@@ -102,7 +105,17 @@ def make_program(
                 index = assignment.recorder.sends.index(step.stream)
                 outlet = Outlet(writers[step.stream], recorder, index)
                 producers.add(
-                    _add_generator(worker, program, step, task, outlet, start, running, limits)
+                    _add_generator(
+                        worker,
+                        program,
+                        assignment.graph,
+                        step,
+                        task,
+                        outlet,
+                        start,
+                        running,
+                        limits,
+                    )
                 )
         else:
             last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
@@ -122,17 +135,27 @@ def _is_cancellation(error: BaseException) -> bool:
 def _add_generator(
     worker: Worker,
     program: _core.Program,
+    graph: int,
     step: Call,
     task: Task,
     outlet: Outlet,
-    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+    start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
     running: list[Any],
     limits: _core.Limits,
 ) -> Producer:
     method, _ = _method(worker, task)
     invoke = _invoke(method, task)
     producer = Producer(
-        worker, program, outlet, task.label, invoke, start_coroutine, running, limits, task.id
+        worker,
+        program,
+        graph,
+        outlet,
+        task.label,
+        invoke,
+        start_coroutine,
+        running,
+        limits,
+        task.id,
     )
     uses = sorted(_uses(step, {task.id: task}))
     out = -1 if step.out is None else step.out
@@ -162,7 +185,7 @@ def _add_call(
     program: _core.Program,
     step: Call,
     task: Task,
-    start_coroutine: Callable[[Coroutine[Any, Any, Any]], None],
+    start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
 ) -> None:
     method, is_async = _method(worker, task)
     plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
@@ -179,7 +202,7 @@ def _add_call(
     invoke = _invoke(method, task)
 
     def start(regs: list[Any]) -> None:
-        start_coroutine(invoke(regs))
+        start_coroutine(invoke(regs), task.id)
 
     program.add_call(
         method,

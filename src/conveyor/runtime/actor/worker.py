@@ -25,6 +25,7 @@ from conveyor.runtime.actor.runtime import ActorRuntime
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.process import Process
+from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.deadlock import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
@@ -48,9 +49,11 @@ class Worker:
         self.coroutines: Coroutines | None = None
         self._stopping = False
         self._ending = False
+        #: What has left by ``sys.exit`` on a thread, with the method's name and its call.
+        self._left: tuple[SystemExit, str, int] | None = None
         self.runtime = ActorRuntime(self, socket.socket(fileno=request))
         self.control = Control(self, _core.Segment.attach(ctl), socket.socket(fileno=control))
-        self.calls = Calls(self.process, self.instance, self.control, self._started)
+        self.calls = Calls(self.process, self.instance, self.control, self._started, self.leave)
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
@@ -75,7 +78,7 @@ class Worker:
         """What the main thread runs, in words."""
         _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
-        return label or f"{self.hello.name}.{what}"
+        return label or f"{self.hello.name}.{method_of(what)}"
 
     def stop(self) -> None:
         """End in good order: what is queued is done first."""
@@ -86,6 +89,12 @@ class Worker:
         sees to it that it does not take too long."""
         self._ending = True
         self.calls.end()
+
+    def leave(self, error: SystemExit, name: str, call: int) -> None:
+        """A method on a thread has left by ``sys.exit``, which is the main thread's to do."""
+        if self._left is None:
+            self._left = error, name, call
+        self.end()
 
     @property
     def _over(self) -> bool:
@@ -106,7 +115,7 @@ class Worker:
             self.handlers.clear()
 
     def _begin_end(self) -> None:
-        if not self._ending:
+        if not self._ending or self._left is not None:
             grace.limit(self.hello.name, self.hello.grace)
 
     def _end_instance(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
@@ -138,6 +147,10 @@ class Worker:
             handler = handlers.get(wait())
             if handler is not None:
                 handler()
+        if self._left is not None:
+            error, name, call = self._left
+            self.process.inbox.running_call(name, call)  # what the error says that it was running
+            raise error
 
     def _run_with_loop(self) -> None:
         import asyncio

@@ -23,7 +23,7 @@ from conveyor.runtime.refs.ref import (
 )
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
-from conveyor.runtime.status import describe_status
+from conveyor.runtime.status import describe_status, method_of
 from conveyor.runtime.waiting.deadlock import CALLS, Blockers, Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 
@@ -359,7 +359,7 @@ class Link:
         return value
 
     def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
-        method = ref.method.partition("#")[0] if isinstance(ref, CallRef) else ""
+        method = method_of(ref.method) if isinstance(ref, CallRef) else ""
         if ref._number < 0:
             with self._lock:
                 _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
@@ -384,7 +384,7 @@ class Link:
         return self.gone
 
     def describe(self, ref: Ref) -> str:
-        method = ref.method if isinstance(ref, CallRef) else "call"
+        method = method_of(ref.method) if isinstance(ref, CallRef) else "call"
         if self._is_control:
             return f"{self.actor_name} to take note of {method}"
         number = f" (call {ref._number})" if ref._number >= 0 else " (not sent yet)"

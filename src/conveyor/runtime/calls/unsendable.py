@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.channel import blamed
 from conveyor.exceptions import SerializationError
+from conveyor.runtime.status import method_of
 
 if TYPE_CHECKING:
     from conveyor.channel.blame import Given
@@ -70,7 +71,7 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def _of_result(actor: str, method: str, result: Any, num_returns: int) -> Iterator[Given]:
     from conveyor.channel.blame import Given
 
-    label = f"{actor}.{method.partition('#')[0]}"
+    label = f"{actor}.{method_of(method)}"
     if method.endswith(("#next", "#anext")):
         yield Given.result(f"an item of {label}", result[0])
     elif num_returns > 1:

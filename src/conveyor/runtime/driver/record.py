@@ -21,6 +21,7 @@ from conveyor.exceptions import (
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.process import BellBits
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo, ProcessOptions
+from conveyor.runtime.status import method_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.calls.constructor import Kept
@@ -208,7 +209,7 @@ class ActorRecord:
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
         if state != 0:
-            doing = what
+            doing = method_of(what)
             if graph:
                 doing = label(graph, node) if label is not None else None
                 doing = doing or self._label(graph, node) or f"node {node} of graph {graph}"
