@@ -11,7 +11,8 @@ from typing import Any
 #: Longer times are as good as none, and fit no clock in nanoseconds.
 MOST_SECONDS = 1e9
 #: Files hold a multiple of it.
-_MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50
+_MOST_UNITS = 1_000_000
 
 
 def check_timeout(value: Any, name: str = "timeout") -> float | None:
@@ -27,7 +28,8 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     if value != value:
         raise ValueError(f"{name} must be a number of seconds or None, not nan")
-    return float(value) if value <= MOST_SECONDS else -1.0
+    # Beyond these bounds an integer may fit no float.
+    return float(value) if -MOST_SECONDS <= value <= MOST_SECONDS else -1.0
 
 
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
@@ -57,7 +59,7 @@ def check_bytes(value: Any, name: str) -> int:
     """
     if not _is_number(value):
         raise TypeError(f"{name} must be a number of bytes, such as 2 << 30, not {value!r}")
-    if not 1 <= value <= _MOST_BYTES:
+    if not 1 <= value <= MOST_BYTES:
         raise ValueError(f"{name} must be a number of bytes from 1 to 2**50, not {value!r}")
     return int(value)
 
@@ -107,13 +109,73 @@ def check_env_vars(value: Any, name: str = "env_vars") -> Mapping[str, str]:
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise TypeError(f"{name} must be a dict of str to str, but has {key!r}: {text!r}")
-        if not key or "=" in key or "\0" in key + text:
+        if not key or "=" in key or "\0" in key + text or not _can_be_bytes(key + text):
             raise ValueError(
                 f"{name} has {key!r}: {text!r}, which cannot be in an environment: a name is not empty "
-                "and has no '=' in it, and neither a name nor a value has a null character"
+                "and has no '=' in it, and neither a name nor a value has a null character or one that "
+                "cannot be encoded"
             )
         if key == "CONVEYOR_SPIN_US" and text:
             check_spin(text)
+    return value
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """``value``, where it is ``True`` or ``False``; ``TypeError`` otherwise."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def check_name(value: Any, name: str) -> str:
+    """``value`` as something's name, which other processes read.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it cannot be encoded.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    if not _is_text(value):
+        raise ValueError(f"{name} must be text that can be encoded as UTF-8, not {value!r}")
+    return str(value)  # of a subclass, too: others may not know it
+
+
+def check_amount(value: Any, name: str) -> float | None:
+    """``value`` as an amount of something that a process gets; ``None`` if nobody says.
+
+    Raises:
+        TypeError: it is neither a number nor ``None``.
+        ValueError: it is less than 0, or more than any machine has.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if not 0 <= value <= _MOST_UNITS:
+        raise ValueError(f"{name} must be a number from 0 to {_MOST_UNITS}, not {value!r}")
+    return value
+
+
+def check_gpus(value: Any, name: str) -> float | None:
+    """The same of GPUs, one of which may be shared, and several may not."""
+    amount = check_amount(value, name)
+    if amount is not None and amount > 1 and amount != int(amount):
+        raise ValueError(f"{name} must be a whole number or a fraction below 1, not {value!r}")
+    return amount
+
+
+def check_count(value: Any, name: str, wanted: str, least: int, most: int | None = None) -> int:
+    """``value``, where it is an integer from ``least`` to ``most``, which ``wanted`` says in words.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is less, or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} must be {wanted}, not {value}")
     return value
 
 
@@ -139,6 +201,22 @@ def check_shape(shape: Any) -> tuple[int, ...]:
 def _is_number(value: Any) -> bool:
     usual = type(value) in (int, float)  # asked first: `Real` is slow to ask
     return usual or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _can_be_bytes(value: str) -> bool:
+    try:
+        os.fsencode(value)  # which knows of bytes that are no text
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(name: str, text: str, wanted: str) -> float:

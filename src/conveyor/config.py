@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from conveyor.checks import MOST_SECONDS
+from conveyor.checks import MOST_BYTES, MOST_SECONDS, check_name
 from conveyor.exceptions import GraphError
 
 
@@ -75,11 +75,20 @@ class Config:
                 f"slot_bytes must be an integer from 256 to 1048576, not {self.slot_bytes!r}"
             )
         memory = self.memory_bytes
-        if memory is not None and (type(memory) is not int or memory < 1):
-            raise GraphError(f"memory_bytes must be a positive integer or None, not {memory!r}")
+        if memory is not None and (type(memory) is not int or not 1 <= memory <= MOST_BYTES):
+            raise GraphError(
+                f"memory_bytes must be an integer from 1 to 2**50 or None, not {memory!r}"
+            )
         spin = self.spin_us
         if spin is not None and (type(spin) not in (int, float) or not 0 <= spin < 1e6):
             raise GraphError(f"spin_us must be a number from 0 to a million or None, not {spin!r}")
+        for name in ("fail_fast", "cancel_with_await", "ignore_unused", "debug"):
+            if type(getattr(self, name)) is not bool:
+                raise GraphError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        try:
+            check_name(self.name, "name")
+        except (TypeError, ValueError) as error:
+            raise GraphError(str(error)) from None
         for name in ("deadline", "submit_timeout", "get_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and (

@@ -45,6 +45,16 @@ class Actor:
         ({"env_vars": {"a=b": "c"}}, ValueError, "env_vars has 'a=b'"),
         ({"env_vars": {"a": "b\0"}}, ValueError, "env_vars has 'a'"),
         ({"env_vars": {"CONVEYOR_SPIN_US": "x"}}, ValueError, "CONVEYOR_SPIN_US .* not 'x'"),
+        ({"env_vars": {"a": "\ud800"}}, ValueError, "env_vars has 'a'.* cannot be encoded"),
+        ({"env_vars": {"": "b"}}, ValueError, "env_vars has '': 'b'"),
+        ({"runtime_env": {"env_vars": {"a=b": "c"}}}, ValueError, r"\['env_vars'\] has 'a=b'"),
+        ({"grace_seconds": -1}, ValueError, "grace_seconds must be a number of seconds, 0 or more"),
+        ({"log_to_driver": "no"}, TypeError, "log_to_driver must be True or False, not 'no'"),
+        ({"handle_sigterm": 0}, TypeError, "handle_sigterm must be True or False, not 0"),
+        ({"ignore_reinit_error": None}, TypeError, "ignore_reinit_error must be True or False"),
+        ({"raise_descriptor_limit": 1}, TypeError, "raise_descriptor_limit must be True or False"),
+        ({"local_mode": "yes"}, TypeError, "local_mode must be True or False, not 'yes'"),
+        ({"nonsense": 1}, TypeError, "has no option 'nonsense'"),
     ],
 )
 def test_options_of_a_session(leaves_nothing, engine, options, error, text):
@@ -52,6 +62,101 @@ def test_options_of_a_session(leaves_nothing, engine, options, error, text):
         with pytest.raises(error, match=text):
             conveyor.init(engine=engine, **options)
         assert not conveyor.is_initialized()
+
+
+@pytest.mark.parametrize("wrong", [3, [], {}, b"local"])
+def test_an_engine_that_is_none(wrong):
+    with pytest.raises(TypeError, match="engine must be a str, not "):
+        conveyor.init(engine=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"name": 5}, TypeError, "name must be a str, not int"),
+        ({"name": ""}, ValueError, "name must not be empty"),
+        ({"name": "\ud800"}, ValueError, "name must be text that can be encoded"),
+        ({"num_cpus": -1}, ValueError, "num_cpus must be a number from 0 to 1000000, not -1"),
+        ({"num_cpus": 10**400}, ValueError, "num_cpus must be a number from 0 to 1000000"),
+        ({"num_cpus": math.nan}, ValueError, "num_cpus must be a number from 0 to 1000000"),
+        ({"num_gpus": -1}, ValueError, "num_gpus must be a number from 0 to 1000000, not -1"),
+        ({"num_gpus": 1.5}, ValueError, "num_gpus must be a whole number or a fraction below 1"),
+        ({"num_gpus": 1 << 40}, ValueError, "num_gpus must be a number from 0 to 1000000"),
+        ({"num_gpus": True}, TypeError, "num_gpus must be a number, not bool"),
+        ({"max_concurrency": 0}, ValueError, "max_concurrency must be at least 1, not 0"),
+        ({"max_concurrency": 1.5}, TypeError, "max_concurrency must be an integer, not 1.5"),
+        ({"max_restarts": -2}, ValueError, r"max_restarts must be -1 \(no limit\), 0"),
+        ({"max_restarts": None}, TypeError, "max_restarts must be an integer, not None"),
+        ({"env_vars": {"a=b": "c"}}, ValueError, "env_vars has 'a=b'"),
+        ({"env_vars": {"a": "\ud800"}}, ValueError, "env_vars has 'a'.* cannot be encoded"),
+        ({"env_vars": {"a": 5}}, TypeError, "env_vars must be a dict of str to str"),
+        ({"get_if_exists": "yes"}, TypeError, "get_if_exists must be True or False, not 'yes'"),
+    ],
+)
+def test_options_of_an_actor(engine, options, error, text):
+    for wrong in (Actor.options, lambda **options: conveyor.remote(**options)(Actor.__wrapped__)):
+        with pytest.raises(error, match=text):
+            wrong(**options)
+    assert get(Actor.remote().echo.remote(1)) == 1
+
+
+def test_a_name_that_is_more_than_a_text(engine):
+    class Name(str):
+        pass
+
+    actor = Actor.options(name=Name("mine")).remote()
+    assert get(actor.echo.remote(1)) == 1
+    assert conveyor.get_actor("mine") == actor
+
+
+def test_options_of_calls_and_functions(engine):
+    actor = Actor.remote()
+    double = conveyor.remote(lambda x: 2 * x)
+    for options in (actor.echo.options, double.options, lambda **o: conveyor.method(**o)):
+        for wrong in (0, -1, 1 << 40, 10**400):
+            with pytest.raises(ValueError, match="num_returns must be from 1 to 10000, not"):
+                options(num_returns=wrong)
+        with pytest.raises(TypeError, match="num_returns must be an integer, not "):
+            options(num_returns="2")
+    for wrong in (0, "", "actor", Actor):
+        with pytest.raises(TypeError, match="on must be an actor's handle, not "):
+            double.options(on=wrong)
+    with pytest.raises(TypeError, match="graceful must be True or False, not 'yes'"):
+        conveyor.kill(actor, graceful="yes")
+    with pytest.raises(TypeError, match="no_restart must be True or False, not None"):
+        conveyor.kill(actor, no_restart=None)
+    assert get(actor.echo.remote(1)) == 1
+    with pytest.raises(ValueError, match=r"<lambda> has num_returns=2 and must return") as raised:
+        get(double.options(num_returns=2).remote(1))
+    assert "#" not in str(raised.value.cause)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"name": 5}, "name must be a str, not int"),
+        ({"name": None}, "name must be a str, not NoneType"),
+        ({"name": "\ud800"}, "name must be text that can be encoded"),
+        ({"fail_fast": "no"}, "fail_fast must be True or False, not 'no'"),
+        ({"cancel_with_await": 0}, "cancel_with_await must be True or False, not 0"),
+        ({"ignore_unused": None}, "ignore_unused must be True or False, not None"),
+        ({"debug": 1}, "debug must be True or False, not 1"),
+        ({"memory_bytes": 10**400}, r"memory_bytes must be an integer from 1 to 2\*\*50 or None"),
+        ({"depth": 0}, "depth must be an integer from 1 to 4096, not 0"),
+        ({"stream_items": 1 << 40}, "stream_items must be an integer from 1 to 4096"),
+        ({"function_workers": 0}, "function_workers must be a positive integer, not 0"),
+        ({"slot_bytes": 1 << 40}, "slot_bytes must be an integer from 256 to 1048576"),
+        ({"spin_us": -1}, "spin_us must be a number from 0 to a million or None, not -1"),
+        ({"deadline": 0}, "deadline must be a number above 0"),
+        ({"get_timeout": math.inf}, "get_timeout must be a number above 0"),
+    ],
+)
+def test_settings_of_a_graph(engine, options, text):
+    dag = Actor.remote().echo.bind(InputNode())
+    with pytest.raises(conveyor.exceptions.GraphError, match=text):
+        dag.compile(**options)
+    with dag.compile() as graph:
+        assert get(graph.execute(1)) == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -117,7 +222,17 @@ def test_timeouts(engine):
         ):
             wait(math.nan)
     # What is a number is taken.
-    for t in (WAIT, -1, math.inf, 1e300, 10**400, np.float32(WAIT), np.int64(WAIT)):
+    for t in (
+        WAIT,
+        -1,
+        math.inf,
+        1e300,
+        10**400,
+        -(10**400),
+        -math.inf,
+        np.float32(WAIT),
+        np.int64(WAIT),
+    ):
         assert conveyor.get(call, timeout=t) == 1
         assert conveyor.get(graph.execute(2, timeout=t), timeout=t) == 2
         assert conveyor.wait([call], timeout=t) == ([call], [])

@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.methods import make_table
+from conveyor.checks import check_count, check_flag
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
 
@@ -54,13 +55,8 @@ def wait(
     """
     if isinstance(refs, (str, bytes)) or not isinstance(refs, Sequence):
         raise TypeError(f"wait() takes a list of references, not {type(refs).__name__}")
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise TypeError(f"num_returns must be an integer, not {type(num_returns).__name__}")
-    if not 1 <= num_returns <= len(refs):
-        raise ValueError(
-            f"num_returns must be from 1 to the number of references, which is {len(refs)}, "
-            f"not {num_returns}"
-        )
+    wanted = f"from 1 to the number of references, which is {len(refs)}"
+    check_count(num_returns, "num_returns", wanted, 1, len(refs))
     return context.current().wait(list(refs), num_returns, timeout)
 
 
@@ -93,6 +89,8 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, graceful: bool = False)
     """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"kill() takes an actor's handle, not {type(actor).__name__}")
+    check_flag(no_restart, "no_restart")
+    check_flag(graceful, "graceful")
     check_usable(actor)
     actor._runtime.kill(actor._id, no_restart, graceful)
 

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime.protocol import MethodInfo
 
@@ -44,11 +45,12 @@ def method(*wrong: Any, num_returns: int = 1) -> Callable[[FunctionT], FunctionT
 
 
 def check_num_returns(num_returns: Any) -> None:
-    """Raise unless ``num_returns`` is an integer from 1 up."""
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise TypeError(f"num_returns must be an integer, not {num_returns!r}")
-    if num_returns < 1:
-        raise ValueError(f"num_returns must be at least 1, not {num_returns}")
+    """Raise unless ``num_returns`` is an integer from 1 to as many as anybody can have names for."""
+    check_count(num_returns, "num_returns", f"from 1 to {_MOST_RETURNS}", 1, _MOST_RETURNS)
+
+
+#: Each is a reference of its own, made with the call.
+_MOST_RETURNS = 10_000
 
 
 class Entry:

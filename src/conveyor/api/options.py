@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conveyor.api.unused import ACTOR_OPTIONS, take_out
-from conveyor.checks import check_env_vars
+from conveyor.checks import (
+    check_amount,
+    check_count,
+    check_env_vars,
+    check_flag,
+    check_gpus,
+    check_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +47,13 @@ class ActorOptions:
                 "an actor; put methods with limits of their own into actors of their own"
             )
         take_out(options, ACTOR_OPTIONS, "an actor")
-        for name, value in options.items():
+        for name in options:
             if name not in _CHECKS:
                 raise TypeError(f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}")
-            _CHECKS[name](name, value)
-        if rays or "env_vars" in options:
-            options["env_vars"] = {**rays, **(options.get("env_vars") or {})}
-        if "num_gpus" in options:
-            options["num_gpus"] = options["num_gpus"] or 0
-        return replace(self, **options)
+        checked = {name: _CHECKS[name](value, name) for name, value in options.items()}
+        if rays or "env_vars" in checked:
+            checked["env_vars"] = {**rays, **checked.get("env_vars", {})}
+        return replace(self, **checked)
 
 
 def runtime_env(value: Any) -> Mapping[str, str]:
@@ -71,49 +76,29 @@ def runtime_env(value: Any) -> Mapping[str, str]:
     return check_env_vars(env_vars, "runtime_env['env_vars']")
 
 
-def _check_name(option: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{option} must be a str, not {type(value).__name__}")
+def _name(value: Any, option: str) -> str | None:
+    if value is None:
+        return None
     if value == "":
         raise ValueError(f"{option} must not be empty")
+    return check_name(value, option)
 
 
-def _check_flag(option: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{option} must be True or False, not {value!r}")
+def _concurrency(value: Any, option: str) -> int | None:
+    return None if value is None else check_count(value, option, "at least 1", 1)
 
 
-def _check_amount(option: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{option} must be a number, not {type(value).__name__}")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{option} must be a number from 0 up, not {value!r}")
+def _restarts(value: Any, option: str) -> int:
+    return check_count(value, option, "-1 (no limit), 0 (never) or more", -1)
 
 
-def _check_count(option: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{option} must be an integer, not {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{option} must be at least 1, not {value}")
-
-
-def _check_restarts(option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{option} must be an integer, not {type(value).__name__}")
-    if value < -1:
-        raise ValueError(f"{option} must be -1 (no limit), 0 (never) or more, not {value}")
-
-
-_CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "name": _check_name,
-    "num_cpus": _check_amount,
-    "num_gpus": _check_amount,
-    "max_concurrency": _check_count,
-    "max_restarts": _check_restarts,
-    "env_vars": lambda option, value: check_env_vars(value, option),
-    "get_if_exists": _check_flag,
+#: Each gives the option's value back, or raises with its name.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "name": _name,
+    "num_cpus": check_amount,
+    "num_gpus": lambda value, option: check_gpus(value, option) or 0,
+    "max_concurrency": _concurrency,
+    "max_restarts": _restarts,
+    "env_vars": check_env_vars,
+    "get_if_exists": check_flag,
 }

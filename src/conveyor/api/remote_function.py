@@ -105,7 +105,7 @@ class RemoteFunction:
         """
         if num_returns is not None:
             check_num_returns(num_returns)
-        on = on or self._on
+        on = self._on if on is None else on
         if on is not None:
             if not isinstance(on, ActorHandle):
                 raise TypeError(f"on must be an actor's handle, not {type(on).__name__}")

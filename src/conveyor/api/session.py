@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from types import NoneType
 from typing import Any
 
 from conveyor.api.options import runtime_env
 from conveyor.api.unused import INIT_OPTIONS, take_out
-from conveyor.checks import check_bytes
+from conveyor.checks import check_bytes, check_flag
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
@@ -55,6 +56,13 @@ def init(
             its range.
         TypeError: an option that the engine does not have.
     """
+    if not isinstance(engine, (str, NoneType)):
+        raise TypeError(f"engine must be a str, not {type(engine).__name__}")
+    check_flag(ignore_reinit_error, "ignore_reinit_error")
+    check_flag(log_to_driver, "log_to_driver")
+    check_flag(handle_sigterm, "handle_sigterm")
+    for name in ("local_mode", "raise_descriptor_limit"):
+        check_flag(options.get(name, False), name)
     address = options.pop("address", None)
     if engine is not None and engine not in _ENGINES and _is_address(engine):
         engine, address = None, engine  # Ray's first argument

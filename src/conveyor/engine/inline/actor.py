@@ -346,7 +346,8 @@ class Call(Job):
         count = self._num_returns
         try:
             if count > 1:
-                result = elements(result, count, f"{self.actor.name}.{self.method}")
+                label = f"{self.actor.name}.{method_of(self.method)}"
+                result = elements(result, count, label)
             value = self.actor.crossing.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)

@@ -305,7 +305,8 @@ class Calls:
     def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
         try:
             if num_returns > 1:
-                result = elements(result, num_returns, f"{self._instance.name}.{name}")
+                label = f"{self._instance.name}.{method_of(name)}"
+                result = elements(result, num_returns, label)
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
         except SerializationError as error:
