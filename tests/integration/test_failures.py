@@ -17,6 +17,7 @@ from integration_helpers import WAIT, chain, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
+from conveyor.runtime.graph.process_graph import ProcessGraph
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -450,6 +451,86 @@ def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until
     assert conveyor.get(a.echo.remote(1), timeout=WAIT) == 1
     with chain(a.echo).compile() as graph:
         assert conveyor.get(graph.execute(2), timeout=WAIT) == 2
+
+
+@pytest.mark.parametrize("effects", [False, True])
+def test_no_limit_wins_over_the_graphs_own_however_results_are_got(a, latches, effects):
+    inside, go = latches(), latches()
+    with InputNode() as inp:
+        dag = a.hold.bind(inp, go.path)
+        if effects:
+            dag = MultiOutputNode([inp], effects=[dag])
+    waiting = []
+    with dag.compile(get_timeout=0.05) as graph:
+        result = graph.execute(inside.path)
+        ref = result[0] if effects else result
+        for refs in (ref, [ref], (ref,), {"a": [ref]}):
+            with pytest.raises(WaitTimeoutError):
+                conveyor.get(refs)
+            outcomes = []
+
+            def get_without_limit(refs=refs, outcomes=outcomes):
+                try:
+                    outcomes.append(("value", conveyor.get(refs, timeout=-1)))
+                except Exception as error:
+                    outcomes.append(("error", error))
+
+            thread = threading.Thread(target=get_without_limit)
+            thread.start()
+            waiting.append((thread, outcomes))
+        for thread, outcomes in waiting:
+            thread.join(0.1)  # twice as long as the graph says
+            assert thread.is_alive(), outcomes
+        go.open()
+        for thread, outcomes in waiting:
+            thread.join(WAIT)
+            assert [kind for kind, _ in outcomes] == ["value"], outcomes
+
+
+def test_a_graphs_own_limit_holds_for_an_execution_with_a_deadline_too(a, latches):
+    inside, go = latches(), latches()
+    with InputNode() as inp:
+        dag = a.hold.bind(inp, go.path)
+    with dag.compile(get_timeout=0.05) as graph:
+        ref = graph.execute(inside.path, deadline=2 * WAIT)
+        with pytest.raises(WaitTimeoutError, match=r"timed out after 0\.05 s"):
+            conveyor.get(ref)
+        go.open()
+        assert conveyor.get(ref, timeout=WAIT) is None
+
+
+def test_time_that_another_thread_has_had_the_result_for_counts(a, latches, monkeypatch):
+    inside, go = latches(), latches()
+    limits = {}
+    wait_for = ProcessGraph.wait_for
+
+    def noting(self, ref, timeout):
+        limits[threading.current_thread().name] = timeout
+        return wait_for(self, ref, timeout)
+
+    monkeypatch.setattr(ProcessGraph, "wait_for", noting)
+    with InputNode() as inp:
+        dag = a.hold.bind(inp, go.path)
+    with dag.compile() as graph:
+        ref = graph.execute(inside.path)
+
+        def get(seconds):
+            with suppress(WaitTimeoutError):
+                conveyor.get(ref, timeout=seconds)
+
+        first = threading.Thread(target=get, args=(0.5,), name="first")
+        first.start()
+        while "first" not in limits:
+            assert first.is_alive()
+        second = threading.Thread(target=get, args=(WAIT,), name="second")
+        second.start()
+        first.join(WAIT)
+        while "second" not in limits:
+            assert second.is_alive()
+        go.open()
+        second.join(WAIT)
+    assert limits["first"] == 0.5
+    assert limits["second"] < WAIT, "of its own time it has spent some"
 
 
 def test_get_timeout_says_what_is_waited_for(a, b, latches):

@@ -58,6 +58,7 @@ class _Nowhere:
 
     gate: Any = None
     cancel_with_await = False
+    get_timeout: float | None = None
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         raise AssertionError("a put value is always there")

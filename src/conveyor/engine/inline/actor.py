@@ -250,6 +250,7 @@ class Call(Job):
     #: For `Ref`: there is no channel that a result would have to be taken out of.
     gate: Any = None
     cancel_with_await = True
+    get_timeout: float | None = None
 
     def __init__(self, actor: Actor, method: str, num_returns: int) -> None:
         super().__init__(actor.host, f"{actor.name}.{method} (not sent yet)")

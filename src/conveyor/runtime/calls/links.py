@@ -95,6 +95,7 @@ class Link:
     has room; calls beyond that, and calls whose arguments are not there yet, wait in this process."""
 
     cancel_with_await = True
+    get_timeout: float | None = None
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class CompiledGraph(ABC):
         self.config = config
         self._number = number
         self.cancel_with_await = config.cancel_with_await
+        self.get_timeout = config.get_timeout
         self._closed: ConveyorError | None = None
         self._failure: ConveyorError | None = None
 

@@ -49,6 +49,7 @@ class Execution:
         "cancel_with_await",
         "deadline",
         "gate",
+        "get_timeout",
         "graph",
         "seconds",
     )
@@ -58,6 +59,7 @@ class Execution:
         self.graph = graph
         self.gate = graph.gate
         self.cancel_with_await = graph.cancel_with_await
+        self.get_timeout = graph.get_timeout
         self.deadline = deadline
         self.seconds = seconds
         self._report: tuple[int, list[int]] | None = None

@@ -128,8 +128,6 @@ class ProcessGraph(SubmittingGraph):
     # Waiting
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        if timeout is None:
-            timeout = self.config.get_timeout
         gate = ref._gate
         value = gate.get(ref._number, ref._reader, 0.0 if timeout == 0 else _FIRST_LOOK)
         if value is not EMPTY:

@@ -48,9 +48,9 @@ class EffectRef(GraphRef):
     def get(self, timeout: float | None = None) -> Any:
         timeout = check_timeout(timeout)
         if timeout is None or timeout < 0:
-            value = self._result.get()
+            value = self._result.get(timeout)
             for effect in self._effects:
-                effect.get()
+                effect.get(timeout)
             return value
         end = time.monotonic() + timeout
         value = self._result.get(timeout)
@@ -208,7 +208,8 @@ def get_all(refs: Any, timeout: float | None) -> Any:
 
     def value(item: Any) -> Any:
         if isinstance(item, Ref):
-            return item.get(max(end - time.monotonic(), 0.0) if limited else None)
+            # A negative one is said: it wins over what a graph's setting says.
+            return item.get(max(end - time.monotonic(), 0.0) if limited else timeout)
         if isinstance(item, list):
             return [value(i) for i in item]
         if isinstance(item, tuple):

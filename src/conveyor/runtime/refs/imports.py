@@ -196,6 +196,7 @@ class Imports:
     #: For `Ref`: what it waits for comes by messages.
     gate: Any = None
     cancel_with_await = False
+    get_timeout: float | None = None
 
     def __init__(self, session: str, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         Outcome.prepare()

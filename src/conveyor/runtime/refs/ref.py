@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +70,8 @@ class Source(Protocol):
     gate: _core.Gate
     #: Whether the result is cancelled with the last task that awaits it.
     cancel_with_await: bool
+    #: Seconds that ``get`` waits where it is not said; ``None``: as long as it takes.
+    get_timeout: float | None
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         """The result as the gate gave it; raises what ended the wait instead. The slow path.
@@ -207,8 +210,11 @@ class Ref(_core.RefCore):
         return outcome
 
     def _settle(self, timeout: float | None) -> Any:
+        if timeout is None:
+            timeout = self._source.get_timeout
         # One thread takes the result out of the channel; others who want it wait for that one.
         if not self._claim():
+            end = None if timeout is None else time.monotonic() + timeout
             runtime = context.current()
             with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
                 wait_until(
@@ -221,6 +227,8 @@ class Ref(_core.RefCore):
                 )
             if self._outcome is not EMPTY:
                 return self._outcome
+            if end is not None:
+                timeout = max(end - time.monotonic(), 0.0)
         try:
             while self._outcome is EMPTY:
                 try:
