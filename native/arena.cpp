@@ -228,7 +228,10 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   out_.push_back(block);
   // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
   // more, and nobody else wakes the thread for it. Whoever leaves from now on does (Returns::note).
-  if (!block->held()) returns_->wake();
+  if (block->held()) return;
+  if (!closed_) return returns_->wake();
+  out_.pop_back();  // nor is there a thread any more
+  free(block, now_ns());
 }
 
 void Arena::release(Block* block, bool drops) noexcept {
@@ -246,6 +249,7 @@ void Arena::free(Block* block, uint64_t now) noexcept {
   }
   if (block->readers) dropped_.push_back(std::move(block->readers));
   free_[class_of(block->size)].push_back(block);
+  if (closed_ && !fd_) return drop_pages(block);
   if (asleep_) {
     asleep_ = false;
     returns_->wake();

@@ -142,8 +142,8 @@ class Arena {
   // Have the thread do so now, with all that is free. With the GIL: lets go of what blocks that are done
   // have kept.
   void give_back_soon();
-  // At the end of a session: nothing more can be allocated, and what is free is given back. May be called
-  // while other threads allocate.
+  // At the end of a session: nothing more can be allocated, and what is free is given back, now or when it is
+  // released. May be called while other threads allocate, or publish.
   void close();
 
   struct ForkHandlers;
@@ -169,6 +169,7 @@ class Arena {
   // Take blocks that have been free for `idle_ns`, at most `count`, with at least `bytes` if there are.
   std::vector<Block*> detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes);
   void dissolve(Block* block) noexcept;
+  void drop_pages(Block* block) noexcept;
   void stop_punching();
 
   // Without it.

@@ -77,11 +77,21 @@ void Arena::close() {
   stop_punching();
 }
 
+// Needs no descriptor. What is not to be had in this way goes with the arena.
+void Arena::drop_pages(Block* block) noexcept {
+  if (block->touched == 0 || ::madvise(block->base, block->touched, MADV_REMOVE) != 0) return;
+  touched_.fetch_sub(block->touched, std::memory_order_relaxed);
+  count(-int64_t(block->touched));
+  block->touched = 0;
+}
+
 void Arena::stop_punching() {
   punched_.fetch_add(1, std::memory_order_relaxed);
   futex_wake_all(&punched_);
   if (--punching_ != 0 || !closed_) return;
   fd_.reset();
+  for (auto& list : free_)  // since the last of them were looked for
+    for (Block* block : list) drop_pages(block);
   // Arrays made in place keep it open for the fork handler.
   for (auto& window : windows_)
     if (window) window->close_file();

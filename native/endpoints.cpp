@@ -120,7 +120,7 @@ Frame Reader::frame_of(const SlotHeader& slot) const {
           if (entry.offset & kInBlock) f.beside += entry.length;
   }
   if (slot.block != 0) {
-    f.lease = std::make_shared<Lease>(view, slot.block - 1, slot.block_size, ring.reader());
+    f.lease = std::make_shared<Lease>(*view, slot.block - 1, slot.block_size, ring.reader());
     if (f.body == nullptr) f.body = f.lease->data();
   }
   return f;
@@ -223,6 +223,7 @@ void Reader::close() {
   }
   front_.reset();
   ring.close();
+  view.reset();  // no frame will be looked for there
   if (raised) std::rethrow_exception(raised);
 }
 

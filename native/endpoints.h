@@ -107,7 +107,7 @@ class Reader {
   void close();
 
   RingReader ring;
-  std::shared_ptr<ArenaView> view;
+  std::shared_ptr<ArenaView> view;  // none once it is closed: its ring is empty then
   bool readonly;
   uint64_t tag = 0;  // of the frame received last
   Kind kind = Kind::kValue;

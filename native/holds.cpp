@@ -147,6 +147,7 @@ Mapping::~Mapping() {
 void Mapping::close_file() {
   std::shared_ptr<const Fd> closed;
   std::lock_guard lock(Holds::get().mutex);
+  file_unused_ = true;
   if (holds_ == 0) closed.swap(file_);
 }
 
@@ -191,9 +192,11 @@ bool Hold::pinned() const {
 
 bool Hold::leave_now(uint64_t& left) noexcept {
   Holds& h = Holds::get();
+  std::shared_ptr<const Fd> closed;
   std::lock_guard lock(h.mutex);
   CONVEYOR_ASSERT(mapping_.holds_ != 0);
   --mapping_.holds_, --h.count;
+  if (mapping_.holds_ == 0 && mapping_.file_unused_) closed.swap(mapping_.file_);
   left = h.forks;
   return !h.pinned_now(born_);
 }

@@ -21,8 +21,10 @@ class Mapping {
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
-  // Let go of the file, if nobody holds anything here; then nobody will.
+  // Let go of the file, now or when nobody holds anything here any more; then nobody will.
   void close_file();
+  // While somebody holds something here.
+  int fd() const { return file_->get(); }
 
   char* const base;
   const size_t size;
@@ -35,6 +37,7 @@ class Mapping {
   const uint64_t offset_;
   // With the mutex of Holds:
   size_t holds_ = 0;
+  bool file_unused_ = false;  // but for what is held
   Mapping* previous_ = nullptr;
   Mapping* next_ = nullptr;
 };

@@ -7,13 +7,17 @@ namespace conveyor {
 
 namespace {
 
-void end_lease(const ArenaView& view, BlockHeader* header, uint32_t reader, uint32_t generation) {
+void note_return(Returns* returns) {
+  if (returns != nullptr) returns->note();
+}
+
+void end_lease(Returns* returns, BlockHeader* header, uint32_t reader, uint32_t generation) {
   uint32_t expected = BlockHeader::held(generation);
   // Sequentially consistent for Returns::note; release: our reads of the block come before the writer's
   // reuse of it. Only from `held` of the same generation: if the writer took this process for dead, the
   // word belongs to a newer value by now.
   header->lease[reader].compare_exchange_strong(expected, BlockHeader::done(generation), std::memory_order_seq_cst, std::memory_order_relaxed);
-  view.note_return();
+  note_return(returns);
 }
 
 }  // namespace
@@ -54,7 +58,7 @@ void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept 
   if (mapped != nullptr) {
     auto* header = reinterpret_cast<BlockHeader*>(mapped);
     const uint32_t word = header->lease[reader].load(std::memory_order_relaxed);
-    if (header->magic == kBlockMagic && (word & 1) != 0) end_lease(*this, header, reader, word >> 1);
+    if (header->magic == kBlockMagic && (word & 1) != 0) end_lease(returns_.get(), header, reader, word >> 1);
     return;
   }
   // Read and written through the file, which is the same memory. Nobody else writes this word: the writer
@@ -67,7 +71,7 @@ void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept 
   // The system call orders our earlier reads before it; there were none of this block.
   while (::pwrite(fd(), &word, sizeof word, at) < 0 && errno == EINTR) {
   }
-  note_return();
+  note_return(returns_.get());
 }
 
 namespace {
@@ -82,13 +86,13 @@ char* checked_block(ArenaView& view, uint64_t offset, uint64_t size, uint32_t re
 
 }  // namespace
 
-Lease::Lease(std::shared_ptr<ArenaView> view, uint64_t offset, uint64_t size, uint32_t reader)
-    : view_(std::move(view)), offset_(offset), size_(size), block_(checked_block(*view_, offset, size, reader, mapping_)), reader_(reader),
+Lease::Lease(ArenaView& view, uint64_t offset, uint64_t size, uint32_t reader)
+    : returns_(view.returns()), offset_(offset), size_(size), block_(checked_block(view, offset, size, reader, mapping_)), reader_(reader),
       generation_(reinterpret_cast<BlockHeader*>(block_)->lease[reader].load(std::memory_order_relaxed) >> 1), hold_(*mapping_) {}
 
 Lease::~Lease() {
-  hold_.leave([view = std::move(view_), mapping = std::move(mapping_), header = reinterpret_cast<BlockHeader*>(block_), reader = reader_, generation = generation_] {
-    end_lease(*view, header, reader, generation);
+  hold_.leave([returns = std::move(returns_), mapping = std::move(mapping_), header = reinterpret_cast<BlockHeader*>(block_), reader = reader_, generation = generation_] {
+    end_lease(returns.get(), header, reader, generation);
   });
 }
 

@@ -36,8 +36,8 @@ static_assert(sizeof(BlockHeader) == kBlockHeader);
 class ArenaView {
  public:
   // `slot`: of the arena's process on `board`, to tell it of leases that have ended; none: nobody is told.
-  ArenaView(int fd, size_t size, std::shared_ptr<Board> board = {}, uint32_t slot = 0)
-      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), board_(std::move(board)), returns_(board_ ? &board_->slot(slot)->returns : nullptr) {}
+  ArenaView(int fd, size_t size, const std::shared_ptr<Board>& board = {}, uint32_t slot = 0)
+      : fd_(std::make_shared<const Fd>(dup_cloexec(fd))), size_(size), returns_(board, board ? &board->slot(slot)->returns : nullptr) {}
   ArenaView(const ArenaView&) = delete;
   ArenaView& operator=(const ArenaView&) = delete;
 
@@ -48,26 +48,24 @@ class ArenaView {
   // have no addresses left for it. Cannot fail but for a block that is none, or whose header is swapped
   // out and does not come back; then the lease ends with the process.
   void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
-  // A lease on a block of this arena has ended.
-  void note_return() const {
-    if (returns_ != nullptr) returns_->note();
-  }
   int fd() const { return fd_->get(); }
+  // Where it is noted that leases have ended; null: nowhere. Keeps the board mapped.
+  const std::shared_ptr<Returns>& returns() const { return returns_; }
 
  private:
   const std::shared_ptr<const Fd> fd_;
   size_t size_;
   std::vector<std::shared_ptr<Mapping>> windows_;
   std::map<uint64_t, std::shared_ptr<Mapping>> big_;  // by offset; no two overlap
-  std::shared_ptr<Board> board_;
-  Returns* returns_;
+  const std::shared_ptr<Returns> returns_;
 };
 
 // One reader's hold on one block; ends with the object, or later if a forked child may still read the block.
 // Inert in a forked child: ending it there would let the writer reuse memory that the parent reads.
+// It needs no view, once it is there: it keeps what the block is mapped with, and nothing else.
 class Lease {
  public:
-  Lease(std::shared_ptr<ArenaView> view, uint64_t offset, uint64_t size, uint32_t reader);
+  Lease(ArenaView& view, uint64_t offset, uint64_t size, uint32_t reader);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -75,11 +73,11 @@ class Lease {
   char* block() const { return block_; }  // with its header
   char* data() const { return block_ + kBlockHeader; }
   size_t capacity() const { return size_ - kBlockHeader; }
-  const std::shared_ptr<ArenaView>& view() const { return view_; }
+  int fd() const { return mapping_->fd(); }  // the arena's
   uint64_t offset() const { return offset_; }
 
  private:
-  std::shared_ptr<ArenaView> view_;
+  std::shared_ptr<Returns> returns_;
   uint64_t offset_;
   uint64_t size_;
   std::shared_ptr<Mapping> mapping_;

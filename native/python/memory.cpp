@@ -34,7 +34,7 @@ Buffer private_pages(const Buffer& b) {
   const uint64_t first = at / kGranule * kGranule;
   const size_t length = size_t(at - first) + b.length;
   auto pages = std::make_shared<PrivatePages>(b.lease, nullptr, 0);
-  void* p = map_file(b.lease->view()->fd(), first, length, MAP_PRIVATE);
+  void* p = map_file(b.lease->fd(), first, length, MAP_PRIVATE);
   if (p == MAP_FAILED) return copied();  // no mapping or no addresses are left; a copy may still fit
   pages->base = static_cast<char*>(p);
   pages->length = length;
@@ -118,7 +118,7 @@ void bind_memory(nb::module_& m) {
 
   nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size, std::shared_ptr<Board> board, uint32_t slot) {
              if (slot >= board->slots()) throw nb::value_error("no such slot");
-             new (self) ArenaView(fd, size, std::move(board), slot);
+             new (self) ArenaView(fd, size, board, slot);
            }, "fd"_a, "size"_a, "board"_a, "slot"_a)
       .def_prop_ro("fd", &ArenaView::fd);
 

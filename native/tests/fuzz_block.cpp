@@ -61,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       dirty.push_back(claim.offset / kGranule);
     }
     try {
-      auto lease = std::make_unique<Lease>(view, claim.offset, claim.size, claim.reader);
+      auto lease = std::make_unique<Lease>(*view, claim.offset, claim.size, claim.reader);
       FUZZ_CHECK(claim.size >= kBlockHeader && claim.size <= arena && claim.offset <= arena - claim.size);
       FUZZ_CHECK(lease->capacity() == claim.size - kBlockHeader);
       fuzz::touch(lease->data() - kBlockHeader, claim.size);

@@ -47,7 +47,7 @@ struct Setup {
     arena.publish(block, readers(count), 0, 0);
     return block;
   }
-  std::unique_ptr<Lease> lease(const Block* block, uint32_t reader = 0) { return std::make_unique<Lease>(view, block->offset, block->size, reader); }
+  std::unique_ptr<Lease> lease(const Block* block, uint32_t reader = 0) { return std::make_unique<Lease>(*view, block->offset, block->size, reader); }
   bool is_out(const Block* block) {
     arena.give_back(kNever);
     return block->readers != nullptr;
@@ -489,12 +489,12 @@ TEST(a_view_refuses_what_lies_outside) {
 
 TEST(a_lease_refuses_what_is_no_block) {
   Setup s;
-  CHECK_THROWS(std::system_error, Lease(s.view, 0, kGranule, 0));  // no header there yet
+  CHECK_THROWS(std::system_error, Lease(*s.view, 0, kGranule, 0));  // no header there yet
   Block* block = s.publish(100);
-  CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, kMaxReaders));
-  CHECK_THROWS(std::system_error, Lease(s.view, block->offset, block->size, UINT32_MAX));
-  CHECK_THROWS(std::system_error, Lease(s.view, block->offset + kGranule, block->size, 0));
-  CHECK_THROWS(std::system_error, Lease(s.view, kFile, kGranule, 0));
+  CHECK_THROWS(std::system_error, Lease(*s.view, block->offset, block->size, kMaxReaders));
+  CHECK_THROWS(std::system_error, Lease(*s.view, block->offset, block->size, UINT32_MAX));
+  CHECK_THROWS(std::system_error, Lease(*s.view, block->offset + kGranule, block->size, 0));
+  CHECK_THROWS(std::system_error, Lease(*s.view, kFile, kGranule, 0));
   CHECK_EQ(live_leases(), 0u);
   CHECK(s.is_out(block));
 }
@@ -629,7 +629,7 @@ TEST(what_is_idle_goes_back_by_itself) {
   const auto send = [&](size_t size) {
     Block* block = peer.arena.allocate(size);
     peer.arena.publish(block, set, 0, 0);
-    return std::make_unique<Lease>(view, block->offset, block->size, 0);
+    return std::make_unique<Lease>(*view, block->offset, block->size, 0);
   };
   std::vector<std::unique_ptr<Lease>> held;
   for (int i = 0; i < 8; ++i) held.push_back(send(4 * kMiB));
@@ -811,7 +811,51 @@ TEST(an_arena_is_closed_while_others_allocate) {
     CHECK(read == text);
     CHECK_THROWS(ArenaFull, peer.arena.allocate(1));
     peer.arena.close();
+    CHECK_EQ(peer.memory(), 0u);
+    CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
   }
+}
+
+// An array that was made in place is dropped after the session, a value is sent to the dead meanwhile: a graph
+// that somebody holds keeps the arena.
+TEST(what_is_released_when_the_arena_is_closed_goes_back_at_once) {
+  Setup s;
+  Peer peer(s, 0, 64 * kMiB);
+  const auto set = s.readers();
+  Block* blocks[] = {peer.arena.allocate(20 * kMiB), peer.arena.allocate(kMiB), peer.arena.allocate(2 * kMiB)};
+  peer.arena.close();
+  CHECK(peer.memory() >= 23 * kMiB);
+  std::memset(blocks[2]->data(), 7, 2 * kMiB);
+  s.board->slot(1)->condition.store(Condition::kDead);
+  peer.arena.publish(blocks[0], set, 0, 0);
+  peer.arena.release(blocks[1]);
+  CHECK(peer.memory() < 3 * kMiB);
+  CHECK_EQ(blocks[2]->data()[2 * kMiB - 1], 7);
+  peer.arena.release(blocks[2]);
+  CHECK_EQ(peer.memory(), 0u);
+  CHECK_EQ(s.board->header()->memory.bytes.load(), 0u);
+}
+
+// A reader's view goes with its last ring, an array that was read there may stay.
+TEST(a_lease_outlives_the_view_and_keeps_nothing_but_its_mapping) {
+  Setup s(4 * kWindow);
+  const size_t before = mappings();
+  const int descriptors = open_descriptors();
+  auto kept = s.lease(s.publish(2 * kMiB));
+  auto big = s.lease(s.publish(20 * kMiB));
+  Block* other = s.publish(20 * kMiB);
+  s.lease(other).reset();
+  s.view.reset();
+  big.reset();
+  CHECK_EQ(mappings(), before + 1 + 3);  // the lease's window, and the arena's own mappings
+  CHECK_EQ(open_descriptors(), descriptors);
+  CHECK_EQ(kept->data()[2 * kMiB - 1], char(2 * kMiB % 251));
+  kept.reset();
+  CHECK_EQ(open_descriptors(), descriptors - 1);
+  CHECK_EQ(mappings(), before + 3);
+  CHECK_EQ(s.arena.blocks_out(), 3u);
+  s.arena.give_back(0);
+  CHECK_EQ(s.arena.blocks_out(), 0u);
 }
 
 // Who has got a block just before the end of the session may still be on its way to hold it.
@@ -823,6 +867,7 @@ TEST(nothing_is_held_where_the_file_has_been_let_go_of) {
   s.arena.close();
   CHECK_THROWS(std::system_error, Hold(*block->mapping));
   CHECK_EQ(live_holds(), 1u);
+  const int descriptors = open_descriptors();
   const pid_t child = ::fork();
   if (child == 0) {
     std::memset(held->data(), 7, 20 * kMiB);
@@ -833,6 +878,7 @@ TEST(nothing_is_held_where_the_file_has_been_let_go_of) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   CHECK_EQ(held->data()[0], 0);
   before.leave([] {});
+  CHECK_EQ(open_descriptors(), descriptors - 1);
 }
 
 TEST(an_arena_is_its_parent_s_in_a_forked_child) {
@@ -1147,7 +1193,7 @@ TEST(a_child_may_hold_leases_of_its_own) {
   Block* block = s.publish(6'000);
   check::Child child([&] {
     auto view = std::make_shared<ArenaView>(s.file.get(), kFile);
-    Lease mine(view, block->offset, block->size, 0);
+    Lease mine(*view, block->offset, block->size, 0);
     CHECK_EQ(live_leases(), 1u);
     CHECK_EQ(mine.data()[5'999], char(6'000 % 251));
   });

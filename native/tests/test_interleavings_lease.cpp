@@ -61,7 +61,7 @@ struct Blocks : Bells {
     arena->publish(block, set(std::move(slots)), 0, 0);
   }
   std::unique_ptr<Lease> take(uint32_t reader, uint32_t view) {
-    return std::make_unique<Lease>(views[view], block->offset, block->size, reader);
+    return std::make_unique<Lease>(*views[view], block->offset, block->size, reader);
   }
   void look(const Lease& lease, uint64_t expected) {
     model::reads(block->data());
@@ -157,7 +157,7 @@ TEST(what_a_reader_leaves_behind_comes_back) {
     if (!reader->empty()) {
       const SlotHeader* slot = reader->front();
       model::reads(slot);
-      lease = std::make_unique<Lease>(b.views[0], slot->block - 1, slot->block_size, 0);
+      lease = std::make_unique<Lease>(*b.views[0], slot->block - 1, slot->block_size, 0);
       reader->advance();
       ++taken;
     }
@@ -194,7 +194,7 @@ TEST(what_a_reader_leaves_behind_comes_back) {
                                       for (; !reader->empty(); reader->advance()) {
                                         const SlotHeader* slot = reader->front();
                                         model::reads(slot);
-                                        Lease(b.views[0], slot->block - 1, slot->block_size, 0);
+                                        Lease(*b.views[0], slot->block - 1, slot->block_size, 0);
                                       }
                                     });
                                   }},
@@ -218,7 +218,7 @@ TEST(a_late_end_ends_no_newer_lease) {
                          [&] { late.reset(); },
                          [&] {
                            if (b.published.load() == 0) return;
-                           auto lease = std::make_unique<Lease>(b.views[2], b.block->offset, b.block->size, 0);
+                           auto lease = std::make_unique<Lease>(*b.views[2], b.block->offset, b.block->size, 0);
                            b.look(*lease, 2);
                            b.look(*lease, 2);
                          }},

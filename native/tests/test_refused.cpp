@@ -119,7 +119,7 @@ TEST(what_cannot_fail_needs_no_memory) {
       cannot_fail([&] { s.arena.publish(blocks.back(), std::move(readers), 0, 0); });
     }
     for (Block* block : blocks) {
-      auto lease = std::make_unique<Lease>(s.view, block->offset, block->size, 0);
+      auto lease = std::make_unique<Lease>(*s.view, block->offset, block->size, 0);
       cannot_fail([&] { lease.reset(); });
     }
   }
@@ -138,7 +138,7 @@ TEST(a_child_without_memory_is_as_any_other) {
   Setup s;
   Block* block = s.arena.allocate(5'000);
   s.arena.publish(block, s.readers(), 0, 0);
-  auto lease = std::make_unique<Lease>(s.view, block->offset, block->size, 0);
+  auto lease = std::make_unique<Lease>(*s.view, block->offset, block->size, 0);
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   check::Child first([&] {

@@ -507,7 +507,7 @@ void read_blocks(const Channel& c, uint32_t r, int arena_fd, uint64_t frames, si
       continue;
     }
     const SlotHeader* slot = reader.front();
-    values.push_back({slot->tag, size_t(slot->size), std::make_unique<Lease>(view, slot->block - 1, slot->block_size, r)});
+    values.push_back({slot->tag, size_t(slot->size), std::make_unique<Lease>(*view, slot->block - 1, slot->block_size, r)});
     CHECK_EQ(slot->tag, reader.next());
     reader.advance();
     CHECK(is_whole(values.back()));

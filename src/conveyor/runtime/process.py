@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions, set_up_codec
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import ending
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.deadlock import Lanes
@@ -48,6 +52,13 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
 
 
+class Reading(Protocol):
+    """Something with reading ends of channels that users may hold for as long as they like."""
+
+    def leave(self) -> None:
+        """Keep what has come, for who still asks, and take no more. Does nothing the second time."""
+
+
 class Process:
     """This process's endpoints. Made once, by the driver's start or by an actor's ``main``."""
 
@@ -76,6 +87,18 @@ class Process:
         #: Of the peers, by slot: which of its processes it is, and its arena.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
         self._peers_lock = threading.Lock()
+        self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
+        self._reading_lock = threading.RLock()  # a signal handler may lay a channel
+        self._closed = False
+
+    def reads(self, part: Reading) -> None:
+        """Have ``part`` leave its channels when the session ends: what is mapped of its writers' arenas
+        is not to last as long as somebody holds a graph, or a ref."""
+        with self._reading_lock:
+            self._reading.add(part)
+            closed = self._closed
+        if closed:  # meanwhile, in another thread
+            part.leave()
 
     def adopt(self, slot: int, incarnation: int, arena_fd: int, eventfd: int) -> None:
         """Make the ``incarnation``-th process of ``slot`` a peer. The descriptors stay the caller's.
@@ -110,12 +133,19 @@ class Process:
             self.inbox.spin_ns = min([self._spin_ns, *self._spin_limits.values()])
 
     def close(self) -> None:
-        """The session is over: values that are held stay, nothing new can come or go."""
+        """The session is over: values that are held stay, nothing new can come or go. What is raised
+        while something is left (Ctrl-C, say) keeps nothing else from being closed."""
+        with self._reading_lock:
+            self._closed = True
+            reading = list(self._reading)
         self.alarm.close()
-        self._peers.clear()
-        self.board.close_fds()
-        self.arena.close()
-        self.inbox.close_fds()
+        with ExitStack() as last:
+            for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
+                last.callback(close)
+            last.callback(self._peers.clear)
+            if not ending.begun_here():  # else all of its memory goes at once
+                for part in reading:
+                    last.callback(part.leave)
 
     def forget(self, slot: int) -> None:
         """``slot`` is no peer any more; values received from it stay as long as they are held."""

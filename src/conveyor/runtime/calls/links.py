@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_va
 from conveyor.runtime.status import describe_status, method_of
 from conveyor.runtime.waiting.deadlock import CALLS, Blockers, Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
+
+logger = logging.getLogger("conveyor")
 
 #: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
 Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
@@ -142,6 +145,7 @@ class Link:
         self.gate = _core.Gate([self._writer], [self._reader], depth, kind, process.inbox)
         if not self._is_control:
             process.sweeper.start()
+        process.reads(self)
         self._limits = link_limits(segment)
         self._mailbox_bit = mailbox_bit
 
@@ -216,6 +220,13 @@ class Link:
     def end(self) -> None:
         """The session is over: who waits for a result looks again."""
         self.gate.closed = True
+
+    def leave(self) -> None:
+        """Keep the results that have come, for who still asks, and take no more."""
+        try:
+            self.gate.leave()
+        except SerializationError as error:  # the ring is broken: nothing is to be had of it
+            logger.warning("%s: %s", self.actor_name, str(error))
 
     def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
         ref = CallRef(self, -1, call[0])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 
 from conveyor import _core
 from conveyor.config import Config
-from conveyor.exceptions import ConveyorError
+from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.plan.model import Call, Plan
 from conveyor.runtime.graph.hosting import Laid
 from conveyor.runtime.graph.layout import make_budget
@@ -16,6 +17,8 @@ from conveyor.runtime.graph.recording import Recording, result_edges
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
+
+logger = logging.getLogger("conveyor")
 
 
 class Epoch:
@@ -32,6 +35,7 @@ class Epoch:
         moved_refs: int,
     ) -> None:
         """Raises why an actor has died that has done so since it was laid."""
+        self._name = name
         self.members = laid.members
         self.bits = laid.bits
         self.segment = laid.segment
@@ -93,12 +97,16 @@ class Epoch:
         self.gate.set_failures(failures, config.fail_fast)
         self.recording.watch(self.gate)
         process.sweeper.start()
+        process.reads(self)
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more: what comes late is
-        given back to its writer. Raises ``SerializationError`` if a ring is broken; all have been left
-        then, too."""
-        with contextlib.ExitStack() as each:
-            for items in self._items.values():
-                each.callback(items.close)
-            self.gate.leave()
+        given back to its writer."""
+        try:
+            with contextlib.ExitStack() as each:
+                for items in self._items.values():
+                    each.callback(items.close)
+                self.gate.leave()
+        except SerializationError as error:
+            # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
+            logger.warning("%s: %s", self._name, str(error))

@@ -17,7 +17,6 @@ from conveyor.exceptions import (
     ArenaFullError,
     ConveyorError,
     GraphTornDownError,
-    SerializationError,
     SessionEndedError,
 )
 from conveyor.plan.model import DRIVER, Plan
@@ -109,7 +108,7 @@ class ProcessGraph(SubmittingGraph):
             with self._lock, self._failing:
                 if self._closed is not None:  # meanwhile: what was laid goes with the rest
                     raise self._closed.with_traceback(None)
-                self._leave()
+                self._epoch.leave()
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)
@@ -300,7 +299,7 @@ class ProcessGraph(SubmittingGraph):
     def teardown(self, kill_actors: bool = False) -> None:
         if self.close(GraphTornDownError(f"{self.name} has been torn down")):
             try:
-                self._leave()
+                self._epoch.leave()
             finally:  # Ctrl-C comes once, and the actors are to be told all the same
                 self._finalizer.detach()
                 if kill_actors:
@@ -318,16 +317,6 @@ class ProcessGraph(SubmittingGraph):
             self._unloading.pop()
         self._process.arena.give_back_soon()  # what its inputs took
         self._host.graphs.discard(self)  # until now it names what its actors run
-
-    def _leave(self) -> None:
-        """Take what has come out of the rings, which are left for good."""
-        try:
-            self._epoch.leave()
-        except SerializationError as error:
-            # Of a broken ring there is nothing to be had. The others have been emptied, and all are closed.
-            import logging
-
-            logging.getLogger("conveyor").warning("%s: %s", self.name, str(error))
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""

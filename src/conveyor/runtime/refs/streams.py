@@ -160,7 +160,8 @@ class Items:
         self._process = process
         self._limits = limits
         self._task = task
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may end the session, or the graph, in the middle of a `take`.
+        self._lock = threading.RLock()
         # What came for one execution while another's items were looked for.
         self._kept: dict[int, deque[Any]] = {}
         self._over: set[int] = set()
