@@ -101,8 +101,32 @@ SlotHeader Reader::checked_front() const {
   return slot;
 }
 
+// Of a body in a block, as much as `announce` looks at, for which no mapping is needed: a table without
+// buffers, and the header that the meta bytes of a frame with definitions begin with, which has its length in
+// front (channel/byvalue.py).
+std::shared_ptr<OwnedMemory> Reader::head_of(const SlotHeader& slot) const {
+  const uint64_t body = slot.block - 1 + kBlockHeader;
+  const auto check = [](bool valid) {
+    if (!valid) throw std::system_error(EPROTO, std::generic_category(), "a frame's header is not valid");
+  };
+  TableHeader table;
+  check(slot.size >= sizeof table);
+  view->read(body, &table, sizeof table);
+  check(table.buffers <= kMaxBuffers);
+  const size_t meta_at = sizeof table + table.buffers * sizeof(BufferEntry);
+  uint32_t length;
+  check(meta_at <= slot.size && table.meta_length <= slot.size - meta_at && table.meta_length >= sizeof length);
+  view->read(body + meta_at, &length, sizeof length);
+  check(length <= table.meta_length - sizeof length);
+  const TableHeader own{uint32_t(sizeof length + length), 0};
+  auto head = std::make_shared<OwnedMemory>(sizeof own + own.meta_length);
+  std::memcpy(head->data, &own, sizeof own);
+  view->read(body + meta_at, head->data + sizeof own, own.meta_length);
+  return head;
+}
+
 // Takes the lease last: a frame that cannot be made has taken none.
-Frame Reader::frame_of(const SlotHeader& slot) const {
+Frame Reader::frame_of(const SlotHeader& slot, bool mapped) const {
   Frame f;
   f.tag = slot.tag;
   f.kind = slot.kind;
@@ -119,15 +143,43 @@ Frame Reader::frame_of(const SlotHeader& slot) const {
         for (const BufferEntry& entry : table->entries)
           if (entry.offset & kInBlock) f.beside += entry.length;
   }
-  if (slot.block != 0) {
+  if (slot.block == 0) return f;
+  if (mapped) {
     f.lease = std::make_shared<Lease>(*view, slot.block - 1, slot.block_size, ring.reader());
     if (f.body == nullptr) f.body = f.lease->data();
+    return f;
   }
+  if (f.body == nullptr && (f.flags & kDefinitions) && f.kind != Kind::kError) {
+    f.memory = head_of(slot);
+    f.body = f.memory->data;
+  }
+  f.unmapped = std::make_shared<UnmappedLease>(view, slot.block - 1, slot.block_size, ring.reader());
   return f;
 }
 
+void Reader::load_unread() {
+  if (front_) return;
+  const SlotHeader slot = checked_front();
+  try {
+    front_ = frame_of(slot);
+    return;
+  } catch (const std::bad_alloc&) {
+    if (slot.block == 0) throw;
+  } catch (const std::system_error& error) {
+    const int number = error.code().value();
+    if (number == EPROTO || number == EFAULT) throw;  // there is no such block
+  }
+  front_ = frame_of(slot, false);
+}
+
 Frame Reader::take() {
-  Frame f = front_ ? std::move(*front_) : frame_of(checked_front());
+  load_front();
+  return take_unread();
+}
+
+Frame Reader::take_unread() noexcept {
+  CONVEYOR_ASSERT(front_);
+  Frame f = std::move(*front_);
   front_.reset();
   tag = f.tag;
   kind = f.kind;
@@ -159,7 +211,7 @@ void Reader::give_up() noexcept {
 bool Reader::announce_front(bool unwanted) {
   const SlotHeader slot = read_once(*ring.front());
   if (!(slot.flags & kDefinitions) || slot.kind == Kind::kError) return true;
-  load_front();
+  if (!front_) load_front();
   const uint64_t number = ring.next();
   const Frame f = *front_;
   unwanted ? discard(f) : announce(f);
@@ -260,7 +312,7 @@ nb::object Reader::receive() {
     return decode(*f);
   } catch (...) {
     lose(*f);
-    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->lease ? f->lease->capacity() : 0));
+    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->block_room()));
     throw;
   }
 }
@@ -354,8 +406,9 @@ uint64_t Gate::completed() const {
   return least;
 }
 
-// What the system has refused to this process is no reason not to go on: it is that result's outcome. What
-// Python has raised (Ctrl-C, no memory for a definition) ends the caller's look, and the frame stays.
+// A block that cannot be mapped here just now is in nobody's way: that is tried again by who gets it. What
+// Python has raised (Ctrl-C, no memory for a definition) ends the caller's look, and the frame stays; so does
+// a lack of memory for a slot's contents, which would leave nobody else any.
 void Gate::stash_front(size_t i) {
   Reader& reader = *readers_[i];
   const uint64_t tag = read_once(reader.ring.front()->tag);
@@ -374,35 +427,33 @@ void Gate::stash_front(size_t i) {
     return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
   }
   try {
+    reader.load_unread();
     if (!reader.announce_front()) return;
-    reader.load_front();
   } catch (nb::python_error& error) {
     if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
-    return stash_failure(i, kBrokenMeta);
-  } catch (const std::system_error& error) {
-    return stash_failure(i, error.code().value() == ENOMEM ? kUnreadMeta : kBrokenMeta);
-  } catch (const std::bad_alloc&) {
-    return stash_failure(i, kUnreadMeta);
+    return stash_broken(i);
+  } catch (const std::system_error&) {
+    return stash_broken(i);
   }
   if (!dropped_[i].empty() && dropped_[i].contains(tag)) {  // while its definitions were learnt
-    const Frame f = reader.take();
+    const Frame f = reader.take_unread();
     dropped_[i].erase(tag);
     taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
     return discard(f);
   }
   auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
-  place->second = reader.take();
+  place->second = reader.take_unread();
   const Frame& f = place->second;
   taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
 }
 
-void Gate::stash_failure(size_t i, const char* meta) {
+void Gate::stash_broken(size_t i) {
   Reader& reader = *readers_[i];
   Frame failure;
   failure.tag = read_once(reader.ring.front()->tag);
   failure.kind = Kind::kError;
-  failure.body = meta;
-  failure.size = std::strlen(meta);
+  failure.body = kBrokenMeta;
+  failure.size = std::strlen(kBrokenMeta);
   stashes_[i].insert_or_assign(failure.tag, failure);
   reader.give_up();
 }
@@ -483,17 +534,18 @@ bool Gate::ready(uint64_t number, size_t i) {
 
 nb::object Gate::take_stashed(uint64_t number, size_t i) {
   auto& stash = stashes_[i];
-  const Frame f = stash.find(number)->second;  // it stays there until it is kept elsewhere
   try {
-    nb::object value = keep(f);
+    Frame& frame = stash.find(number)->second;
+    map_block(frame);
+    nb::object value = keep(frame);  // runs no Python code
     stash.erase(number);
     return value;
-  } catch (nb::python_error& error) {
+  } catch (...) {
+    set_python_error();
+    nb::python_error error;
     // Short of memory, rather than impossible: the result is still to be had.
-    if (!is_final(error.value())) throw;
-    readers_[i]->lose(f);
-    stash.erase(number);
-    throw;
+    if (is_final(error.value())) stash.erase(number);
+    throw error;
   }
 }
 

@@ -92,8 +92,12 @@ class Reader {
   bool announce_front(bool unwanted = false);
   // Let `take` not fail.
   void load_front() {
-    if (!front_) front_ = frame_of(checked_front());
+    front_ ? map_block(*front_) : void(front_ = frame_of(checked_front()));
   }
+  // Let `take_unread` not fail. Where the frame's block cannot be mapped it is left unmapped.
+  void load_unread();
+  // The next frame, out of the ring, as load_unread() has left it.
+  Frame take_unread() noexcept;
   // The next frame, out of the ring unread: its lease ends, and its definitions are sent again.
   void give_up() noexcept;
   // The same for a frame that nobody wants, its definitions learnt if they can be.
@@ -116,7 +120,8 @@ class Reader {
  private:
   SlotHeader checked_front() const;
   void release_front(const SlotHeader& slot) noexcept;
-  Frame frame_of(const SlotHeader& slot) const;
+  Frame frame_of(const SlotHeader& slot, bool mapped = true) const;
+  std::shared_ptr<OwnedMemory> head_of(const SlotHeader& slot) const;
   // The front of the ring, once it has been looked into. Kept until it is taken, because two leases of one
   // reader on one block are one: the first that ended would end both.
   std::optional<Frame> front_;
@@ -220,9 +225,9 @@ class Gate {
   uint64_t taking(uint64_t number, size_t reader, uint64_t since);
   void taken(uint64_t number, size_t reader, uint64_t began, uint64_t bytes, bool failed);
   // The invariant of a result on this side: from when its frame comes until its ref is settled it is in the
-  // ring, in the stash or handed. So whoever could not read it may ask again, or finds why it cannot be read.
+  // ring, in the stash or handed. So whoever could not read it may ask again, also where others had to get by.
   void stash_front(size_t reader);
-  void stash_failure(size_t reader, const char* meta);
+  void stash_broken(size_t reader);
   nb::object take_stashed(uint64_t number, size_t reader);
   void note_dropped(uint64_t number, size_t reader) {
     dropped_[reader].insert(number);

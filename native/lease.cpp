@@ -74,6 +74,17 @@ void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept 
   note_return(returns_.get());
 }
 
+void ArenaView::read(uint64_t offset, void* to, size_t size) const {
+  if (size > size_ || offset > size_ - size) throw std::system_error(EFAULT, std::generic_category(), "outside the arena");
+  for (char* at = static_cast<char*>(to); size != 0;) {
+    const ssize_t n = ::pread(fd(), at, size, off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_errno("read a block");
+    if (n == 0) throw std::system_error(EFAULT, std::generic_category(), "outside the arena");
+    at += n, offset += uint64_t(n), size -= size_t(n);
+  }
+}
+
 namespace {
 
 // Where the block lies, if there is one and `reader` can be one of its readers.

@@ -48,6 +48,8 @@ class ArenaView {
   // have no addresses left for it. Cannot fail but for a block that is none, or whose header is swapped
   // out and does not come back; then the lease ends with the process.
   void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
+  // Copy what lies there, without mapping it. Throws if it lies outside the arena.
+  void read(uint64_t offset, void* to, size_t size) const;
   int fd() const { return fd_->get(); }
   // Where it is noted that leases have ended; null: nowhere. Keeps the board mapped.
   const std::shared_ptr<Returns>& returns() const { return returns_; }
@@ -85,6 +87,34 @@ class Lease {
   uint32_t reader_;
   uint32_t generation_;
   Hold hold_;
+};
+
+// The lease on a block that could not be mapped when its frame was taken: it is taken later, or ended unseen.
+// Inert in a forked child.
+class UnmappedLease {
+ public:
+  UnmappedLease(std::shared_ptr<ArenaView> view, uint64_t offset, uint64_t size, uint32_t reader)
+      : view_(std::move(view)), offset_(offset), size_(size), reader_(reader) {}
+  ~UnmappedLease() {
+    if (view_ && fork_ == fork_generation.load(std::memory_order_relaxed)) view_->forgo(offset_, size_, reader_);
+  }
+  UnmappedLease(const UnmappedLease&) = delete;
+  UnmappedLease& operator=(const UnmappedLease&) = delete;
+
+  // What this stands for, once. Strong: if it throws, it can be tried again.
+  std::shared_ptr<Lease> map() {
+    auto lease = std::make_shared<Lease>(*view_, offset_, size_, reader_);
+    view_.reset();
+    return lease;
+  }
+  size_t capacity() const { return size_ - kBlockHeader; }
+
+ private:
+  std::shared_ptr<ArenaView> view_;  // none: it has been mapped
+  const uint64_t offset_;
+  const uint64_t size_;
+  const uint32_t reader_;
+  const uint64_t fork_ = fork_generation.load();
 };
 
 // How many leases, and arrays made in place, there are.

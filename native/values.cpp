@@ -376,7 +376,7 @@ namespace {
 
 TableView table_of(const Frame& frame) {
   const bool external = frame.flags & kExternal;
-  auto table = read_table(frame.body, frame.size, external && frame.lease ? frame.lease->capacity() : 0);
+  auto table = read_table(frame.body, frame.size, external ? frame.block_room() : 0);
   if (!table) bad_frame();
   return std::move(*table);
 }
@@ -573,7 +573,7 @@ nb::object decode_frame(const Frame& frame) {
 
 void tell_header(const Frame& frame, PyObject* hook) {
   if (hook == nullptr) return;  // the interpreter ends
-  auto table = read_table(frame.body, frame.size, frame.lease ? frame.lease->capacity() : 0);
+  auto table = read_table(frame.body, frame.size, frame.block_room());
   if (!table) bad_frame();
   nb::bytes meta(table->meta, table->meta_length);
   Calling python;

@@ -133,7 +133,22 @@ struct Frame {
   bool kept = false;  // decoded more than once: its memory is nobody's to write
   std::shared_ptr<OwnedMemory> memory;
   std::shared_ptr<Lease> lease;
+  // Instead of the lease, until map_block(): then of a body in the block only what `announce` needs is here.
+  std::shared_ptr<UnmappedLease> unmapped;
+
+  // Behind kInBlock offsets.
+  size_t block_room() const { return lease ? lease->capacity() : unmapped ? unmapped->capacity() : 0; }
 };
+
+// Map the frame's block, if that has not been done. Strong: if it throws, it can be tried again.
+inline void map_block(Frame& frame) {
+  if (!frame.unmapped) return;
+  frame.lease = frame.unmapped->map();
+  frame.unmapped.reset();
+  if (frame.flags & kExternal) return;
+  frame.memory.reset();
+  frame.body = frame.lease->data();
+}
 
 // An encoded value that can be decoded any number of times: in memory of this process, in a file that
 // others can be given, or where its writer has put it, under a lease. Sending a snapshot sends the value
@@ -155,7 +170,6 @@ struct ErrorFrame {
 
 // Metas of error frames for which nothing can be allocated; channel/errors.py puts them into words.
 constexpr const char* kUnsaidMeta = "conveyor:unsaid";  // no memory was left to say what had gone wrong
-constexpr const char* kUnreadMeta = "conveyor:unread";  // the reader had no memory left to look at the frame
 constexpr const char* kBrokenMeta = "conveyor:broken";  // the frame is not valid
 
 // `final_error`: the class of errors that will not go away by decoding again; `arena_full(message,

@@ -71,7 +71,6 @@ NB_MODULE(_core, m) {
 
   m.def("set_codec", &set_codec, "encode"_a, "decode"_a, "announce"_a, "discard"_a, "final_error"_a, "arena_full"_a, "held_alone"_a, "state_error"_a, "refused"_a);
   m.attr("UNSAID") = nb::bytes(kUnsaidMeta);
-  m.attr("UNREAD") = nb::bytes(kUnreadMeta);
   m.attr("BROKEN") = nb::bytes(kBrokenMeta);
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());

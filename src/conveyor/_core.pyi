@@ -375,7 +375,6 @@ OVERDUE: bytes
 """``ErrorFrame.meta`` of what was not run, or came, after the deadline."""
 UNSAID: bytes
 """``ErrorFrame.meta`` where no memory was left to say what had gone wrong."""
-UNREAD: bytes
 """``ErrorFrame.meta`` of a result that this process had no memory left to look at."""
 BROKEN: bytes
 """``ErrorFrame.meta`` of a result that is not valid."""

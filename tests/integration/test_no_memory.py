@@ -1,6 +1,7 @@
 """The system refuses memory: that is the error of the step, the call or the item that it has met."""
 
 import asyncio
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -177,9 +178,43 @@ class Maker:
     def make(self, n):
         return np.ones(n, np.uint8)
 
+    def in_place(self, n):
+        array = conveyor.empty(n, np.uint8)
+        array[:] = 1
+        return array
+
+    def fail(self, n):
+        raise ValueError("x" * n)
+
+    def boxed(self, n):
+        """Of a class that the first of them brings."""
+        if not hasattr(self, "box"):
+
+            class Box:
+                def __init__(self, array):
+                    self.array = array
+
+            self.box = Box
+        return self.box(self.make(n))
+
+    def paired(self, refs_and_size):
+        ref, n = refs_and_size
+        return ref, self.make(n)
+
+    def held(self):
+        """How many values of this process others still hold."""
+        arena = conveyor.runtime.context.current().process.arena
+        arena.give_back()
+        return arena.blocks_out
+
     def count(self, n):
         for i in range(n):
             yield np.ones(BIG, np.uint8) if i == 1 else i
+
+
+def nothing_is_held(maker):
+    gc.collect()
+    assert get(maker.held.remote()) == 0
 
 
 def test_a_result_that_cannot_be_mapped_can_be_had_later():
@@ -207,12 +242,118 @@ def test_a_result_that_cannot_be_mapped_is_in_nobody_s_way():
         big = graph.execute(BIG)
         for _ in range(6):
             assert get(graph.execute(3)).sum() == 3
+        assert big.done()
+        for _ in range(2):
+            with pytest.raises(OutOfMemoryError, match="no addresses"):
+                get(big)
     finally:
         undo()
-    with pytest.raises(OutOfMemoryError, match="could not be mapped here"):
+    # That there was no memory when others passed it is nothing to it.
+    assert get(big).sum() == get(big).sum() == BIG
+    del big
+    nothing_is_held(maker)
+
+
+@pytest.mark.parametrize("how", ["dropped", "torn down", "cancelled"])
+def test_a_result_that_could_not_be_mapped_and_is(how):
+    maker = Maker.remote()
+    graph = compiled(lambda x: maker.make.bind(x), depth=2)
+    get(graph.execute(1))
+    undo = leave(8 << 20)
+    try:
+        refs = [graph.execute(BIG)]
+        assert get(graph.execute(3)).sum() == 3
+        if how == "torn down":
+            graph.teardown()
+        elif how == "cancelled":
+            assert not refs[0].cancel()  # it has come
+        else:
+            refs.clear()
+    finally:
+        undo()
+    if refs:
+        assert get(refs.pop()).sum() == BIG
+    nothing_is_held(maker)
+
+
+def test_an_error_that_could_not_be_mapped():
+    maker = Maker.remote()
+    get(maker.make.remote(1))
+    undo = leave(8 << 20)
+    try:
+        big = maker.fail.remote(BIG)
+        assert get(maker.make.remote(3)).sum() == 3
+        with pytest.raises(OutOfMemoryError, match="no addresses"):
+            get(big)
+    finally:
+        undo()
+    with pytest.raises(TaskError, match="ValueError: xxx"):
         get(big)
-    arena_is_empty = maker.make.remote(0)
-    assert get(arena_is_empty).size == 0
+    del big
+    nothing_is_held(maker)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_definitions_of_a_result_that_cannot_be_mapped_are_known(drop):
+    maker = Maker.remote()
+    graph = compiled(lambda x: maker.boxed.bind(x), depth=4)
+    undo = leave(8 << 20)
+    try:
+        big, small = graph.execute(BIG), graph.execute(3)
+        small = get(small)
+        assert small.array.sum() == 3
+        if drop:
+            del big
+        assert type(get(graph.execute(4))) is type(small)
+    finally:
+        undo()
+    if not drop:
+        box = get(big)
+        assert box.array.sum() == BIG
+        assert type(box) is type(small)
+        del box, big
+    nothing_is_held(maker)
+
+
+def test_refs_in_a_result_that_could_not_be_mapped(wait_until):
+    exports = conveyor.runtime.context.running().exports
+    maker = Maker.remote()
+    graph = compiled(lambda x: maker.paired.bind(x), depth=2)
+    get(graph.execute([conveyor.put(0), 1]))
+    for drop in (False, True):
+        undo = leave(8 << 20)
+        try:
+            big = graph.execute([conveyor.put("inside"), BIG])
+            assert get(get(graph.execute([conveyor.put("small"), 3]))[0]) == "small"
+            if drop:
+                del big
+        finally:
+            undo()
+        if not drop:
+            ref, array = get(big)
+            assert get(ref) == "inside"
+            assert array.sum() == BIG
+            del ref, array, big
+    wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
+    nothing_is_held(maker)
+
+
+def test_a_call_s_result_that_could_not_be_mapped():
+    maker = Maker.remote()
+    get(maker.make.remote(1))
+    undo = leave(8 << 20)
+    try:
+        big = maker.make.remote(BIG)
+        assert get(maker.make.remote(3)).sum() == 3
+        kept = maker.in_place.remote(BIG)
+        assert get([maker.make.remote(i) for i in range(50)])[-1].size == 49
+        with pytest.raises(OutOfMemoryError, match="no addresses"):
+            get([big, kept])
+    finally:
+        undo()
+    assert [int(array.sum()) for array in get([big, kept])] == [BIG, BIG]
+    del big, kept
+    nothing_is_held(maker)
 
 
 def test_an_argument_for_which_there_is_no_memory_is_not_sent():

@@ -106,10 +106,6 @@ _STAND_INS: dict[bytes, Callable[[], Exception]] = {
     _core.UNSAID: lambda: OutOfMemoryError(
         "a task has failed, and its process had no memory left to say why"
     ),
-    _core.UNREAD: lambda: OutOfMemoryError(
-        "a result has come that could not be mapped here: this process had no memory, or no "
-        "addresses, left for it (ulimit -v, vm.max_map_count)"
-    ),
     _core.BROKEN: lambda: SerializationError(
         "a result has come that cannot be read (was shared memory overwritten?)"
     ),
