@@ -9,6 +9,7 @@ constexpr size_t kReleaseGilFrom = 32 * 1024;
 }
 
 void Writer::prepare(Encoded& e, bool beyond_cap) {
+  check_owner(fork_);
   const std::shared_ptr<Budget> none, &budget = beyond_cap ? none : ring.readers()->budget;
   if (e.made && e.size <= ring.capacity()) {
     arena->charge(e.made->block, budget);
@@ -71,6 +72,7 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) noexcept {
 }
 
 void Writer::send_error(const char* meta, size_t size, uint64_t tag) noexcept {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) end_forked_child("code that encodes a value");
   Encoded e;
   e.codec = kBytes;
   e.data = meta;
@@ -300,6 +302,7 @@ nb::object Reader::receive_native() {
 }
 
 nb::object Reader::receive() {
+  check_owner(fork_);
   std::optional<Frame> f;
   try {
     if (decodes_natively()) return receive_native();
@@ -318,6 +321,7 @@ nb::object Reader::receive() {
 }
 
 nb::object Reader::receive_or_leave() {
+  check_owner(fork_);
   const uint64_t number = ring.next();
   if (decodes_natively()) return receive_native();
   load_front();
@@ -328,6 +332,7 @@ nb::object Reader::receive_or_leave() {
 }
 
 nb::object Reader::receive_kept() {
+  check_owner(fork_);
   const uint64_t number = ring.next();
   try {
     if (decodes_natively()) return receive_native();

@@ -30,6 +30,7 @@ class Writer {
     encode(e, value, sent, references, arena.get());
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
+  // Throws in a forked child: the ring is its parent's.
   // `beyond_cap`: errors, which must get through also at the arena's cap.
   void prepare(Encoded& e, bool beyond_cap = false);
   // Publish. Cannot fail: others of the same submission may be on their way already.
@@ -57,6 +58,7 @@ class Writer {
   std::shared_ptr<Recorder> recorder_;
   uint32_t index_ = 0;
   int output_ = -1;
+  const uint64_t fork_ = fork_generation.load();
   bool defined_ = false;  // this channel has carried definitions
   uint32_t lost_ = 0;     // what the ring said of that last
 };
@@ -70,7 +72,7 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
-  // All of these only if the ring is not empty.
+  // All of these only if the ring is not empty, and those that decode not in a forked child: they throw.
   // The next frame, out of the ring; if this throws, it is still there, and its lease with it.
   Frame take();
   // The next frame's value; cheaper than decode(take()) for what is decoded natively. The frame is out of
@@ -125,6 +127,7 @@ class Reader {
   // The front of the ring, once it has been looked into. Kept until it is taken, because two leases of one
   // reader on one block are one: the first that ended would end both.
   std::optional<Frame> front_;
+  const uint64_t fork_ = fork_generation.load();
   static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 

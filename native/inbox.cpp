@@ -153,6 +153,7 @@ void Inbox::remove_relay(int fd) {
 }
 
 int Inbox::poll() {
+  came_back();
   // A whole sweep is served before the next one is taken, so that a busy channel starves no other.
   for (int sweep = 0; sweep < 2; ++sweep) {
     for (size_t i = 0; i < kBellWords && pending_words_ != 0; ++i) {

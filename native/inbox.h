@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include "forked_child.h"
 #include "waiter.h"
 
 namespace conveyor {
@@ -56,6 +57,16 @@ class Inbox {
   // At the end of a session, unless somebody sleeps on them; waits then use the futex alone.
   void close_fds();
 
+  // In a forked child the bell and the eventfd are the parent's, and it leaves them alone.
+  bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
+  // User code has returned to what serves this bell: a forked child ends here.
+  void came_back(const char* where) const {
+    if (inherited()) end_forked_child(where);
+  }
+  void came_back() const {
+    if (inherited()) end_forked_child(board_->name(slot_).c_str());
+  }
+
   // Of this process; none: nobody looks after them.
   std::shared_ptr<Leftovers> leftovers;
 
@@ -76,9 +87,7 @@ class Inbox {
   ForkMutex sleepers_mutex_;
   std::vector<Sleeper> sleepers_{{main_relay_.get(), false}};  // the main thread is the first
   bool closing_ = false;
-  // In a forked child the bell and the eventfd are the parent's, and it leaves them alone.
   const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
-  bool inherited() const { return fork_ != fork_generation.load(std::memory_order_relaxed); }
   // With `sleepers_mutex_`:
   void set_awake(int own);
   // Close what close_fds() has asked to, once nobody sleeps on it.

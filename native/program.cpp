@@ -48,6 +48,7 @@ void Program::set_limits(nb::object limits, nb::object cancel) {
 }
 
 void Program::advance() {
+  inbox_->came_back();
   if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
     cancel_asked_ = true;  // once: it may take its time to clean up
     cancel_();
@@ -94,8 +95,9 @@ void Program::resume(nb::object value, nb::object error) {
     early_.emplace(std::move(value), std::move(error));
     return;
   }
-  recorder_->task_returns();
   Call& step = std::get<Call>(steps_[pc_ - 1]);
+  inbox_->came_back(step.label.c_str());
+  recorder_->task_returns();
   ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
   suspended_ = false;
   advance();
@@ -182,6 +184,7 @@ bool Program::call(Call& step, bool& begun) {
     starting_ = true;
     result = nb::steal(PyObject_CallFunctionObjArgs(step.start.ptr(), regs.ptr(), nullptr));
     starting_ = false;
+    came_back(step, result);
     if (result.is_valid() && !early_) {
       recorder_->stale();
       return true;
@@ -211,6 +214,7 @@ bool Program::call(Call& step, bool& begun) {
     // The slot before the arguments is the callee's to use: a bound method puts `self` there.
     result = nb::steal(PyObject_Vectorcall(step.method.ptr(), argv + 1, step.args.size() | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
   }
+  came_back(step, result);
   recorder_->task_returns();
   if (result.is_valid()) {
     ended(step, std::move(result));
@@ -220,6 +224,11 @@ bool Program::call(Call& step, bool& begun) {
     ended(step, failed(error.value(), step.label));
   }
   return true;
+}
+
+void Program::came_back(const Call& step, const nb::object& result) const {
+  // A child that leaves by sys.exit ends by itself.
+  if (inbox_->inherited() && (result.is_valid() || !PyErr_ExceptionMatches(PyExc_SystemExit))) inbox_->came_back(step.label.c_str());
 }
 
 bool Program::run(Send& step) {

@@ -147,6 +147,7 @@ void bind_board(nb::module_& m) {
       .def_prop_rw("spin_ns", &Inbox::spin_limit, &Inbox::set_spin_limit)
       .def_prop_rw("main_thread", &Inbox::main_thread, &Inbox::set_main_thread)
       .def_prop_ro("slot", &Inbox::slot)
+      .def_prop_ro("inherited", &Inbox::inherited)
       .def_ro("leftovers", &Inbox::leftovers)
       .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return i.wait(seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
       .def("next", [](Inbox& i, nb::handle timeout) { return i.next(deadline_after(timeout)); }, "timeout"_a.none() = nb::none())

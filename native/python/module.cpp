@@ -79,6 +79,7 @@ NB_MODULE(_core, m) {
   m.def("monotonic_ns", &now_ns);
   m.def("begin_exit", &Exit::begin, "patience"_a);
   m.def("die_of_interrupt", &Exit::die_of_interrupt);
+  m.def("end_forked_child", &end_forked_child, "where"_a);
   std::atexit(&Exit::last);
   m.def("sleep_for_ever", [] {
     Unlocked unlocked;

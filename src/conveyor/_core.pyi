@@ -81,6 +81,11 @@ def begin_exit(patience: float) -> bool:
 def die_of_interrupt() -> None:
     """Have this process die of SIGINT instead of exiting, once everything in it has ended."""
 
+def end_forked_child(where: str) -> NoReturn:
+    """Say on stderr that this process, which was forked in ``where``, has come back from there, and end it with
+    exit code 1: nothing of Python's is flushed.
+    """
+
 def sleep_for_ever() -> NoReturn:
     """Without the GIL."""
 
@@ -226,6 +231,10 @@ class Inbox:
     @property
     def slot(self) -> int:
         """The process's slot."""
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child of the process whose bell it is."""
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
         """Wait until ``count`` differs from ``seen``; false at the timeout. Raises what a signal

@@ -13,6 +13,7 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError
+from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators, find_method
 from conveyor.runtime.calls.returns import elements
@@ -178,6 +179,8 @@ class Actor:
     def exited(self, error: SystemExit, doing: str, where: str = "") -> None:
         """User code has asked for the end of the process that it believes to be in. ``where``: of what
         it was doing it."""
+        if self.host.lines.inherited:
+            forked.leave(error)
         code = error.code
         if code is None:
             number = 0
@@ -223,9 +226,11 @@ class Start(Job):
         del self._make  # the arguments are the instance's now
         try:
             instance = make()
+            actor.host.lines.came_back(self.label)
         except SystemExit as error:
             actor.exited(error, "__init__")
         except BaseException as error:
+            actor.host.lines.came_back(self.label)
             if interrupts(error):
                 raise
             # Every later call, and every step of a graph, answers with this.
@@ -337,13 +342,19 @@ class Call(Job):
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
             self.actor.exited(error, method_of(self.method), f"call {self.call}")
-        elif interrupts(error):
+            return
+        self._came_back()
+        if interrupts(error):
             raise error
         else:
             label = f"{self.actor.name}.{method_of(self.method)}"
             self.settle(error=Failure(error, self.actor.name, label))
 
+    def _came_back(self) -> None:
+        self.host.lines.came_back(f"{self.actor.name}.{method_of(self.method)}")
+
     def _returned(self, result: Any) -> None:
+        self._came_back()
         count = self._num_returns
         try:
             if count > 1:

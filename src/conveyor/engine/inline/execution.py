@@ -276,6 +276,7 @@ class _StageJob(Job):
             value = method(*args, **kwargs)
         except BaseException as error:
             value = self._failure(error)
+        self.host.lines.came_back(task.label)
         if stage.call.stream is not None and not isinstance(value, Failure):
             return self._produce(stage.call.stream, value)
         self._ended(value)
@@ -316,6 +317,7 @@ class _StageJob(Job):
             value = await coroutine
         except BaseException as error:
             value = self._failure(error)
+        self.host.lines.came_back(self._task.label)
         self._ended(value)
 
     def _failure(self, error: BaseException) -> Failure | None:

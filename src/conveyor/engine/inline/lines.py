@@ -186,6 +186,20 @@ class Lines:
             line = self._local.line = Line()
         return line
 
+    @property
+    def inbox(self) -> _core.Inbox:
+        return self._process.inbox
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a child that user code has forked."""
+        return self._process.inbox.inherited
+
+    def came_back(self, where: str) -> None:
+        """User code has returned, or raised: what follows is not for a child that it has forked."""
+        if self._process.inbox.inherited:
+            _core.end_forked_child(where)
+
     def adopt(self, line: Line) -> None:
         """The calling thread is ``line``."""
         self._local.line = line

@@ -14,11 +14,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from conveyor import _core
 from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime import threads
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.waiting import aio
+from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 
 #: Coroutines of one actor that run side by side, if it does not say.
 DEFAULT_CONCURRENCY = 1000
@@ -36,7 +38,7 @@ class Loop(Host):
         self._asleep = False
         self._at_the_end: Callable[[Run], None] = lambda run: None
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._loop = asyncio.SelectorEventLoop(_Selector(self._sleeps))
+        self._loop = ActorLoop(_Selector(lines.inbox, name, self._sleeps))
         self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
 
@@ -151,11 +153,11 @@ class Loop(Host):
                 self.lines.changed.notify_all()
 
 
-class _Selector(selectors.DefaultSelector):
+class _Selector(ActorSelector):
     """Tells when the loop that it belongs to falls asleep."""
 
-    def __init__(self, sleeps: Callable[[bool], None]) -> None:
-        super().__init__()
+    def __init__(self, inbox: _core.Inbox, name: str, sleeps: Callable[[bool], None]) -> None:
+        super().__init__(inbox, name)
         self._sleeps = sleeps
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -60,6 +60,7 @@ class Production:
         try:
             item = next(self._items)
         except StopIteration:
+            self.actor.host.lines.came_back(self.label)
             self.over = True
         except BaseException as error:
             self.fail(error)
@@ -70,6 +71,7 @@ class Production:
         try:
             item = await self._items.__anext__()
         except StopAsyncIteration:
+            self.actor.host.lines.came_back(self.label)
             self.over = True
         except BaseException as error:
             self.fail(error)
@@ -81,6 +83,7 @@ class Production:
         return inspect.isasyncgen(self._items)
 
     def _publish(self, item: Any) -> None:
+        self.actor.host.lines.came_back(self.label)
         began, before = monotonic_ns(), self._crossing.sent_bytes
         try:
             self.ready.append(self._crossing.carry(item, shared=True))
@@ -95,7 +98,9 @@ class Production:
         self.over = True
         if isinstance(error, SystemExit):
             self.actor.exited(error, self.label)
-        elif interrupts(error):
+            return
+        self.actor.host.lines.came_back(self.label)
+        if interrupts(error):
             raise error
         else:
             self.failure = Failure(error, self.actor.name, self.label)

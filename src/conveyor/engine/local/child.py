@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from conveyor.engine.local.spec import ChildSpec, read_spec
 from conveyor.runtime.actor.files import flush_files
+from conveyor.runtime.actor.forked import exit_code
 
 __all__ = ["become_actor", "child_environ", "prepare_for_forks", "set_process_title"]
 
@@ -190,13 +191,8 @@ def _run(spec: ChildSpec, fds: Sequence[int]) -> int:
         module, _, function = spec.entry.partition(":")
         entry: Any = getattr(importlib.import_module(module), function)
         entry(spec.payload, list(fds))
-    except SystemExit as leave:
-        if leave.code is None:
-            return 0
-        if isinstance(leave.code, int):
-            return leave.code & 0xFF
-        print(leave.code, file=sys.stderr)
-        return 1
+    except SystemExit as error:
+        return exit_code(error)
     return 0
 
 

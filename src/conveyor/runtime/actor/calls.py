@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.channel import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
+from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.constructor import START
 from conveyor.runtime.calls.links import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
@@ -71,6 +72,7 @@ class Calls:
         """``started`` is called when the constructor has run, before any call. ``leave`` is called on the
         thread of a method that leaves by ``sys.exit``, with its name and its call."""
         self._process = process
+        self._inbox = process.inbox
         self._instance = instance
         self._control = control
         self._started = started
@@ -164,6 +166,7 @@ class Calls:
     def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
         self._process.inbox.running_call("__init__", tag)
         self._instance.start(cls, args, kwargs)
+        self._came_back("__init__")
         self._answer_start(mailbox, tag)
 
     def _answer_start(self, mailbox: Mailbox, tag: int) -> None:
@@ -256,6 +259,8 @@ class Calls:
             with self._process.lanes.running(f"{self._instance.name}.{method_of(name)}"):
                 self._call_now(mailbox, tag, name, *rest)
         except SystemExit as error:  # it would end nothing but this thread
+            if self._inbox.inherited:
+                forked.leave(error)
             self._leave(error, name, tag)
         finally:
             self._count(-1)
@@ -302,7 +307,14 @@ class Calls:
         for tag in [tag for tag in mailbox.running if mailbox.limits.cancelled(tag)]:
             mailbox.running.pop(tag).cancel()
 
+    def _came_back(self, name: str) -> None:
+        """User code has returned, or raised. A child that it has forked ends here: the answer is its
+        parent's."""
+        if self._inbox.inherited:
+            _core.end_forked_child(f"{self._instance.name}.{method_of(name)}")
+
     def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
+        self._came_back(name)
         try:
             if num_returns > 1:
                 label = f"{self._instance.name}.{method_of(name)}"
@@ -316,6 +328,7 @@ class Calls:
             self._reply_error(mailbox, tag, error, name)
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
+        self._came_back(name)
         own = self._instance.name
         mailbox.reply_error(tag, encode_error(error, own, f"{own}.{method_of(name)}"))
 

@@ -48,7 +48,7 @@ class Coroutines:
     def leave(self, note: Callable[[], object]) -> None:
         """A coroutine leaves by ``sys.exit``. Others may have begun since: ``note()`` has the status page
         say that it runs."""
-        if not self.leaving:
+        if not self.leaving and not self._inbox.inherited:
             note()
         self.leaving = True
 

@@ -24,13 +24,25 @@ class GeneratorStopped(ConveyorError):
 class Outlet:
     """Where items go, and are counted as ``recorder``'s sends number ``index``."""
 
-    def __init__(self, writer: _core.Writer, recorder: _core.Recorder, index: int) -> None:
+    def __init__(
+        self,
+        writer: _core.Writer,
+        recorder: _core.Recorder,
+        index: int,
+        inbox: _core.Inbox,
+        label: str,
+    ) -> None:
+        """``label`` is the task's."""
         self.writer = writer
+        self._inbox = inbox
+        self._label = label
         self._recorder = recorder
         self._index = index
 
     def send(self, item: Any, execution: int) -> None:
         """Publish ``item``; there is room."""
+        if self._inbox.inherited:
+            _core.end_forked_child(self._label)
         began, before = _core.monotonic_ns(), self.writer.bytes
         self.writer.send(item, execution)
         now, size = _core.monotonic_ns(), self.writer.bytes - before

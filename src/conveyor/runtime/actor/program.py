@@ -103,7 +103,7 @@ def make_program(
                 _add_call(worker, program, step, task, start)
             else:
                 index = assignment.recorder.sends.index(step.stream)
-                outlet = Outlet(writers[step.stream], recorder, index)
+                outlet = Outlet(writers[step.stream], recorder, index, process.inbox, task.label)
                 producers.add(
                     _add_generator(
                         worker,

@@ -29,6 +29,8 @@ from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.deadlock import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
+    import asyncio
+
     from conveyor.runtime.actor.coroutines import Coroutines
 
 
@@ -115,6 +117,7 @@ class Worker:
             self.handlers.clear()
 
     def _begin_end(self) -> None:
+        """Not in a forked child, which leaves by ``sys.exit``: the end is the actor's."""
         if not self._ending or self._left is not None:
             grace.limit(self.hello.name, self.hello.grace)
 
@@ -124,7 +127,10 @@ class Worker:
         if regular:
             self.process.inbox.running_call(EXIT_HOOK, 0)
         # The collection: what refers to itself, and finalizers of what it holds.
-        try_each(lambda: self.instance.end(run), flush_files, gc.collect)
+        try_each(lambda: self.instance.end(run))
+        if self.process.inbox.inherited:
+            _core.end_forked_child(f"{self.hello.name}.{EXIT_HOOK}")
+        try_each(flush_files, gc.collect)
         if regular:
             self.process.inbox.idle()
 
@@ -136,10 +142,11 @@ class Worker:
         try:
             self._serve()
         finally:
-            self._begin_end()
-            if self.calls.pool is not None:
-                self.calls.pool.shutdown(cancel_futures=True)
-            self._end_instance(_run_alone)
+            if not self.process.inbox.inherited:
+                self._begin_end()
+                if self.calls.pool is not None:
+                    self.calls.pool.shutdown(cancel_futures=True)
+                self._end_instance(_run_alone)
 
     def _serve(self) -> None:
         wait, handlers = self.process.inbox.next, self.handlers
@@ -155,26 +162,32 @@ class Worker:
     def _run_with_loop(self) -> None:
         import asyncio
 
-        from conveyor.runtime.waiting.aio import cancel_all_tasks
+        from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 
-        loop = asyncio.new_event_loop()
+        loop = ActorLoop(ActorSelector(self.process.inbox, self.hello.name))
         asyncio.set_event_loop(loop)
         try:
-            try:
-                loop.run_until_complete(self._serve_on_loop())
-            finally:
-                self._begin_end()
-                if self.coroutines is not None:
-                    self.coroutines.leaving = True
-                # One that raises KeyboardInterrupt stops the loop: the others need another turn.
-                while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
-                    pass
-                try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
-                self._end_instance(loop.run_until_complete)
-                try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
+            loop.run_until_complete(self._serve_on_loop())
         finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+            if not self.process.inbox.inherited:
+                try:
+                    self._begin_end()
+                    self._end_with_loop(loop)
+                finally:
+                    asyncio.set_event_loop(None)
+                    loop.close()
+
+    def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        from conveyor.runtime.waiting.aio import cancel_all_tasks
+
+        if self.coroutines is not None:
+            self.coroutines.leaving = True
+        # One that raises KeyboardInterrupt stops the loop: the others need another turn.
+        while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
+            pass
+        try_each(lambda: loop.run_until_complete(loop.shutdown_asyncgens()))
+        self._end_instance(loop.run_until_complete)
+        try_each(lambda: loop.run_until_complete(loop.shutdown_default_executor()))
 
     async def _serve_on_loop(self) -> None:
         import asyncio
@@ -269,5 +282,6 @@ def main(payload: bytes, fds: list[int]) -> None:
         worker.run()
     except SystemExit:
         # Raised by user code: an orderly end, unlike os._exit with the same code.
-        worker.process.board.leave(worker.process.slot)
+        if not worker.process.inbox.inherited:
+            worker.process.board.leave(worker.process.slot)
         raise

@@ -1,0 +1,69 @@
+"""Event loops that actors run on, and what becomes of them in a forked child.
+
+A child that a coroutine forks shares the parent's epoll instance, and has the parent's callbacks before it.
+It goes on with neither: what it awaits never comes, and it ends there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import selectors
+import weakref
+from contextlib import suppress
+
+from conveyor import _core
+
+_loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
+
+
+class ActorSelector(selectors.EpollSelector):
+    """Of a loop that runs an actor's coroutines."""
+
+    def __init__(self, inbox: _core.Inbox, name: str) -> None:
+        """``name`` is the actor's."""
+        super().__init__()
+        self._inbox = inbox
+        self._name = name
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._inbox.inherited:
+            _core.end_forked_child(f"a coroutine of {self._name}")
+        return super().select(timeout)
+
+    def be_its_own(self) -> None:
+        """In a forked child: leave the parent's epoll instance, which any change here would change there."""
+        with suppress(
+            OSError
+        ):  # of a system without descriptors left; the child ends before it selects
+            own = select.epoll()
+            try:
+                os.dup2(own.fileno(), self.fileno(), inheritable=False)
+            finally:
+                own.close()
+
+
+class ActorLoop(asyncio.SelectorEventLoop):
+    """What runs an actor's coroutines."""
+
+    def __init__(self, selector: ActorSelector) -> None:
+        super().__init__(selector)
+        self._actor_selector = selector
+        _loops.add(self)
+
+    def in_child(self) -> None:
+        """This process has been forked, maybe by one of the callbacks that are due. The others are the
+        parent's."""
+        self._actor_selector.be_its_own()
+        for handle in self._ready:  # type: ignore[attr-defined]  # of asyncio's base class since it exists
+            handle.cancel()
+
+
+def _in_child() -> None:
+    for loop in list(_loops):
+        if not loop.is_closed():
+            loop.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
