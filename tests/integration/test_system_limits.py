@@ -66,6 +66,72 @@ actors.clear()
     )
 
 
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_a_descriptor_of_a_ref_that_is_refused_says_what_to_do(scripts, engine):
+    scripts.run(
+        """
+import asyncio, os, resource, sys
+import conveyor
+
+@conveyor.remote
+class Waiter:
+    async def wait(self, path):
+        while not os.path.exists(path):
+            await asyncio.sleep(0.001)
+        return 1
+
+conveyor.init(engine=sys.argv[1], raise_descriptor_limit=False)
+path = os.path.abspath("go")
+waiter = Waiter.remote()
+pending, done = waiter.wait.remote(path), conveyor.put(1)
+
+async def awaits():
+    # The loop has its own descriptors; the first that is awaited in it needs one more.
+    with used_up():
+        try:
+            await pending
+        except conveyor.exceptions.SystemLimitError as error:
+            return str(error)
+
+class used_up:
+    def __enter__(self):
+        self.soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        self.held = []
+        try:
+            while True:
+                self.held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+    def __exit__(self, *_):
+        for fd in self.held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.soft, hard))
+
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for ref in (pending, done):
+    with used_up():
+        try:
+            ref.fileno()
+        except conveyor.exceptions.SystemLimitError as error:
+            said = str(error)
+    assert said.startswith(f"cannot make a descriptor for {ref!r}: Too many open files"), said
+    assert "may have 200 descriptors" in said and "ulimit -n" in said, said
+said = asyncio.run(awaits())
+assert said.startswith("cannot await anything in this event loop: Too many"), said
+assert "may have 200 descriptors" in said and "ulimit -n" in said, said
+open(path, "w").close()
+assert pending.fileno() != done.fileno()
+assert conveyor.get(pending, timeout=20) == 1
+async def later():
+    return await waiter.wait.remote(path)
+assert asyncio.run(later()) == 1
+conveyor.shutdown()
+""",
+        engine,
+    )
+
+
 def test_an_actor_takes_seven_descriptors_of_the_driver(scripts):
     # The number stands in the error's text and in the documentation.
     scripts.run(

@@ -12,17 +12,19 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
+from conveyor.system_limits import explained
 
 
 class LoopWatch:
     """One event loop's view of the bell: futures, each with the condition that completes it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: _core.Inbox) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: _core.Inbox, relay: int) -> None:
+        """``relay``: an eventfd, which is this one's from now on."""
         self._loop = weakref.ref(loop)  # the registry below is keyed by the loop
         self._inbox = inbox
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         # Written when another thread has taken the process's event down (see Inbox::clear_event).
-        self._relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._relay = relay
         inbox.add_relay(self._relay)
         # Watched for the life of the loop: the event is only written while somebody is armed.
         loop.add_reader(inbox.eventfd, self._on_event)
@@ -91,7 +93,9 @@ async def wait_until(ready: Callable[[], bool]) -> None:
     inbox = context.current().inbox
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
-        watch = _watches[loop] = LoopWatch(loop, inbox)
+        with explained("await anything in this event loop"):
+            relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        watch = _watches[loop] = LoopWatch(loop, inbox, relay)
     future = watch.add(loop, ready)
     try:
         await future

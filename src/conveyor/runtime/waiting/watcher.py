@@ -11,6 +11,7 @@ from collections.abc import Callable
 from conveyor import _core
 from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
+from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
 
@@ -35,7 +36,8 @@ class Watcher:
         with self._lock:
             fd = self._descriptors.get(ref)
             if fd is None:
-                fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                with explained(f"make a descriptor for {ref!r}"):
+                    fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 try:
                     self.watch(ref, lambda: os.eventfd_write(fd, 1))
                 except BaseException:
