@@ -308,6 +308,7 @@ nb::object Program::stopped(Call& step, Limits::Verdict verdict) {
 }
 
 nb::object Program::failed(nb::handle exception, const std::string& label) {
+  inbox_->came_back(label.c_str());  // its errors are no answers: one forked while a value was encoded has such
   recorder_->stale();
   nb::object meta = nb::steal(PyObject_CallFunction(encode_error_.ptr(), "OsK", exception.ptr(), label.c_str(), (unsigned long long)(execution_)));
   try {

@@ -34,9 +34,8 @@ class ActorSelector(selectors.EpollSelector):
 
     def be_its_own(self) -> None:
         """In a forked child: leave the parent's epoll instance, which any change here would change there."""
-        with suppress(
-            OSError
-        ):  # of a system without descriptors left; the child ends before it selects
+        # Without a descriptor left it keeps the parent's; it ends before it selects.
+        with suppress(OSError):
             own = select.epoll()
             try:
                 os.dup2(own.fileno(), self.fileno(), inheritable=False)
