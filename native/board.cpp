@@ -121,7 +121,8 @@ void Board::close_fds() {
 void Board::prepare(uint32_t index, const std::string& name) {
   BoardSlot* s = slot(index);
   const uint32_t incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
-  ::memset(static_cast<void*>(s), 0, sizeof *s);
+  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, waits));
+  s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);
   if (header_->used.load(std::memory_order_relaxed) <= index) header_->used.store(index + 1, std::memory_order_release);
   ::strncpy(s->name, name.c_str(), sizeof s->name - 1);

@@ -1,5 +1,5 @@
-// The board: one page for each process of a session, mapped by all of them. A page holds the
-// process's doorbell, its life word and its status.
+// The board: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
+// its life word, its status and what it waits for.
 #pragma once
 
 #include <pthread.h>
@@ -15,6 +15,7 @@
 #include "fork_mutex.h"
 #include "platform.h"
 #include "session_memory.h"
+#include "wait_notes.h"
 
 namespace conveyor {
 
@@ -57,19 +58,6 @@ struct Status {
   char what[88];                    // method name, zero terminated
 };
 
-// What keeps a process from doing one kind of work (a graph's steps, or calls): all its threads that
-// could do it wait, for any of these. One process writes it, in one thread at a time.
-constexpr size_t kWaitTargets = 12;
-constexpr uint32_t kWorkKinds = 2;
-struct WaitNote {
-  std::atomic<uint32_t> version;   // a seqlock: odd while it is written
-  std::atomic<uint32_t> answered;  // all of these waits have looked in vain since it was asked that often
-  std::atomic<uint32_t> mode;      // how the process runs its work; Python's to interpret
-  std::atomic<uint32_t> count;     // of targets; 0: the work is done when its turn comes
-  std::atomic<uint32_t> targets[kWaitTargets];  // board slot * kWorkKinds + kind of work
-  char text[kWaitTargets][104];    // each wait in words, zero terminated
-};
-
 struct alignas(kPage) BoardSlot {
   Bell bell;
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
@@ -83,9 +71,9 @@ struct alignas(kPage) BoardSlot {
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
-  alignas(kCacheLine) WaitNote waits[kWorkKinds];
+  alignas(kCacheLine) WaitNotes waits;  // the last: of the second page only what is used is ever touched
 };
-static_assert(sizeof(BoardSlot) == kPage);
+static_assert(sizeof(BoardSlot) == 2 * kPage);
 
 struct alignas(kPage) BoardHeader {
   uint32_t magic;

@@ -20,11 +20,7 @@ class Inbox {
   const std::shared_ptr<Board>& board() const { return board_; }
   uint32_t slot() const { return slot_; }
   Status& status() { return self_->status; }
-  // What keeps this process from doing one kind of work.
-  WaitNote& waits(uint32_t work) {
-    if (work >= kWorkKinds) throw std::out_of_range("conveyor: no such kind of work");
-    return self_->waits[work];
-  }
+  WaitNotes& waits() { return self_->waits; }
   int eventfd() const { return eventfd_.get(); }
   // The thread that sleeps in ppoll for the sake of signal handlers; 0: none does.
   unsigned long main_thread() const { return main_thread_; }

@@ -18,56 +18,32 @@ uint32_t checked(const Board& board, uint32_t slot) {
 
 BoardSlot* slot_of(Board& board, uint32_t slot) { return board.slot(checked(board, slot)); }
 
-// Whether the version has moved says whether a text may be torn; it is terminated anyway.
-nb::object read_waits(Board& b, uint32_t slot, uint32_t work) {
-  if (work >= kWorkKinds) throw nb::index_error("conveyor: no such kind of work");
-  WaitNote& note = slot_of(b, slot)->waits[work];
-  const uint32_t version = note.version.load(std::memory_order_acquire);
+nb::str text_of(const std::string& text) { return nb::steal<nb::str>(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace")); }
+
+// None: it is being written. A slot that is none is a wait for nobody, and nobody waits for whom it names.
+nb::object read_waits(Board& b, uint32_t slot, uint64_t work) {
+  const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.read(work);
+  if (!notes) return nb::none();
   nb::list waits;
-  // What a peer can write is not trusted.
-  const size_t count = std::min(size_t(note.count.load(std::memory_order_relaxed)), kWaitTargets);
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t target = note.targets[i].load(std::memory_order_relaxed);
-    if (target / kWorkKinds >= b.slots()) return nb::none();
-    char text[sizeof note.text[i]];
-    std::memcpy(text, note.text[i], sizeof text);
-    text[sizeof text - 1] = 0;
-    waits.append(nb::make_tuple(target / kWorkKinds, target % kWorkKinds, nb::steal(PyUnicode_DecodeUTF8(text, Py_ssize_t(std::strlen(text)), "replace"))));
+  for (const WaitNote& note : *notes) {
+    if (note.slot >= b.slots()) return nb::make_tuple(0, 0, 0, nb::list());
+    waits.append(nb::make_tuple(note.slot, note.target, text_of(note.text)));
   }
-  const uint32_t mode = note.mode.load(std::memory_order_relaxed);
-  const uint32_t answered = note.answered.load(std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if ((version & 1) || note.version.load(std::memory_order_seq_cst) != version) return nb::none();
-  return nb::make_tuple(version, answered, mode, waits);
+  if (notes->empty()) return nb::make_tuple(0, 0, 0, waits);
+  const WaitNote& first = notes->front();  // all say the same but whom they wait for
+  return nb::make_tuple(first.stamp, first.answered, first.mode, waits);
 }
 
-void note_waits(Inbox& inbox, uint32_t work, uint32_t mode, nb::list waits) {
-  if (waits.size() > kWaitTargets) throw nb::value_error("conveyor: too many waits");
-  WaitNote& note = inbox.waits(work);
-  std::vector<std::pair<uint32_t, std::string>> read;  // whatever may fail comes before the first write
-  for (nb::handle wait : waits) {
-    const nb::tuple parts = nb::cast<nb::tuple>(wait);
-    if (parts.size() != 3) throw nb::value_error("conveyor: a wait is a slot, a kind of work and a text");
-    const uint32_t slot = nb::cast<uint32_t>(parts[0]), of = nb::cast<uint32_t>(parts[1]);
-    auto text = nb::cast<std::string>(parts[2]);
-    if (of >= kWorkKinds) throw nb::index_error("conveyor: no such kind of work");
-    checked(*inbox.board(), slot);
-    read.emplace_back(slot * kWorkKinds + of, std::move(text));
+void note_waits(Inbox& inbox, nb::list rows) {
+  if (rows.size() > kWaitRows) throw nb::value_error("conveyor: too many waits");
+  std::vector<WaitNote> notes;  // whatever may fail comes before the first write
+  for (nb::handle row : rows) {
+    const nb::tuple parts = nb::cast<nb::tuple>(row);
+    if (parts.size() != 7) throw nb::value_error("conveyor: a wait is a work, a stamp, an answer, a mode, a slot, a work there and a text");
+    notes.push_back({nb::cast<uint64_t>(parts[0]), nb::cast<uint64_t>(parts[1]), nb::cast<uint32_t>(parts[2]), nb::cast<uint32_t>(parts[3]),
+                     checked(*inbox.board(), nb::cast<uint32_t>(parts[4])), nb::cast<uint64_t>(parts[5]), nb::cast<std::string>(parts[6])});
   }
-  const uint32_t version = note.version.load(std::memory_order_relaxed);
-  note.version.store(version + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  for (size_t i = 0; i < read.size(); ++i) {
-    note.targets[i].store(read[i].first, std::memory_order_relaxed);
-    const size_t n = std::min(read[i].second.size(), sizeof note.text[i] - 1);
-    std::memcpy(note.text[i], read[i].second.data(), n);
-    note.text[i][n] = 0;
-  }
-  note.mode.store(mode, std::memory_order_relaxed);
-  note.count.store(uint32_t(read.size()), std::memory_order_relaxed);
-  // Sequentially consistent with the looks of others: of two that begin to wait for each other at least
-  // one sees the other's note.
-  note.version.store(version + 2, std::memory_order_seq_cst);
+  inbox.waits().write(notes);
 }
 
 }  // namespace
@@ -185,8 +161,7 @@ void bind_board(nb::module_& m) {
              s.state.store(uint32_t(State::kRunning), std::memory_order_release);
            }, "name"_a, "call"_a)
       .def_prop_ro("asked", [](Inbox& i) { return i.status().asked.load(std::memory_order_seq_cst); })
-      .def("note_waits", &note_waits, "work"_a, "mode"_a, "waits"_a)
-      .def("answer", [](Inbox& i, uint32_t work, uint32_t asked) { i.waits(work).answered.store(asked, std::memory_order_seq_cst); }, "work"_a, "asked"_a);
+      .def("note_waits", &note_waits, "waits"_a);
 
   nb::class_<DeathWatch>(m, "DeathWatch")
       .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board) { new (self) DeathWatch(std::move(board)); }, "board"_a)

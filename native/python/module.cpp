@@ -60,7 +60,7 @@ NB_MODULE(_core, m) {
   m.attr("KIND_CONTROL") = int(Kind::kControl);
   m.attr("BELL_BITS") = int(kBellBits);
   m.attr("ATTENTION_BIT") = int(kAttentionBit);
-  m.attr("WAIT_TARGETS") = int(kWaitTargets);
+  m.attr("WAIT_ROWS") = int(kWaitRows);
   m.attr("RING_WRITER_MAY_WAIT") = int(kWriterMayWait);
   m.attr("MAX_READERS") = int(kMaxReaders);
   #if defined(CONVEYOR_DEBUG) && CONVEYOR_DEBUG

@@ -19,7 +19,7 @@ BELL_BITS: int
 """How many bits a bell has: bits are 0 to ``BELL_BITS - 1``."""
 ATTENTION_BIT: int
 """The bit that a death sets in every bell."""
-WAIT_TARGETS: int
+WAIT_ROWS: int
 """How many waits of one process can be noted for one kind of work."""
 RING_WRITER_MAY_WAIT: int
 """A ring's flag: its readers wake a writer that asked for it with ``wants_room``."""
@@ -192,8 +192,9 @@ class Board:
     def waits(
         self, slot: int, work: int
     ) -> tuple[int, int, int, list[tuple[int, int, str]]] | None:
-        """What keeps that process from doing one kind of work: (version, how many questions all its
-        waits have answered, mode, waits as (slot, work, text)). ``None`` while it changes."""
+        """What keeps that process from doing a work: (stamp, the question since which it has looked in
+        vain, mode, any of whom it waits for as (slot, work, text)); an empty list: nothing does. ``None``
+        while it is being noted."""
 
     def ask(self, slot: int) -> int:
         """Have the waits of that process look once more; the number of the question."""
@@ -283,12 +284,10 @@ class Inbox:
     def asked(self) -> int:
         """How many questions others have had for this process's waits."""
 
-    def note_waits(self, work: int, mode: int, waits: list[tuple[int, int, str]]) -> None:
-        """Note on the status page what keeps this process from doing one kind of work: any of these
-        waits, as (slot, work there, text); an empty list: nothing does. At most ``WAIT_TARGETS``."""
-
-    def answer(self, work: int, asked: int) -> None:
-        """Those waits have looked in vain since that question."""
+    def note_waits(self, waits: list[tuple[int, int, int, int, int, int, str]]) -> None:
+        """Note on the board what keeps this process from its work, at most ``WAIT_ROWS`` waits: the
+        work, a stamp that tells its waits from earlier ones, the question since which they have looked
+        in vain, how the work is run, and any of whom they wait for (slot, work there), in words."""
 
 class Segment:
     """Shared memory that holds rings."""

@@ -9,7 +9,8 @@ import pytest
 from conveyor import _core
 from conveyor.channel import set_up_codec
 from conveyor.exceptions import ConveyorError
-from conveyor.runtime.waiting.deadlock import ONE, STEPS, Lanes
+from conveyor.runtime.waiting.lanes import Lanes
+from conveyor.runtime.waiting.works import BESIDE, CALLS, ONE, STEPS, call_of, steps_of
 
 SLOTS = 4
 RING_SLOTS = 8
@@ -57,7 +58,7 @@ def test_a_slot_that_is_not_there(board, event, slot):
         lambda: board.waits(slot, STEPS),
         lambda: board.ask(slot),
         lambda: board.status(slot),
-        lambda: inbox.note_waits(STEPS, ONE, [(slot, STEPS, "")]),
+        lambda: inbox.note_waits([(STEPS, 1, 0, ONE, slot, STEPS, "")]),
         lambda: _core.Inbox(board, slot, event, 0),
     ]
     for use in uses:
@@ -77,30 +78,40 @@ def test_a_watch_of_a_slot_that_is_not_there(board):
 def test_notes_of_waits(board, event):
     inbox = _core.Inbox(board, 1, event, 0)
     long = "ä" * 200
-    inbox.note_waits(STEPS, ONE, [(2, STEPS, "one"), (3, 1, long)])
-    version, answered, mode, waits = board.waits(1, STEPS)
-    assert (answered, mode, waits[0]) == (0, ONE, (2, STEPS, "one"))
-    assert waits[1][:2] == (3, 1)
+    graph, call = steps_of(7), call_of(3, 1, 5)
+    inbox.note_waits(
+        [
+            (graph, 4, 9, BESIDE, 2, STEPS, "one"),
+            (graph, 4, 9, BESIDE, 3, call, long),
+            (call, 5, 0, BESIDE, 2, graph, "another"),
+        ]
+    )
+    stamp, answered, mode, waits = board.waits(1, graph)
+    assert (stamp, answered, mode, waits[0]) == (4, 9, BESIDE, (2, STEPS, "one"))
+    assert waits[1][:2] == (3, call)
     assert long.startswith(waits[1][2].rstrip("\ufffd"))  # cut, not spilled
+    assert board.waits(1, call) == (5, 0, BESIDE, [(2, graph, "another")])
+    for free in (STEPS, CALLS, steps_of(8), call_of(3, 1, 6), call_of(3, 2, 5), 2**64 - 1):
+        assert board.waits(1, free)[3] == []
+    # Where a lane waits, so does all that it does.
+    inbox.note_waits([(call, 5, 0, BESIDE, 2, graph, "x"), (CALLS, 6, 0, ONE, 0, CALLS, "lane")])
+    for work in (CALLS, call, call_of(3, 1, 6)):
+        assert board.waits(1, work) == (6, 0, ONE, [(0, CALLS, "lane")])
+    assert board.waits(1, graph)[3] == []
     assert board.ask(1) == inbox.asked == 1
-    inbox.answer(STEPS, 1)
-    assert board.waits(1, STEPS)[:2] == (version, 1)
-    inbox.note_waits(STEPS, ONE, [])
-    assert board.waits(1, STEPS)[0] > version
     with pytest.raises(ValueError, match="too many"):
-        inbox.note_waits(STEPS, ONE, [(2, STEPS, "")] * (_core.WAIT_TARGETS + 1))
-    for work in (2, 2**32 - 1):
-        with pytest.raises(IndexError, match="no such kind of work"):
-            board.waits(1, work)
-        with pytest.raises(IndexError, match="no such kind of work"):
-            inbox.answer(work, 1)
+        inbox.note_waits([(STEPS, 1, 0, ONE, 2, STEPS, "")] * (_core.WAIT_ROWS + 1))
+    assert board.waits(1, call)[0] == 6
+    # The next process has not noted anything.
+    board.prepare(1, "another")
+    assert board.waits(1, call)[3] == []
 
 
 def test_a_process_that_says_it_waits_for_nobody_s_slot(board, event):
     """One that is broken must not end others who only look whether they wait for each other."""
     broken = _core.Inbox(board, 1, event, 0)
     inbox = _core.Inbox(board, 0, event, 0)
-    broken.note_waits(STEPS, ONE, [(0, STEPS, "it waits for this one")])
+    broken.note_waits([(STEPS, 1, 0, ONE, 0, STEPS, "it waits for this one")])
     lanes = Lanes(inbox, board, 0)
     lanes.open(ONE, 1, lambda: "this one")
     with lanes.waiting(lambda _: ((1, STEPS, "the broken one"),)) as wait:
@@ -108,16 +119,26 @@ def test_a_process_that_says_it_waits_for_nobody_s_slot(board, event):
         assert wait.look(inbox.asked) is not None  # it is suspected
         with mmap.mmap(board.fd, 0) as memory:
             text = memory.find(b"it waits for this one\0")
-            target = text - 12 * 4
-            assert struct.unpack_from("<I", memory, target) == (STEPS,)
-            for wrong in (2 * SLOTS, 123456, 2**31, 2**32 - 1):
-                struct.pack_into("<I", memory, target, wrong)
-                assert board.waits(1, STEPS) is None
+            slot = text - 16
+            row = text - 40
+            count = row - 4
+            assert struct.unpack_from("<II", memory, count - 4) == (4, 1)  # its version comes first
+            for wrong in (SLOTS, 123456, 2**31, 2**32 - 1):
+                struct.pack_into("<I", memory, slot, wrong)
+                assert board.waits(1, STEPS)[3] == []
                 assert wait.look(inbox.asked) is None
             # As many waits as it likes: no more than there is room for are read.
-            struct.pack_into("<I", memory, target, 0)
-            struct.pack_into("<I", memory, target - 4, 2**32 - 1)
-            assert len(board.waits(1, STEPS)[3]) == _core.WAIT_TARGETS
+            struct.pack_into("<I", memory, slot, 0)
+            struct.pack_into("<I", memory, count, 2**32 - 1)
+            assert (
+                len(board.waits(1, STEPS)[3]) == _core.WAIT_ROWS
+            )  # those that are zero are of it, too
+            # It has died while it wrote, or is about to go on: that is looked at again.
+            struct.pack_into("<I", memory, count - 4, 3)
+            assert board.waits(1, STEPS) is None
+            assert wait.look(inbox.asked) is not None
+            board.announce_death(1)
+            assert wait.look(inbox.asked) is None
 
 
 @pytest.fixture

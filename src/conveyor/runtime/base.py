@@ -21,9 +21,11 @@ from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Ref, blockers_of
-from conveyor.runtime.waiting.deadlock import Blockers, Lanes, Wait
+from conveyor.runtime.waiting.deadlock import Wait
+from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.patience import Patience, outstanding, wait_patiently
 from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.runtime.waiting.works import Blockers, any_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.gots import Gots
@@ -264,11 +266,7 @@ class CallingRuntime:
             missing = [ref for ref in refs if not ref.done()]
             # As many as must not all fail to come.
             enough = missing[: len(missing) - (num_returns - len(refs) + len(missing)) + 1]
-            found = [blockers_of(ref, question) for ref in enough]
-            known = [blockers for blockers in found if blockers is not None]
-            if len(known) < len(found):
-                return None
-            return tuple(itertools.chain(*known)) if all(known) else ()
+            return any_of([blockers_of(ref, question) for ref in enough])
 
         def wait_for_them(wait: Wait | None) -> None:
             wait_patiently(

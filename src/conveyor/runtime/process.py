@@ -17,7 +17,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.runtime.waiting.deadlock import Lanes
+from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
 
 #: Rings for calls: outstanding calls of one caller to one actor (the second: if the actor says that it

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
     from conveyor.runtime.refs.imports import Table
-    from conveyor.runtime.waiting.deadlock import Lanes
+    from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
 #: Descriptors that one message on a socket may carry.

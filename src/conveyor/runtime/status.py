@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from conveyor import _core
-from conveyor.runtime.waiting.deadlock import STEPS
+from conveyor.runtime.waiting.works import STEPS
 
 ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead"]
 Label = Callable[[int, int], str | None]

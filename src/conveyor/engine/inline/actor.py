@@ -22,7 +22,7 @@ from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
 from conveyor.runtime.status import method_of
-from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.outbox import Outbox

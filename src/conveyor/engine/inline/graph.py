@@ -43,7 +43,7 @@ from conveyor.runtime.refs.values import (
     with_values,
 )
 from conveyor.runtime.status import ActorStatus
-from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.runtime import InlineRuntime

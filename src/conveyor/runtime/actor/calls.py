@@ -15,6 +15,7 @@ from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.status import method_of
+from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.coroutines import Coroutines
     from conveyor.runtime.actor.instance import Instance
     from conveyor.runtime.process import Process
+    from conveyor.runtime.waiting.activities import Activity
 
 EMPTY = _core.EMPTY
 
@@ -36,12 +38,15 @@ class Mailbox:
     """The actor's end of one caller's link."""
 
     def __init__(
-        self, process: Process, segment: _core.Segment, caller_slot: int, bit: int
+        self, process: Process, segment: _core.Segment, caller: tuple[int, int], bit: int
     ) -> None:
+        """``caller``: its place on the board, and which of the processes there it is."""
         self.bit = bit
-        caller = process.board.name(caller_slot)
+        self.caller = caller
+        caller_slot, _ = caller
+        name = process.board.name(caller_slot)
         self.reader = process.reader(
-            segment, 0, 0, (caller_slot, RESULT_BIT), f"calls from {caller}", shared=False
+            segment, 0, 0, (caller_slot, RESULT_BIT), f"calls from {name}", shared=False
         )
         self.replies = process.writer(
             segment, reply_offset(segment), [(caller_slot, RESULT_BIT)], "results of calls"
@@ -88,9 +93,9 @@ class Calls:
         self.pool: ThreadPoolExecutor | None = None
         self._has_threads = False
 
-    def open(self, segment: _core.Segment, caller_slot: int, bit: int) -> Callable[[], None]:
+    def open(self, segment: _core.Segment, caller: tuple[int, int], bit: int) -> Callable[[], None]:
         """Take calls from here too; what is to be called when the bit is rung."""
-        mailbox = Mailbox(self._process, segment, caller_slot, bit)
+        mailbox = Mailbox(self._process, segment, caller, bit)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
         self._process.board.ring(self._process.slot, bit)
@@ -198,12 +203,17 @@ class Calls:
             self._reply_error(mailbox, tag, error, name)
             return
         if self.coroutines is not None and is_async:
+            coroutines = self.coroutines
             self._count(1)
-            mailbox.running[tag] = self.coroutines.start(
-                self._call_async(
-                    self.coroutines, mailbox, tag, name, method, args, kwargs, num_returns
+            mailbox.running[tag] = coroutines.start_call(
+                lambda does: self._call_async(
+                    coroutines, does, mailbox, tag, name, method, args, kwargs, num_returns
                 ),
                 lambda task: self._ended(mailbox, tag, task),
+                mailbox.caller,
+                tag,
+                self._instance.name,
+                method_of(name),
             )
         elif self.pool is not None:
             self._submit(mailbox, tag, name, method, args, kwargs, num_returns)
@@ -256,7 +266,8 @@ class Calls:
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
             self._process.inbox.running_call(name, tag)
-            with self._process.lanes.running(f"{self._instance.name}.{method_of(name)}"):
+            work = call_of(*mailbox.caller, tag)
+            with self._process.lanes.running(f"{self._instance.name}.{method_of(name)}", work):
                 self._call_now(mailbox, tag, name, *rest)
         except SystemExit as error:  # it would end nothing but this thread
             if self._inbox.inherited:
@@ -269,6 +280,7 @@ class Calls:
     async def _call_async(
         self,
         coroutines: Coroutines,
+        does: Activity,
         mailbox: Mailbox,
         tag: int,
         name: str,
@@ -279,6 +291,7 @@ class Calls:
     ) -> None:
         try:
             async with coroutines.slots:
+                coroutines.begin_call(does)
                 self._process.inbox.running_call(name, tag)
                 result = await method(*args, **(kwargs or {}))
         except SystemExit:

@@ -17,6 +17,7 @@ from conveyor.runtime.actor.program import make_program
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class Control:
         self._process = worker.process
         self._name = hello.name
         self._socket = sock
-        self._link = Mailbox(worker.process, link, hello.driver_slot, hello.control_bit)
+        driver = hello.driver_slot, worker.process.board.incarnation(hello.driver_slot)
+        self._link = Mailbox(worker.process, link, driver, hello.control_bit)
         self._programs: dict[int, tuple[_core.Program, Producers, dict[int, str]]] = {}
         #: A method runs that has to end before anything is done but to accept callers, up to the first
         #: wish that is another: it is done first thing then.
@@ -170,6 +172,8 @@ class Control:
         self._process.limit_spin(graph, None)
         program, producers, _ = self._programs.pop(graph, (None, None, {}))
         if program is not None and producers is not None:
+            if self._worker.coroutines is not None:
+                self._worker.coroutines.disown(steps_of(graph))
             del self._worker.handlers[program.bit]
             program.close()
             producers.close()
@@ -179,7 +183,9 @@ class Control:
         name = self._process.board.name(caller.slot)
         with explained(f"take calls of {name}"):
             segment = self._receive_segment(new_peers, ticket)
-        self._worker.handlers[bit] = self._worker.calls.open(segment, caller.slot, bit)
+        self._worker.handlers[bit] = self._worker.calls.open(
+            segment, (caller.slot, caller.incarnation), bit
+        )
 
     def _hang_up(self, bit: int) -> None:
         # First: while what the caller has asked for is served, the bit may become another caller's.

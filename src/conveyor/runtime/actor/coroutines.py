@@ -7,31 +7,41 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor import _core
+from conveyor.runtime.waiting.activities import Activity, Call, Step, activity
+from conveyor.runtime.waiting.awaits import Awaits
+from conveyor.runtime.waiting.lanes import Lanes
 
 #: Coroutines of calls that run at the same time, if the actor does not say.
 _MAX_CONCURRENCY = 1000
+#: Where there may be more, it is not looked for cycles of calls that fill them all.
+_FEW = 16
 
 
 class Coroutines:
     """What runs on it. Made on the loop."""
 
-    def __init__(self, inbox: _core.Inbox, max_concurrency: int | None) -> None:
+    def __init__(self, inbox: _core.Inbox, lanes: Lanes, max_concurrency: int | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.slots = asyncio.Semaphore(max_concurrency or _MAX_CONCURRENCY)
+        self._tasks: dict[asyncio.Task[Any], Activity] = {}
+        self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
+        self.slots = asyncio.Semaphore(self._max_concurrency)
+        self._awaits = lanes.awaits = Awaits(self._loop, inbox, lanes, self._full)
         #: The process ends; that cancels coroutines, which is no result.
         self.leaving = False
 
-    def start(
-        self, coroutine: Coroutine[Any, Any, Any], ended: Callable[[asyncio.Task[Any]], None]
+    def _start(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        ended: Callable[[asyncio.Task[Any]], None],
+        does: Activity,
     ) -> asyncio.Task[Any]:
-        """Run it; ``ended(task)`` is called on the loop."""
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
+        """Run it; ``ended(task)`` is called on the loop. ``does``: what it does."""
+        task = does.task = self._loop.create_task(coroutine)
+        self._tasks[task] = does
 
         def done(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+            self._tasks.pop(task).end()
             if not task.cancelled():
                 task.exception()  # seen: only SystemExit gets here, and that ends the process
             self.note_idle()
@@ -39,6 +49,43 @@ class Coroutines:
 
         task.add_done_callback(done)
         return task
+
+    def start_call(
+        self,
+        make: Callable[[Activity], Coroutine[Any, Any, Any]],
+        ended: Callable[[asyncio.Task[Any]], None],
+        caller: tuple[int, int],
+        number: int,
+        actor: str,
+        method: str,
+    ) -> asyncio.Task[Any]:
+        """Run a call's coroutine, which says when it has got one of the ``slots`` (:meth:`begin_call`)."""
+        does = Call(caller, number, actor, method)
+        if self.slots.locked():
+            self._awaits.stir()
+        return self._start(make(does), ended, does)
+
+    def begin_call(self, does: Activity) -> None:
+        activity.set(does)
+        does.queued = False
+        if does.wait is not None:
+            does.wait = None
+            self._awaits.stir()
+
+    def _full(self) -> tuple[list[Activity], list[Activity]] | None:
+        if self._max_concurrency > _FEW or not self.slots.locked():
+            return None
+        calls: list[Activity] = [d for d in self._tasks.values() if isinstance(d, Call)]
+        running = [does for does in calls if not does.queued]
+        if len(running) < self._max_concurrency:  # the next one is about to begin
+            return None
+        return running, [does for does in calls if does.queued]
+
+    def disown(self, work: int) -> None:
+        """Nobody waits for what does that any more."""
+        for does in self._tasks.values():
+            if does.work == work:
+                does.end()
 
     def note_idle(self) -> None:
         """On the status page, if nothing runs. At the end it says what has ended the process."""
@@ -58,17 +105,22 @@ class Coroutines:
         finish: Callable[[Any, BaseException | None], None],
         deadline: int,
         note: Callable[[], object],
+        work: int,
+        label: str,
     ) -> asyncio.Task[Any]:
         """Run a graph step's coroutine; ``finish(value, error)`` is called on the loop. ``note()`` has the
         status page say that it runs.
 
-        deadline: when it is cancelled, in nanoseconds of the monotonic clock; 0: never.
+        deadline: when it is cancelled, in nanoseconds of the monotonic clock; 0: never. work, label: what
+        it is; see ``waiting.works``.
         """
+        does = Step(work, label)
         begun = False
 
         async def run() -> None:
             nonlocal begun
             begun = True
+            activity.set(does)
             try:
                 try:
                     value = await coroutine
@@ -95,7 +147,7 @@ class Coroutines:
                     finish(None, asyncio.CancelledError())
 
         timer = None
-        task = self.start(run(), ended)
+        task = self._start(run(), ended, does)
         if deadline:
             left = (deadline - _core.monotonic_ns()) / 1e9
             timer = self._loop.call_later(left, task.cancel)

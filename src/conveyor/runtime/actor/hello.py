@@ -31,4 +31,5 @@ class Caller:
     """A link that somebody opens to this actor; its segment comes on the control socket."""
 
     slot: int
+    incarnation: int
     bit: int

@@ -19,6 +19,7 @@ from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer,
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
 from conveyor.runtime.graph.layout import Assignment, make_budget
+from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.worker import Worker
@@ -62,12 +63,22 @@ def make_program(
     def cancel() -> None:
         running[0].cancel()
 
+    tasks = assignment.tasks
+    if isinstance(tasks, Sealed):
+        tasks = tasks.open()
+    labels = {task.id: task.label for task in tasks.values()}
+    work = steps_of(assignment.graph)
+
     def start(coroutine: Coroutine[Any, Any, Any], task: int) -> None:
         execution = program.execution
         note = functools.partial(process.inbox.running, assignment.graph, task, execution)
         deadline = limits.deadline(execution)
         assert worker.coroutines is not None
-        running[:] = (worker.coroutines.start_step(coroutine, program.resume, deadline, note),)
+        running[:] = (
+            worker.coroutines.start_step(
+                coroutine, program.resume, deadline, note, work, labels[task]
+            ),
+        )
 
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
@@ -89,9 +100,6 @@ def make_program(
     }
     producers = Producers()
     steps = assignment.program.steps
-    tasks = assignment.tasks
-    if isinstance(tasks, Sealed):
-        tasks = tasks.open()
     for i, step in enumerate(steps):
         if isinstance(step, Recv):
             reg = -1 if step.reg is None else step.reg
@@ -122,7 +130,7 @@ def make_program(
             label = assignment.sources[step.edge]
             output = step.edge in assignment.recorder.outputs
             program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
-    return program, producers, {task.id: task.label for task in tasks.values()}
+    return program, producers, labels
 
 
 def _is_cancellation(error: BaseException) -> bool:

@@ -39,8 +39,8 @@ from conveyor.runtime.refs.messages import all_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.status import describe_status
-from conveyor.runtime.waiting.deadlock import STEPS, Blockers
 from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import method_of
-from conveyor.runtime.waiting.deadlock import LOOP, ONE, STARTING, THREADS
+from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
     import asyncio
@@ -60,7 +60,7 @@ class Worker:
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
         self.handlers[hello.mailbox_bit] = self.calls.open(
-            _core.Segment.attach(calls), hello.driver_slot, hello.mailbox_bit
+            _core.Segment.attach(calls), (driver, board.incarnation(driver)), hello.mailbox_bit
         )
         for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
             os.close(fd)
@@ -196,7 +196,7 @@ class Worker:
         from conveyor.runtime.waiting.aio import wait_until
 
         inbox, handlers = self.process.inbox, self.handlers
-        coroutines = Coroutines(inbox, self.hello.max_concurrency)
+        coroutines = Coroutines(inbox, self.process.lanes, self.hello.max_concurrency)
         self.coroutines = self.calls.coroutines = coroutines
         bits: list[int] = []
 

@@ -17,7 +17,7 @@ from conveyor.exceptions import GraphError
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
-from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.base import CallingRuntime

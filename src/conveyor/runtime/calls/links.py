@@ -25,8 +25,9 @@ from conveyor.runtime.refs.ref import (
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
 from conveyor.runtime.status import describe_status, method_of
-from conveyor.runtime.waiting.deadlock import CALLS, Blockers, Wait, sooner
+from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
 
 logger = logging.getLogger("conveyor")
 
@@ -148,6 +149,8 @@ class Link:
         process.reads(self)
         self._limits = link_limits(segment)
         self._mailbox_bit = mailbox_bit
+        # This process, as the actor knows it.
+        self._caller = process.slot, process.board.incarnation(process.slot)
 
     def call(
         self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -330,7 +333,7 @@ class Link:
             value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
             if value is not EMPTY:
                 return value
-        with self._process.lanes.waiting(lambda _: self.blockers(ref)) as wait:
+        with self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0) as wait:
             return self._wait(ref, Patience(timeout), wait)
 
     def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
@@ -380,7 +383,9 @@ class Link:
                 return blockers_of(lacked, question)
         if self._is_control:
             return ()
-        return ((self.actor_slot, CALLS, f"{self.actor_name}.{method}"),)
+        # One that has not been sent comes after others.
+        work = CALLS if ref._number < 0 else call_of(*self._caller, ref._number)
+        return ((self.actor_slot, work, f"{self.actor_name}.{method}"),)
 
     def is_ready(self, ref: Ref) -> bool:
         if ref._number < 0:

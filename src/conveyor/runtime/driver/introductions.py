@@ -83,7 +83,7 @@ class Introductions:
                 own.insert(0, os.dup(segment.fd))
                 new, fds = self._new_peers(callee, (caller.slot,))
                 ticket = callee.send_fds([segment.fd, *fds])
-                caller_end = Caller(caller.slot, RESULT_BIT)
+                caller_end = Caller(caller.slot, caller.incarnation, RESULT_BIT)
                 ack = callee.control("accept", caller_end, tuple(new.items()), bit, ticket)
             except BaseException:
                 callee.bits.give_back(bit)

@@ -18,7 +18,7 @@ from conveyor.runtime.graph.recording import Progress, Recording, Track
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.refs.ref import Ref, cancelled_error
-from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.exceptions import ArenaFullError, DeadlineExceededError, WaitTimeoutError
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
-from conveyor.runtime.waiting.deadlock import Blockers
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.compiled import CompiledGraph

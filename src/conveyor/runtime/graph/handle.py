@@ -26,8 +26,8 @@ from conveyor.runtime.refs.ref import blockers_of
 from conveyor.runtime.refs.values import RefFailed, lacking, with_values
 from conveyor.runtime.refs.wire import SHARE_FROM, Wire
 from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import Patience, wait_until
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.compiled import CompiledGraph
@@ -221,10 +221,11 @@ class GraphHandle:
         end = _end(deadline)
         while (lacked := lacking(args, kwargs)) is not None:
             self._check_time(end, deadline)
-            await wait_async(self._until_there(lacked, end))
+            await wait_async(self._until_there(lacked, end), functools.partial(blockers_of, lacked))
         number, request = self._send("execute", args, kwargs, 0, deadline, end)
         try:
-            await wait_async(lambda: self._is_answered(request))
+            ask = functools.partial(self._blockers, number, request)
+            await wait_async(lambda: self._is_answered(request), ask)
         except BaseException:
             self._withdraw(number)
             raise

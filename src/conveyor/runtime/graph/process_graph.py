@@ -31,8 +31,9 @@ from conveyor.runtime.graph.status import GraphState, GraphStatus, Progress, gra
 from conveyor.runtime.graph.submission import MOVED_REFS, SubmittingGraph, look_closer
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
-from conveyor.runtime.waiting.deadlock import STEPS, Blockers, Wait, sooner
+from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.works import Blockers, steps_of
 
 
 def _debug_ref() -> type[GraphRef]:
@@ -176,7 +177,7 @@ class ProcessGraph(SubmittingGraph):
             return ()
         actor, source, at = holder
         text = f"{source} of {self.name} (execution {at})"
-        return ((epoch.members[actor].slot, STEPS, text),)
+        return ((epoch.members[actor].slot, steps_of(self._number), text),)
 
     def is_ready(self, ref: Ref) -> bool:
         return (

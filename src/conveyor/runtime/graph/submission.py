@@ -202,7 +202,10 @@ class SubmittingGraph(CompiledGraph):
             while (lacked := lacking(args, kwargs)) is not None:
                 self._check_time(source)
                 self._wake_up_for(source)
-                await wait_until(functools.partial(_either, lacked.done, source))
+                await wait_until(
+                    functools.partial(_either, lacked.done, source),
+                    functools.partial(blockers_of, lacked),
+                )
             try:
                 args, kwargs = with_values(args, kwargs, self._takes_parts)
             except RefFailed as failed:
@@ -215,7 +218,9 @@ class SubmittingGraph(CompiledGraph):
                 return self._refs(ref, passed)
             self._wake_up_for(source)
             began = _core.monotonic_ns()
-            await wait_until(functools.partial(_either, self._may_submit, source))
+            await wait_until(
+                functools.partial(_either, self._may_submit, source), self.room_blockers
+            )
             self.recording.own.note_room(self.gate.submitted, began, False)
 
     def _source(self, seconds: float | None) -> SubmittingGraph | Execution:

@@ -14,9 +14,9 @@ from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.runtime.waiting.works import Blockers
 
 
 class ActorExports(Imports):

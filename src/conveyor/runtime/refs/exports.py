@@ -27,8 +27,8 @@ from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.runtime.waiting.works import Blockers
 
 #: Pickles of refs that nobody has loaded yet and whose results are kept.
 MAX_TICKETS = 10_000

@@ -15,8 +15,8 @@ from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, Serializati
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.wire import SHARE_FROM, Wire, received
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.works import Blockers
 
 ExportId = tuple[int, int]
 """The process that made the ref (an actor's number, 0 for the driver), and a number there."""

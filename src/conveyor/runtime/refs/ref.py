@@ -12,8 +12,8 @@ from conveyor.channel import add_sibling, claims, decode_error, drop_picklers
 from conveyor.checks import check_timeout
 from conveyor.exceptions import SerializationError, SessionEndedError
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import wait_until
+from conveyor.runtime.waiting.works import Blockers
 
 EMPTY = _core.EMPTY
 _CANCELLED = _core.CANCELLED
@@ -96,7 +96,7 @@ class Source(Protocol):
         ...
 
     def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        """Who has to do something before ``ref``, which is not done, is; see ``waiting.deadlock``."""
+        """Who has to do something before ``ref``, which is not done, is; see ``waiting.works``."""
         ...
 
     def describe(self, ref: Ref) -> str: ...
@@ -262,7 +262,8 @@ class Ref(_core.RefCore):
         if not self.done():
             from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
 
-            awaited = wait_or_cancel(self.done, self._awaited_as(), self._abandon)
+            ask = partial(blockers_of, self)
+            awaited = wait_or_cancel(self.done, ask, self._awaited_as(), self._abandon)
             yield from awaited.__await__()
         return self.get()
 

@@ -15,8 +15,8 @@ from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
 from conveyor.runtime.refs.together import look_at_company
-from conveyor.runtime.waiting.deadlock import Blockers
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
+from conveyor.runtime.waiting.works import Blockers
 
 
 class StreamRef(Ref):
@@ -44,7 +44,7 @@ class StreamRef(Ref):
         raise NotImplementedError
 
     def _blockers(self, question: int) -> Blockers | None:
-        """Who has to do something before the next item comes; see ``waiting.deadlock``."""
+        """Who has to do something before the next item comes; see ``waiting.works``."""
         return ()
 
     def _describe(self) -> str:
@@ -92,7 +92,7 @@ class StreamRef(Ref):
         if not self.done():
             from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
 
-            await wait_or_cancel(self._is_there, self._awaited_as(), self._abandon)
+            await wait_or_cancel(self._is_there, self._blockers, self._awaited_as(), self._abandon)
         try:
             return self.next()
         except StopIteration:

@@ -12,15 +12,25 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
+from conveyor.runtime.waiting.awaits import Awaits
+from conveyor.runtime.waiting.works import Ask
 from conveyor.system_limits import explained
 
 
 class LoopWatch:
     """One event loop's view of the bell: futures, each with the condition that completes it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: _core.Inbox, relay: int) -> None:
-        """``relay``: an eventfd, which is this one's from now on."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: _core.Inbox,
+        relay: int,
+        awaits: Awaits | None,
+    ) -> None:
+        """``relay``: an eventfd, which is this one's from now on. ``awaits``: who looks for cycles among
+        those that wait, if the loop is an actor's."""
         self._loop = weakref.ref(loop)  # the registry below is keyed by the loop
+        self._awaits = awaits  # keeps an actor's, which is there to the end
         self._inbox = inbox
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         # Written when another thread has taken the process's event down (see Inbox::clear_event).
@@ -54,6 +64,8 @@ class LoopWatch:
         # Look after noting the count, sleep only if it has not moved since: no ring is missed.
         seen = self._inbox.count
         self._complete()
+        if self._awaits is not None:
+            self._awaits.rung()
         if not self._waiting:
             self._inbox.disarm(self._relay)
         elif not self._inbox.arm(seen, self._relay):
@@ -81,8 +93,9 @@ _watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatch] = (
 )
 
 
-async def wait_until(ready: Callable[[], bool]) -> None:
-    """Wait until ``ready()``, which is asked after every ring of this process's bell."""
+async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:
+    """Wait until ``ready()``, which is asked after every ring of this process's bell. ``ask``: who has
+    to do something before that, if it is known: then the wait takes part in finding deadlocks."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -90,16 +103,22 @@ async def wait_until(ready: Callable[[], bool]) -> None:
             "awaiting a result, or for room, needs a running asyncio event loop; in trio and other loops "
             "wait until ref.fileno() can be read (trio.lowlevel.wait_readable), then get it"
         ) from None
-    inbox = context.current().inbox
+    runtime = context.current()
+    inbox, awaits = runtime.inbox, runtime.lanes.awaits
+    if awaits is not None and awaits.loop is not loop:
+        awaits = None
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
         with explained("await anything in this event loop"):
             relay = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        watch = _watches[loop] = LoopWatch(loop, inbox, relay)
+        watch = _watches[loop] = LoopWatch(loop, inbox, relay, awaits)
     future = watch.add(loop, ready)
+    of = None if awaits is None or ask is None else awaits.begin(future, ready, ask)
     try:
         await future
     finally:
+        if awaits is not None and of is not None:
+            awaits.end(of, future)
         watch.discard(future)  # cancelled: it refers to the loop, which must not be kept
 
 
@@ -109,7 +128,7 @@ _awaiting_lock = threading.Lock()
 
 
 async def wait_or_cancel(
-    ready: Callable[[], bool], key: Hashable, cancel: Callable[[], object]
+    ready: Callable[[], bool], ask: Ask, key: Hashable, cancel: Callable[[], object]
 ) -> None:
     """Like :func:`wait_until`; where the task is cancelled meanwhile, and no other waits with the same
     ``key``, ``cancel()`` is called."""
@@ -117,7 +136,7 @@ async def wait_or_cancel(
         _awaiting[key] = _awaiting.get(key, 0) + 1
     cancelled = False
     try:
-        await wait_until(ready)
+        await wait_until(ready, ask)
     except asyncio.CancelledError:
         cancelled = True
         raise

@@ -11,9 +11,12 @@ import os
 import select
 import selectors
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from conveyor import _core
+from conveyor.runtime.waiting.activities import activity
 
 _loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
 
@@ -44,12 +47,21 @@ class ActorSelector(selectors.EpollSelector):
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """What runs an actor's coroutines."""
+    """What runs an actor's coroutines. It knows which timers belong to which activity."""
 
     def __init__(self, selector: ActorSelector) -> None:
         super().__init__(selector)
         self._actor_selector = selector
         _loops.add(self)
+
+    def call_at(  # type: ignore[override]  # it takes and passes on anything
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        handle = super().call_at(when, callback, *args, context=context)
+        of = activity.get() if context is None else context.get(activity)
+        if of is not None:
+            of.add_timer(handle, self.time())
+        return handle
 
     def in_child(self) -> None:
         """This process has been forked, maybe by one of the callbacks that are due. The others are the

@@ -1,0 +1,245 @@
+"""Finding coroutines that take part in a cycle of waits; see ``waiting.deadlock``.
+
+A coroutine that is a step of a graph, or a call, is kept from going on where its task waits for nothing
+but results that are not there: for one, for a task that waits so, or for several of them together
+(``asyncio.gather``), and no timer of its own may end that. Whatever else it may wait for could come from
+anywhere, so then nothing is said of it.
+
+This is looked at some milliseconds after the last of its waits has begun, and from then on less and less
+often; and at once if somebody asks. What is noted on the board may be out of date until the next look,
+which harms nobody: whoever believes in a cycle has asked before, and only a look answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import partial
+from math import inf
+from time import thread_time
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import DeadlockError
+from conveyor.runtime.waiting.activities import Activity, Call, activity
+from conveyor.runtime.waiting.deadlock import FIRST_REFRESH, LONGEST_REFRESH, Wait
+from conveyor.runtime.waiting.lanes import Lanes
+from conveyor.runtime.waiting.works import FULL, PLACE, Ask, Blockers, any_of
+
+#: The part of its time that a loop may spend here, unless it would not look for so long.
+_SHARE, _LONGEST_PAUSE = 1 / 20, 0.05
+#: What is due so soon is done now.
+_EARLY = 0.0005
+
+
+# What gather() returns; nothing, should Python have another name for it.
+_Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture", ())
+
+
+class Awaits:
+    """Of one actor. Everything here is called on its event loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inbox: _core.Inbox,
+        lanes: Lanes,
+        full: Callable[[], tuple[list[Activity], list[Activity]] | None],
+    ) -> None:
+        """``full()``: if no more calls may run side by side, those that do, and those that are to."""
+        self.loop = loop
+        self._inbox = inbox
+        self._lanes = lanes
+        self._full = full
+        # Those that await something, or did when they were last looked at.
+        self._known: dict[Activity, None] = {}
+        self._place: Wait | None = None
+        # When it looks next.
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = inf
+        self._not_before = 0.0
+        self._asked = 0
+
+    def begin(
+        self, future: asyncio.Future[None], ready: Callable[[], bool], ask: Ask
+    ) -> Activity | None:
+        """``future`` is about to be awaited, which is done once ``ready()``; ``ask``: who has to do
+        something before. Returns in what it is awaited; ``None``: in nothing that others wait for."""
+        of = activity.get()
+        if of is None or of.over:
+            return None
+        if isinstance(of.awaits, dict):
+            of.awaits[future] = ready, ask
+        else:
+            of.awaits = {future: (ready, ask)}
+        of.since = now = self.loop.time()
+        of.look_at = when = now + of.first_look
+        of.pause = 0.0
+        self._known[of] = None
+        if when < self._looks_at:
+            self._look_at(when)
+        return of
+
+    def end(self, of: Activity, future: asyncio.Future[None]) -> None:
+        """It is not awaited any more."""
+        assert isinstance(of.awaits, dict)
+        del of.awaits[future]
+        if of.wait is not None:
+            of.look_at = 0.0
+            self.stir()
+
+    def stir(self) -> None:
+        """What is noted may be out of date: look again soon."""
+        self._look_at(self.loop.time() + FIRST_REFRESH)
+
+    def rung(self) -> None:
+        """The bell has been rung, for whatever reason."""
+        waits = self._lanes.coroutines
+        if waits and (self._inbox.asked != self._asked or any(wait.pending for wait in waits)):
+            self._look_at(self.loop.time())
+
+    def _look_at(self, when: float) -> None:
+        when = max(when, self._not_before)
+        if when >= self._looks_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = when
+        # It is nobody's, in a context of its own.
+        self._timer = self.loop.call_at(when, self._look, context=Context())
+
+    def _look(self) -> None:
+        self._timer, self._looks_at = None, inf
+        began, now = thread_time(), self.loop.time()
+        before, asked = self._asked, self._inbox.asked  # before anything is looked for
+        self._asked, lanes = asked, self._lanes
+        noted = lanes.noted
+        with lanes.at_once():
+            found, due = self._examine(asked, now, asked != before)
+            lanes.coroutines = [of.wait for of in found if of.wait is not None]
+            self._note_full(asked, now)
+        for of in due:
+            self._judge(of, now)
+        if lanes.noted is not noted:
+            # Whoever notes the last wait of a cycle finds it: that may have been for any of these.
+            for of in found:
+                if of not in due:
+                    of.look_at = now
+        self._not_before = self.loop.time() + min((thread_time() - began) / _SHARE, _LONGEST_PAUSE)
+        if self._known:
+            self._look_at(min(of.look_at for of in self._known))
+
+    def _judge(self, of: Activity, now: float) -> None:
+        wait = of.wait
+        assert wait is not None
+        try:
+            pause = wait.judge(now)
+        except DeadlockError as error:
+            # Where the first of those is awaited that never come.
+            of.wait = None
+            of.futures[0].set_exception(error)
+            return
+        of.look_at = now + (LONGEST_REFRESH if wait.pending or pause is None else pause)
+
+    def _examine(
+        self, asked: int, now: float, all_due: bool
+    ) -> tuple[list[Activity], list[Activity]]:
+        """Those that are kept from going on, as far as is known, and those among them for which it was
+        due to look just now."""
+        found, due = [], []
+        # The steps come first: should there be more than can be noted, it is those that others wait for.
+        for of in sorted(self._known, key=_come_last):
+            if of.over or not of.awaits:
+                del self._known[of]
+                of.wait, of.futures = None, ()
+                continue
+            if now < of.since + FIRST_REFRESH / 2:
+                of.wait = None
+                continue
+            pending = of.wait is not None and of.wait.pending
+            if not (all_due or pending or now > of.look_at - _EARLY):
+                if of.wait is not None:
+                    found.append(of)
+                continue
+            futures = self._waits_only_for(of, now) if len(found) < _core.WAIT_ROWS else None
+            if futures is None or any(of.awaits[future][0]() for future in futures):
+                of.wait = None
+                of.pause = min(max(2 * of.pause, of.first_look), LONGEST_REFRESH)
+                of.look_at = now + of.pause
+                continue
+            if of.wait is None or of.futures != futures:
+                asks = [of.awaits[future][1] for future in futures]
+                ask = partial(_ask_all, asks)
+                of.wait = Wait(self._lanes, of.work, ask, True, of.label, refresh=of.first_look)
+                of.futures = futures
+            of.wait.resolve(asked, now)
+            found.append(of)
+            due.append(of)
+        return found, due
+
+    def _waits_only_for(self, of: Activity, now: float) -> tuple[asyncio.Future[None], ...] | None:
+        """The results without any of which that activity does not go on; ``None``: it may."""
+        if of.has_timers(now):
+            return None
+        found: dict[asyncio.Future[None], None] = {}
+        ahead: list[Any] = [of.task]
+        seen = set()
+        while ahead:
+            one = ahead.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if one is None or one.done():
+                return None
+            if one in of.awaits:
+                found[one] = None
+            elif isinstance(one, asyncio.Task):
+                # Where Python should not tell what a task awaits, nothing is known.
+                waiter = getattr(one, "_fut_waiter", None)
+                if one is not of.task and waiter not in of.awaits and not _belongs(one, of):
+                    return None
+                ahead.append(waiter)
+            else:
+                if not isinstance(one, _Gathering):
+                    return None
+                ahead += [part for part in one._children if not part.done()] or [None]
+        return tuple(found) or None
+
+    def _note_full(self, asked: int, now: float) -> None:
+        """A call that cannot begin waits for those that run."""
+        running, queued = self._full() or ((), ())
+        if not queued or any(of.wait is None for of in running):
+            return
+        slot, lanes = self._lanes.slot, self._lanes
+        for_running = tuple((slot, of.work, of.label) for of in running)
+        if self._place is None or self._place.blockers != for_running:
+            self._place = _passive(lanes, PLACE, for_running, "whoever is next")
+        waits = [self._place]
+        turn: Blockers = ((slot, PLACE, f"its turn (max_concurrency is {len(running)})"),)
+        for of in queued:
+            if of.wait is None:
+                of.wait = _passive(lanes, of.work, turn, of.label)
+            waits.append(of.wait)
+        for wait in waits:
+            wait.resolve(asked, now)
+        lanes.coroutines += waits
+
+
+def _come_last(of: Activity) -> bool:
+    return isinstance(of, Call)
+
+
+def _passive(lanes: Lanes, work: int, blockers: Blockers, text: str) -> Wait:
+    """A wait that is only noted."""
+    return Wait(lanes, work, lambda _: blockers, False, text, mode=FULL)
+
+
+def _ask_all(asks: Sequence[Ask], question: int) -> Blockers | None:
+    return any_of([ask(question) for ask in asks])
+
+
+def _belongs(task: asyncio.Task[Any], of: Activity) -> bool:
+    """Whether the timers that ``task`` has set are known as those of that activity."""
+    context = getattr(task, "get_context", None)  # since Python 3.12
+    return context is not None and context().get(activity) is of

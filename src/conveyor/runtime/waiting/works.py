@@ -1,0 +1,51 @@
+"""What is waited for: works of actors, and who has to do them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+#: Works: whatever is a step of a graph or else the main thread's, whatever is a call. The last bit of any
+#: work says which of these lanes does it.
+STEPS, CALLS = 0, 1
+#: The next one of those that run side by side, where the coroutines of calls are limited.
+PLACE = 3
+
+
+def steps_of(graph: int) -> int:
+    """The work that is the steps of one graph."""
+    return graph << 1 | STEPS
+
+
+def call_of(slot: int, incarnation: int, number: int) -> int:
+    """The work that is one call: the caller's place on the board, which of the processes there it is, and
+    the number of the call on its link."""
+    caller = (incarnation & 0xFFFF) << 16 | (slot & 0xFFFF)
+    return ((number & 0x7FFFFFFF) << 32 | caller) << 1 | CALLS
+
+
+def lane_of(work: int) -> int:
+    return work & 1
+
+
+#: How a work is run: one thing at a time; calls in threads; on an event loop, which is blocked; not yet;
+#: beside others, as a coroutine or in a thread; when one of those has ended, of which there are as many as
+#: there may be.
+ONE, THREADS, LOOP, STARTING, BESIDE, FULL = range(6)
+
+#: Who has to do something before a wait ends: (board slot, work, what it is in words). Any of them may do
+#: it. Empty: nobody knows who, so it counts as nobody that waits.
+Blockers: TypeAlias = "tuple[tuple[int, int, str], ...]"
+
+#: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the bell rings
+#: when it is there. The number tells one question from the next; negative: nobody else is to be asked.
+Ask: TypeAlias = "Callable[[int], Blockers | None]"
+
+
+def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
+    """The blockers of something that goes on once one of several has come, given those of each."""
+    known = [blockers for blockers in found if blockers is not None]
+    if len(known) < len(found):
+        return None
+    return tuple(itertools.chain(*known)) if all(known) else ()
