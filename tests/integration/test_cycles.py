@@ -394,7 +394,7 @@ def test_two_graphs_whose_steps_execute_each_other(make):
         conveyor.get([a.meet.remote(graph=two), b.meet.remote(graph=one)], timeout=WAIT)
         assert conveyor.get(one.execute(1), timeout=WAIT) == "pong"
         error = deadlocks(one.execute(2), " waits for ")
-        # An async step would wait as long, and nobody would find it.
+        # An async step would wait as long for its own graph.
         assert "make the method that waits async" not in str(error)
         assert "call an async method, which is no step" in str(error)
 
