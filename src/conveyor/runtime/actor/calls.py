@@ -213,7 +213,7 @@ class Calls:
                 mailbox.caller,
                 tag,
                 self._instance.name,
-                method_of(name),
+                name,
             )
         elif self.pool is not None:
             self._submit(mailbox, tag, name, method, args, kwargs, num_returns)

@@ -101,7 +101,7 @@ class Call(Activity):
     @property
     def label(self) -> str:  # type: ignore[override]
         _, _, actor, method = self._call
-        return f"{actor}.{method}"
+        return f"{actor}.{method.partition('#')[0]}"
 
 
 #: What is being done. The tasks and timers that are begun in it inherit it.
