@@ -12,8 +12,8 @@ class Leftovers;
 
 class Inbox {
  public:
-  Inbox(std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread)
-      : board_(std::move(board)), slot_(slot), self_(board_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
+  Inbox(std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread, std::shared_ptr<Leftovers> leftovers = {})
+      : leftovers(std::move(leftovers)), board_(std::move(board)), slot_(slot), self_(board_->slot(slot)), eventfd_(dup_cloexec(eventfd)), main_thread_(main_thread), waiter_(&self_->bell) {
     if (main_relay_.get() < 0) throw_errno("eventfd");
   }
 
@@ -64,7 +64,7 @@ class Inbox {
   }
 
   // Of this process; none: nobody looks after them.
-  std::shared_ptr<Leftovers> leftovers;
+  const std::shared_ptr<Leftovers> leftovers;
 
  private:
   bool park_main(uint32_t seen, uint64_t deadline);

@@ -115,8 +115,9 @@ void bind_board(nb::module_& m) {
   nb::class_<Inbox>(m, "Inbox")
       .def("__init__", [](Inbox* self, std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread) {
              checked(*board, slot);
-             new (self) Inbox(board, slot, eventfd, main_thread);
-             self->leftovers = std::make_shared<Leftovers>(std::move(board), slot);
+             // Before: should an inbox be there that cannot be made whole, nobody would destroy it.
+             auto leftovers = std::make_shared<Leftovers>(board, slot);
+             new (self) Inbox(std::move(board), slot, eventfd, main_thread, std::move(leftovers));
            }, "board"_a, "slot"_a, "eventfd"_a, "main_thread"_a)
       .def_prop_ro("count", &Inbox::count)
       .def_prop_ro("eventfd", &Inbox::eventfd)

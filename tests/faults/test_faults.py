@@ -29,3 +29,10 @@ def test_no_fault_hangs_lies_or_leaks(environment, phase, where, calls, step):
     report = run_one(environment, phase, where, calls, step=step)
     assert not report["findings"], "\n".join(report["findings"])
     assert report["count"] > 0
+
+
+def test_a_session_that_has_no_memory_to_begin_with(environment):
+    """What the core allocates first, so that nothing is half made and then forgotten."""
+    report = run_one(environment, "session", "driver", ALLOCATIONS, most=10)
+    assert not report["findings"], "\n".join(report["findings"])
+    assert report["count"] == 10
