@@ -11,7 +11,7 @@ PROGRAM = """
     import conveyor
     from conveyor.dag import InputNode
 
-    engine, kind, way, how, log = sys.argv[1:]
+    engine, kind, ways, hows, log = sys.argv[1:]
     WAIT = 20
 
     class Plain:
@@ -113,32 +113,35 @@ PROGRAM = """
     if kind == "threads":
         cls = cls.options(max_concurrency=2)
 
-    conveyor.init(engine=engine)
-    actor = cls.remote(how)
-    pid = conveyor.get(actor.ready.remote(), timeout=WAIT)
-    others = [actor.others.remote(log)] if kind == "async" else []
-    stream = how in ("items", "ends")
-    if how != "constructor":
-        method = getattr(actor, how)
-        if way == "graph":
-            with InputNode() as inp:
-                graph = method.bind(inp).compile()
-            ask = graph.execute
-        else:
-            ask = method.remote
-        for _ in range(3):
-            if stream:
-                pids = list(ask(1))
-                assert set(pids) == {pid}, (pid, pids)
+    def check(way, how):
+        # Prints the exit codes of the children.
+        actor = cls.remote(how)
+        pid = conveyor.get(actor.ready.remote(), timeout=WAIT)
+        others = [actor.others.remote(log)] if kind == "async" else []
+        if how != "constructor":
+            method = getattr(actor, how)
+            if way == "graph":
+                with InputNode() as inp:
+                    ask = method.bind(inp).compile().execute
             else:
-                result = conveyor.get(ask(1), timeout=WAIT)
-                assert result == pid or how == "pickled", (pid, result)
-    assert [conveyor.get(actor.ready.remote(), timeout=WAIT) for _ in range(50)] == [pid] * 50
-    conveyor.get(others, timeout=WAIT)
-    print(conveyor.get(actor.reap.remote(), timeout=WAIT))
+                ask = method.remote
+            for _ in range(3):
+                if how in ("items", "ends"):
+                    pids = list(ask(1))
+                    assert set(pids) == {pid}, (pid, pids)
+                else:
+                    result = conveyor.get(ask(1), timeout=WAIT)
+                    assert result == pid or how == "pickled", (pid, result)
+        assert [conveyor.get(actor.ready.remote(), timeout=WAIT) for _ in range(50)] == [pid] * 50
+        conveyor.get(others, timeout=WAIT)
+        print(way, how, conveyor.get(actor.reap.remote(), timeout=WAIT))
+        return pid
+
+    conveyor.init(engine=engine)
+    pids = [check(way, how) for way in ways.split(",") for how in hows.split(",")]
     conveyor.shutdown()
-    lines = open(log).read().split()
-    assert set(lines) - {"other"} == {str(pid)}, (pid, lines)  # hooks and coroutines of the actor alone
+    lines = set(open(log).read().split()) - {"other"}
+    assert lines == set(map(str, pids)), (pids, lines)  # hooks and coroutines of the actors alone
     print("done")
 """
 
@@ -146,59 +149,69 @@ KINDS = ["plain", "threads", "async"]
 WAYS = ["call", "graph"]
 
 
-def run(scripts, tmp_path, *how):
-    out = scripts.run(PROGRAM, *how, tmp_path / "log").splitlines()
-    assert out[-1] == "done"
+def run(scripts, tmp_path, engine, kind, hows, ways=WAYS):
+    """For each way and method the exit codes of the children."""
+    log = tmp_path / "log"
+    *lines, last = scripts.run(
+        PROGRAM, engine, kind, ",".join(ways), ",".join(hows), log
+    ).splitlines()
+    assert last == "done"
     assert "Traceback" not in scripts.stderr, scripts.stderr
-    return [int(code) for code in out[0].strip("[]").split(",") if code]
+    found = {}
+    for line in lines:
+        way, how, codes = line.split(maxsplit=2)
+        found[way, how] = [int(code) for code in codes.strip("[]").split(",") if code]
+    return found
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("how", ["returns", "raises", "items", "ends"])
-def test_a_child_that_comes_back_ends_there(scripts, tmp_path, engine, kind, way, how):
-    codes = run(scripts, tmp_path, engine, kind, way, how)
-    children = 2 if how == "returns" and kind != "async" else 1
-    assert codes == [1] * (3 * children)
-    said = f"which was forked in {'Async' if kind == 'async' else 'Plain'}.{how}, has come back"
-    assert scripts.stderr.count(said) >= 3 * children, scripts.stderr
-    assert "os._exit" in scripts.stderr
+def test_a_child_that_comes_back_ends_there(scripts, tmp_path, engine, kind):
+    hows = ["returns", "raises", "items", "ends"]
+    found = run(scripts, tmp_path, engine, kind, hows)
+    for how in hows:
+        children = 2 if how == "returns" and kind != "async" else 1
+        assert all(found[way, how] == [1] * (3 * children) for way in WAYS), found
+        said = f"which was forked in {'Async' if kind == 'async' else 'Plain'}"
+        place = [line for line in scripts.stderr.splitlines() if f".{how}, has come back" in line]
+        assert len(place) >= len(WAYS) * 3 * children, scripts.stderr
+        assert all(said in line and "os._exit" in line for line in place)
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_child_that_goes_on_with_the_event_loop(scripts, tmp_path, engine, way):
-    assert run(scripts, tmp_path, engine, "async", way, "awaits") == [1] * 3
-    assert scripts.stderr.count("which was forked in a coroutine of Async, has come back") == 3
+def test_a_child_that_goes_on_with_the_event_loop(scripts, tmp_path, engine):
+    found = run(scripts, tmp_path, engine, "async", ["awaits"])
+    assert all(codes == [1] * 3 for codes in found.values()), found
+    said = scripts.stderr.count("which was forked in a coroutine of Async")
+    assert said == 3 * len(WAYS), scripts.stderr
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_child_that_leaves_by_sys_exit(scripts, tmp_path, engine, kind, way):
-    assert run(scripts, tmp_path, engine, kind, way, "exits") == [7] * 3
+def test_a_child_that_leaves_by_sys_exit(scripts, tmp_path, engine, kind):
+    found = run(scripts, tmp_path, engine, kind, ["exits"])
+    assert all(codes == [7] * 3 for codes in found.values()), found
     assert "has come back" not in scripts.stderr
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_of_the_constructor(scripts, tmp_path, engine, kind):
-    assert run(scripts, tmp_path, engine, kind, "call", "constructor") == [1]
+    found = run(scripts, tmp_path, engine, kind, ["constructor"], ["call"])
+    assert found == {("call", "constructor"): [1]}
     assert scripts.stderr.count(".__init__, has come back") == 1
 
 
 @pytest.mark.parametrize("engine", ["local", "inline"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_of_a_thread_ends_with_that_thread(scripts, tmp_path, engine, kind):
-    codes = run(scripts, tmp_path, engine, kind, "call", "thread")
-    assert len(codes) == 3
+    found = run(scripts, tmp_path, engine, kind, ["thread"], ["call"])
+    assert len(found["call", "thread"]) == 3
     assert "has come back" not in scripts.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_child_that_is_forked_while_a_result_is_encoded(scripts, tmp_path, kind, way):
-    codes = run(scripts, tmp_path, "local", kind, way, "pickled")
-    assert set(codes) == {1}
+def test_a_child_that_is_forked_while_a_result_is_encoded(scripts, tmp_path, kind):
+    found = run(scripts, tmp_path, "local", kind, ["pickled"])
+    assert all(set(codes) == {1} for codes in found.values()), found
     assert "has come back" in scripts.stderr
