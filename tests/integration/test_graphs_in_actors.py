@@ -66,6 +66,10 @@ class Controller:
         refs = [self.graph.execute(value) for value in values]
         return conveyor.get(refs)
 
+    def stats(self) -> dict[str, Any]:
+        counted: dict[str, Any] = self.graph.stats().as_dict()
+        return counted
+
     def scaled(self, stage: Any, value: Any) -> Any:
         inp = InputNode()
         with MultiOutputNode(
@@ -122,6 +126,19 @@ def test_an_actor_executes_a_graph_over_others(engine):
         assert conveyor.get(controller.run.remote([5])) == [116]
     assert "torn down" in conveyor.get(controller.teardown.remote())
     assert conveyor.get(stages[0].add.remote(1)) == 2
+
+
+def test_it_counts_what_goes_over_the_channels(engine):
+    controller = Controller.remote()
+    conveyor.get(controller.compile.remote([Stage.remote(), Stage.remote()]))
+    assert conveyor.get(controller.run.remote([1, 2, 3])) == [3, 4, 5]
+    stats = conveyor.get(controller.stats.remote())
+    assert (stats["submitted"], stats["completed"]) == (3, 3)
+    assert [task["running"]["count"] for task in stats["tasks"]] == [3, 3]
+    assert [edge["frames"] for edge in stats["edges"]] == [3, 3, 3]
+    assert [[wait["waiting"]["count"] for wait in edge["waits"]] for edge in stats["edges"]] == [
+        [3]
+    ] * 3
 
 
 def test_constants_of_classes_that_only_these_two_know(engine):

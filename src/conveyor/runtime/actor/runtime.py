@@ -205,8 +205,9 @@ class ActorRuntime(CallingRuntime):
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         self.tidy()
-        # The driver sees no constant of the graph: it may not know their classes.
-        skeleton = replace(plan, tasks=(), inputs=(), shape=None)
+        # The driver sees no constant of the graph, and no key: it may not know their classes.
+        inputs = tuple(replace(bundle, keys=()) for bundle in plan.inputs)
+        skeleton = replace(plan, tasks=(), inputs=inputs, shape=None)
         sealed = [
             _seal(with_bound_values(tasks), config.name or "the graph")
             for tasks in tasks_by_actor(plan)
