@@ -21,6 +21,9 @@ const size_t kSmallest = kGranule;
 // Bounded, because most of them may be held for long: then every send would look at all of them.
 constexpr size_t kNewest = 4, kOthers = 4, kNewestBeforeMore = 32, kOthersBeforeMore = 12;
 
+// For others, who are asked at a cap: a stopped process does not answer.
+constexpr uint64_t kPatienceNs = 1'000'000'000;
+
 std::string number(uint64_t n) { return std::to_string(n); }
 
 // Room for `count` + 1 elements; grows by doubling, as push_back does.
@@ -96,7 +99,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
       look(kNewestBeforeMore, newest);
       look(kOthersBeforeMore, scan_);
     }
-    if (budget) charge_bytes(bytes, payload, budget);
+    if (budget) charge_bytes(section, bytes, payload, budget, may_wait);
     block = nullptr;
     try {
       block = block_of(index);
@@ -287,9 +290,43 @@ void Arena::look_at_all() {
   look(SIZE_MAX, from);
 }
 
-void Arena::charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget) {
+template <class Still, class Done>
+bool Arena::wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done) {
+  while (!asked.empty()) {
+    const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
+    if (done()) return true;
+    still(asked);
+    const uint64_t now = now_ns();
+    if (now >= deadline) break;
+    if (asked.empty()) continue;
+    const timespec left = to_timespec(deadline - now);
+    section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
+  }
+  return done();
+}
+
+std::vector<uint32_t> Arena::holders(const Budget* of) const {
+  std::vector<uint32_t> found;
+  for (const Block* block : out_) {
+    if (block->budget.get() != of) continue;
+    const std::vector<uint32_t>& slots = block->readers->slots;
+    for (uint32_t r = 0; r < slots.size(); ++r)
+      if (block->held_by(r) && std::find(found.begin(), found.end(), slots[r]) == found.end()) found.push_back(slots[r]);
+  }
+  return found;
+}
+
+void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait) {
   auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap; };
   if (!fits()) look_at_all();
+  // What nobody can get any more is held as well, until who holds it is asked.
+  if (!fits() && board_ && may_wait && bytes <= budget->cap) {
+    std::vector<Board::Asked> asked;
+    for (const uint32_t slot : holders(budget.get())) board_->ask_for_leftovers(slot, asked);
+    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_leftovers(who); },
+             [&] { return look_at_all(), fits(); });
+    if (closed_) closed();
+  }
   if (!fits()) {
     const auto mine = [&](const Block* b) { return b->budget == budget; };
     const size_t values = size_t(std::count_if(out_.begin(), out_.end(), mine));
@@ -300,10 +337,10 @@ void Arena::charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Bud
   budget->out.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void Arena::charge(Block* block, const std::shared_ptr<Budget>& budget) {
+void Arena::charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait) {
   if (!budget || block->budget) return;
-  Section section(*this);
-  charge_bytes(block->used, block->used, budget);
+  Section section(*this, !may_wait);
+  charge_bytes(section, block->used, block->used, budget, may_wait);
   block->budget = budget;
 }
 
@@ -349,28 +386,14 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
   };
   if (taken() || taken_of_own()) return;
   if (board_ && may_wait) {
-    // A stopped process does not answer.
-    constexpr uint64_t kPatienceNs = 1'000'000'000;
     const uint64_t deadline = now_ns() + kPatienceNs;
-    // True: taken. False: all that `still` leaves none of have answered, or the time is over.
-    const auto taken_of = [&](std::vector<Board::Asked> asked, auto still) {
-      while (!asked.empty()) {
-        const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
-        if (taken()) return true;
-        still(asked);
-        const uint64_t now = now_ns();
-        if (now >= deadline) break;
-        if (asked.empty()) continue;
-        const timespec left = to_timespec(deadline - now);
-        section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
-      }
-      return taken();
-    };
     // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
-    if (auto asked = board_->ask_for_leftovers(); !asked.empty()) {
-      if (taken_of(std::move(asked), [this](auto& who) { board_->still_asked_for_leftovers(who); }) || taken_of_own()) return;
+    std::vector<Board::Asked> asked;
+    for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
+    if (!asked.empty()) {
+      if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
     }
-    if (taken_of(board_->ask_for_memory(slot_), [this](auto& who) { board_->still_asked(who); })) return;
+    if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
   }
   full();
 }

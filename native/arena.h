@@ -113,11 +113,11 @@ class Arena {
 
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
-  // memory is short. `may_wait`: for other processes, who are asked at the cap. Not with the GIL, which
+  // memory is short. `may_wait`: for other processes, who are asked at a cap. Not with the GIL, which
   // the driver needs to learn that one of them has ended; without it, nothing of Python's is dropped.
   Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
   // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
-  void charge(Block* block, const std::shared_ptr<Budget>& budget);
+  void charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait = true);
   void uncharge(Block* block);
   // Hand `block` to its readers with frame `number`: it comes back when each of them is done, dead, or
   // has left before it took that frame. Cannot fail: a frame that is under way can be told of no error.
@@ -158,7 +158,12 @@ class Arena {
   void look_at_all();
   Block* block_of(size_t index);
   void take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait);
-  void charge_bytes(size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget);
+  void charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait);
+  // Until `done()`, or all that `still` leaves none of have answered, or it is `deadline`; whether it is done.
+  template <class Still, class Done>
+  bool wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done);
+  // The processes that have not ended their leases on blocks of this budget.
+  std::vector<uint32_t> holders(const Budget* of) const;
   void free(Block* block, uint64_t now) noexcept;
   // Some of `dropped_`, for the caller to destroy without the lock; how many.
   size_t take_dropped(std::span<std::shared_ptr<void>> some) noexcept;

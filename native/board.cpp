@@ -194,15 +194,11 @@ void Board::still_asked(std::vector<Asked>& who) const {
   });
 }
 
-std::vector<Board::Asked> Board::ask_for_leftovers() {
-  std::vector<Asked> asked;
-  for (uint32_t i = 0, n = used(); i < n; ++i) {
-    BoardSlot* s = slot(i);
-    if (s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) continue;
-    asked.push_back({i, s->leftovers.ask()});
-    stir(s->bell);  // it may watch that
-  }
-  return asked;
+void Board::ask_for_leftovers(uint32_t index, std::vector<Asked>& asked) {
+  BoardSlot* s = slot(index);
+  if (s->leftovers.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
+  asked.push_back({index, s->leftovers.ask()});
+  stir(s->bell);  // it may watch that
 }
 
 void Board::still_asked_for_leftovers(std::vector<Asked>& who) const {

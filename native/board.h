@@ -150,8 +150,9 @@ class Board {
   std::vector<Asked> ask_for_memory(uint32_t index);
   // Leaves those who may still give something: they have not looked yet, or their end is not known here yet.
   void still_asked(std::vector<Asked>& who) const;
-  // The same for what processes have dropped and not let go of (leftovers.h), whoever owns the memory.
-  std::vector<Asked> ask_for_leftovers();
+  // The same for what process `index` has dropped and not let go of (leftovers.h), whoever owns the memory:
+  // adds to `asked` if there may be some.
+  void ask_for_leftovers(uint32_t index, std::vector<Asked>& asked);
   void still_asked_for_leftovers(std::vector<Asked>& who) const;
 
   // Have those who sleep in the futex of a bell look again; nothing is ready.

@@ -12,8 +12,12 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
   check_owner(fork_);
   const std::shared_ptr<Budget> none, &budget = beyond_cap ? none : ring.readers()->budget;
   if (e.made && e.size <= ring.capacity()) {
-    arena->charge(e.made->block, budget);
-    return;
+    try {
+      return arena->charge(e.made->block, budget, false);
+    } catch (const ArenaFull&) {  // others may have something to let go of
+    }
+    Unlocked unlocked;
+    return arena->charge(e.made->block, budget, true);
   }
   if (e.made) {
     // The table does not fit the slot (a very long meta): fall back to copying the value.

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 import cloudpickle
@@ -11,7 +12,7 @@ from integration_helpers import get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
-from conveyor.exceptions import WaitTimeoutError
+from conveyor.exceptions import ArenaFullError, WaitTimeoutError
 from conveyor.runtime import context, process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -27,6 +28,22 @@ ROUNDED = SIZE * 5 // 4
 class Actor:
     def make(self, size):
         return np.ones(size, np.uint8)
+
+    def make_in_place(self, size):
+        array = conveyor.empty(size, np.uint8)
+        array[:] = 1
+        return array
+
+    def execute_and_drop(self, maker, count, cap):
+        """How many results could not be sent."""
+        with InputNode() as inp:
+            graph = maker.make.bind(inp).compile(depth=32, memory_bytes=cap)
+        for _ in range(count):
+            graph.execute(SIZE)
+        end = time.monotonic() + 20
+        while graph.gate.completed < count and time.monotonic() < end:
+            time.sleep(0.002)
+        return sum(edge.errors for edge in graph.stats().edges)
 
     def make_later(self, path, size=SIZE):
         Path(path + ".begun").touch()
@@ -194,6 +211,54 @@ class TestAtTheCap:
         get(one.drop.remote(other, 5))
         wait_until(lambda: session_memory() >= 5 * SIZE, what="values to be made")
         assert get(other.size_of.remote(np.ones(CAP - ROUNDED, np.uint8))) == CAP - ROUNDED
+
+
+@pytest.mark.usefixtures("small_session")
+class TestAtTheGraphsOwnCap:
+    """Four values fit, and the ring has room for all of them: nobody looks at it but the sweeper, and that
+    not before it is asked."""
+
+    CAP = 4 * ROUNDED
+
+    @staticmethod
+    def all_were_sent(graph, executions, wait_until):
+        # By what the actor has noted: to ask for a result would take the others out of the ring.
+        wait_until(lambda: graph.gate.completed == executions, what="the results")
+        assert [edge.errors for edge in graph.stats().edges] == [0] * len(graph.stats().edges)
+
+    @pytest.mark.parametrize("method", ["make", "make_in_place"])
+    def test_dropped_results_make_room(self, method, wait_until):
+        with InputNode() as inp:
+            dag = getattr(Actor.remote(), method).bind(inp)
+        with dag.compile(depth=32, memory_bytes=self.CAP) as graph:
+            for _ in range(12):
+                graph.execute(SIZE)
+            self.all_were_sent(graph, 12, wait_until)
+            assert get(graph.execute(SIZE)).nbytes == SIZE
+
+    def test_results_that_are_wanted_are_kept_and_told_of(self, wait_until):
+        with InputNode() as inp:
+            dag = Actor.remote().make.bind(inp)
+        with dag.compile(depth=32, memory_bytes=self.CAP) as graph:
+            wanted = []
+            for i in range(9):
+                ref = graph.execute(SIZE)
+                if i % 3 == 1:
+                    wanted.append(ref)
+            del ref
+            self.all_were_sent(graph, 9, wait_until)
+            more = [graph.execute(SIZE) for _ in range(2)]
+            with pytest.raises(ArenaFullError, match="memory_bytes") as caught:
+                get(more)
+            (held,) = caught.value.held
+            assert (held.process, held.executions) == ("driver", (1, 4, 7, 9))
+            assert all(get(ref).nbytes == SIZE for ref in wanted)
+            # What the errors' frames refer to.
+            del caught, held
+
+    def test_dropped_in_an_actor_that_executes_the_graph(self):
+        maker, user = Actor.remote(), Actor.remote()
+        assert get(user.execute_and_drop.remote(maker, 12, self.CAP)) == 0
 
 
 def wakeups():
