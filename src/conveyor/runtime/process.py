@@ -79,6 +79,8 @@ class Process:
         board.set_eventfd(slot, eventfd, board.incarnation(slot))
         #: The session is over for this process's threads, though its processes may still be ending.
         self.ended = False
+        #: This is an actor's process, and its loop is over: it begins no more calls.
+        self.loop_over = False
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.lanes = Lanes(self.inbox, board, slot)
         # As long as the arena's thread waits for more leases to end.

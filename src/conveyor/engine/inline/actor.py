@@ -54,6 +54,11 @@ def interrupts(error: BaseException) -> bool:
     )
 
 
+def _is_cancellation(error: BaseException) -> bool:
+    asyncio = sys.modules.get("asyncio")  # slow to import
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
 class Expired(Failure):
     """What a task leaves that had not run at its execution's deadline."""
 
@@ -101,6 +106,8 @@ class Actor:
         #: How to make it again, if its end was its own doing.
         self.origin: Origin | None = None
         self._for_good = False
+        #: It is dead, and what ran when it ended still counts.
+        self.finishing = False
 
     @property
     def name(self) -> str:
@@ -144,22 +151,29 @@ class Actor:
         *,
         for_good: bool = True,
         orderly: bool = True,
+        finish: bool = False,
         error: BaseException | None = None,
     ) -> None:
-        """It is dead from now on. A method that still runs is not stopped, but nobody hears of it.
-        ``orderly``: with what its class does at the end. ``error``: for who waits for it, if that is
-        not its death."""
+        """It is dead from now on. A method that still runs is not stopped; nobody hears of it, unless
+        ``finish``. ``orderly``: with what its class does at the end. ``error``: for who waits for it, if
+        that is not its death."""
         self._for_good = self._for_good or for_good
         if self._end is not None:
             return
         self._end = (how, doing, code)
+        self.finishing = finish
         for call in list(self.calls):
+            if finish and self.host.goes_on(call):
+                continue
             call.settle(error=error or self.death())
             self.host.lines.finished(call)
         instance, self.instance = self.instance, None
 
         def at_the_end(run: Run) -> None:
             nonlocal instance
+            for call in list(self.calls):  # coroutines that were cancelled before they began
+                call.settle(error=self.death())
+                self.host.lines.finished(call)
             interrupt = None
             if orderly:
                 interrupt = self.generators.close()
@@ -346,9 +360,11 @@ class Call(Job):
         self._came_back()
         if interrupts(error):
             raise error
-        else:
-            label = f"{self.actor.name}.{method_of(self.method)}"
-            self.settle(error=Failure(error, self.actor.name, label))
+        if self.actor.finishing and _is_cancellation(error):
+            self.settle(error=self.actor.death())  # it ended while its coroutine was being started
+            return
+        label = f"{self.actor.name}.{method_of(self.method)}"
+        self.settle(error=Failure(error, self.actor.name, label))
 
     def _came_back(self) -> None:
         self.host.lines.came_back(f"{self.actor.name}.{method_of(self.method)}")

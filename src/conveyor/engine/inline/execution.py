@@ -129,7 +129,7 @@ class Execution:
             actor.host.run(job)
             if job.interrupt is not None:
                 raise job.interrupt
-            if not actor.alive:
+            if not (actor.alive or job.counts):
                 raise actor.death()
 
     def output(self, edge: int) -> Any:
@@ -249,6 +249,8 @@ class _StageJob(Job):
         self._task = task
         self._actor = actor
         self.interrupt: BaseException | None = None
+        #: It has run to its end, of an actor that was alive when it began.
+        self.counts = False
         self._began = 0
 
     def start(self) -> Coroutine[Any, Any, None] | None:
@@ -341,7 +343,8 @@ class _StageJob(Job):
 
     def _finish(self, value: Any) -> None:
         end = monotonic_ns()
-        if self._actor.alive:
+        if self._actor.alive or self._actor.finishing:
+            self.counts = True
             execution, stage, task = self._execution, self._stage, self._task
             good = execution.store(stage, task, self._actor, value)
             execution.loaded.notes.ran(task.id, execution.number, self._began, end, not good)

@@ -22,7 +22,7 @@ from conveyor.runtime.waiting.patience import Patience
 Run = Callable[[Coroutine[Any, Any, Any]], object]
 
 
-def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
+def run_alone(coroutine: Coroutine[Any, Any, Any]) -> None:
     import asyncio
 
     try:
@@ -151,10 +151,19 @@ class Host:
     def rests(self, job: Job, seen: set[Job]) -> bool:
         raise NotImplementedError
 
+    def goes_on(self, job: Job) -> bool:
+        """Whether ``job`` runs, and runs to its end though the host is closed. Asked with the lock held."""
+        return job in self._running
+
     def close(self, at_the_end: Callable[[Run], None]) -> None:
-        """No more jobs will come, and those that run are not wanted. ``at_the_end(run)`` is called when
-        they have ended, as far as they can be ended; ``run`` runs a coroutine."""
-        at_the_end(_run_alone)
+        """No more jobs will come. ``at_the_end(run)`` is called when those that run have ended; ``run``
+        runs a coroutine."""
+        raise NotImplementedError
+
+    def join(self, timeout: float) -> bool:
+        """Wait until a closed host has ended; false if a method keeps it from that. Who is inside of it
+        does not wait."""
+        raise NotImplementedError
 
     def cancel(self, job: Job) -> None:
         """Nobody wants ``job`` any more: end it if it is a coroutine."""

@@ -69,6 +69,9 @@ class Loop(Host):
         with suppress(RuntimeError):  # it is closed: the actor is gone, and its jobs with it
             self._loop.call_soon_threadsafe(work)
 
+    def goes_on(self, job: Job) -> bool:
+        return super().goes_on(job) and not job.started  # a coroutine is cancelled
+
     def cancel(self, job: Job) -> None:
         def cancel() -> None:
             task = self._tasks.get(job)
@@ -82,7 +85,6 @@ class Loop(Host):
         self.soon(self._loop.stop)
 
     def join(self, timeout: float) -> bool:
-        """Wait until a closed loop has ended; false if a method keeps it from that."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()

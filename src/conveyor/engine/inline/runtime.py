@@ -236,8 +236,9 @@ class InlineRuntime(CallingRuntime):
         if found is not None:
             how = "conveyor.kill(graceful=True)" if graceful else "conveyor.kill()"
             verb = "ended" if graceful else "killed"
-            found.end(f"was {verb} by {how}", for_good=no_restart, orderly=graceful)
-            if graceful and isinstance(found.host, Loop):
+            text = f"was {verb} by {how}"
+            found.end(text, for_good=no_restart, orderly=graceful, finish=graceful)
+            if graceful:
                 found.host.join(self._grace)
 
     def retain(self, actor: ActorId) -> None:
@@ -332,6 +333,7 @@ class InlineRuntime(CallingRuntime):
 
     def _end_actors(self, error: SessionEndedError) -> None:
         interrupt: KeyboardInterrupt | None = None
+        hosts = [actor.host for actor in self._actors.values() if actor.alive]
         for actor in list(self._actors.values()):
             try:
                 actor.end("ended with its session", error=error)
@@ -339,7 +341,8 @@ class InlineRuntime(CallingRuntime):
                 # Of what one does at its end: the others have theirs.
                 interrupt = interrupt or raised
         end = time.monotonic() + self._grace
-        late = [x.name for x in list(self._loops) if not x.join(max(end - time.monotonic(), 0.0))]
+        hosts += [loop for loop in list(self._loops) if loop not in hosts]
+        late = [x.name for x in hosts if not x.join(max(end - time.monotonic(), 0.0))]
         if late and self._grace > 0:
             logger.warning(
                 "not ended within the grace period of %g s: %s", self._grace, ", ".join(late)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
-from conveyor.engine.inline.lines import Host, Job, Line, Lines
+from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run, run_alone
 from conveyor.exceptions import DeadlockError
+from conveyor.runtime import ending
 
 
 class Turns(Host):
@@ -21,6 +23,8 @@ class Turns(Host):
         super().__init__(lines, name)
         self._capacity = capacity
         self._holders: list[Line] = []
+        self._at_the_end: Callable[[Run], None] | None = None
+        self._over = False
         self._queue: deque[Job] = deque()
 
     def submit(self, job: Job) -> None:
@@ -102,6 +106,33 @@ class Turns(Host):
             with self.lines.changed:
                 self._holders.remove(line)
                 self.lines.changed.notify_all()
+            self._end_if_due()
+
+    def close(self, at_the_end: Callable[[Run], None]) -> None:
+        with self.lines.changed:
+            self._at_the_end = at_the_end
+        # A signal that ends the program is handled inside of a method, which is not gone on with.
+        self._end_if_due(ending.begun_here() and self.lines.current() in self._holders)
+
+    def _end_if_due(self, inside: bool = False) -> None:
+        with self.lines.changed:
+            if self._holders and not inside:
+                return
+            at_the_end, self._at_the_end = self._at_the_end, None
+        if at_the_end is None:
+            return
+        try:
+            at_the_end(run_alone)
+        finally:
+            with self.lines.changed:
+                self._over = True
+                self.lines.changed.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        with self.lines.changed:
+            if self.lines.current() in self._holders:
+                return True
+            return self.lines.changed.wait_for(lambda: self._over, timeout)
 
     def _next(self, line: Line) -> Job | None:
         with self.lines.changed:

@@ -118,6 +118,9 @@ class Worker:
 
     def _begin_end(self) -> None:
         """Not in a forked child, which leaves by ``sys.exit``: the end is the actor's."""
+        process = self.process
+        process.loop_over = True  # who waits for a call of the actor itself looks again
+        process.board.ring(process.slot, _core.ATTENTION_BIT)
         if not self._ending or self._left is not None:
             grace.limit(self.hello.name, self.hello.grace)
 

@@ -123,6 +123,8 @@ class Link:
         self._incarnation = (
             process.board.incarnation(actor_slot) if incarnation is None else incarnation
         )
+        # An actor's own: nobody outlives it who would be told of its death.
+        self._to_itself = actor_slot == process.slot
         self._label = label
         self._refusal = Refusal(segment) if why_refused is not None else None
         self._why_refused = why_refused
@@ -206,6 +208,8 @@ class Link:
         again."""
         if self._process.ended and not self._is_control:
             return True
+        if self._to_itself and self._process.loop_over:
+            return True
         if self._refusal is not None and self._refusal:
             return True
         return self._process.board.gone(self.actor_slot, self._incarnation)
@@ -213,6 +217,11 @@ class Link:
     def _why_gone(self) -> ConveyorError:
         if self._process.ended and not self._is_control:
             return ending.error()
+        if self._to_itself and self._process.loop_over:
+            text = (
+                f"actor {self.actor_name} is ending, and begins no more calls: nor one of its own"
+            )
+            return ActorDiedError(text, self.actor_name)
         if self._why_refused is not None and self._refusal:
             with self._lock:
                 if self._why is None:
