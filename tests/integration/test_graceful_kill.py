@@ -222,7 +222,6 @@ def test_what_an_ending_actor_asks_of_itself_is_refused(scripts, engine, threads
         why = "actor a is ending, and begins no more calls: nor one of its own"
     else:
         why = "was ended by conveyor.kill(graceful=True)"
-    for who in ("thread:", "hook:"):
-        (said,) = [line for line in out.splitlines() if who in line]
-        assert said.endswith(why)
+    # Inline two threads of one process may print into each other's lines.
+    assert [out.count(text) for text in ("thread:", "hook:", why)] == [1, 1, 2], out
     assert "killed" not in scripts.stderr

@@ -49,7 +49,8 @@ def start(
     log_to_driver, env_vars: have no effect; what actors print is printed, and their environment is the
         driver's.
     arena_bytes: the memory cap of large values on their way, all actors together.
-    grace_seconds: how long the end waits for coroutines, and for ``__conveyor_exit__`` where it is one.
+    grace_seconds: how long an end waits for methods that run, for coroutines, and for
+        ``__conveyor_exit__`` where it is one.
     handle_sigterm: see ``conveyor.init``.
     raise_descriptor_limit: has no effect; there are no processes that descriptors are needed for.
     """
