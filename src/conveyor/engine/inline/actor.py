@@ -180,7 +180,10 @@ class Actor:
                 interrupt = call_exit_hook(instance, self.name, run) or interrupt
             instance = None
             if interrupt is not None:
-                raise interrupt  # of who ends the program that all of this is in
+                try:
+                    raise interrupt  # of who ends the program that all of this is in
+                finally:
+                    del interrupt  # its traceback has this frame
 
         self.host.close(at_the_end)
 

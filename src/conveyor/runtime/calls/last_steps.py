@@ -19,8 +19,10 @@ def try_each(*steps: Callable[[], object], name: str = "") -> KeyboardInterrupt 
         try:
             step()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                interrupt = interrupt or error
             head = f"{name} has failed:\n" if name else ""
             print(head + traceback.format_exc(), file=sys.stderr)
+            if isinstance(error, KeyboardInterrupt):
+                # Its traceback has this frame, and so the steps, and what they are to end: in a circle, of
+                # which a collection closes files in any order.
+                interrupt = interrupt or error.with_traceback(None)
     return interrupt
