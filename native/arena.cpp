@@ -357,7 +357,7 @@ void Arena::uncharge(Block* block) {
 void Arena::count(int64_t bytes) {
   if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
   if (board_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
-  if (bytes < 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
+  if (bytes < 0) memory_->give_back(uint64_t(-bytes));
 }
 
 // At the cap, memory that is free but warm has to be found here, although that takes its time: there is
@@ -387,13 +387,17 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
   if (taken() || taken_of_own()) return;
   if (board_ && may_wait) {
     const uint64_t deadline = now_ns() + kPatienceNs;
-    // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
-    std::vector<Board::Asked> asked;
-    for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
-    if (!asked.empty()) {
-      if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
+    for (uint64_t freed = ~uint64_t(0); freed != memory_->freed.load(std::memory_order_relaxed) && now_ns() < deadline;) {
+      // Once more if some has come back meanwhile: others, who want some as well, may have been faster.
+      freed = memory_->freed.load(std::memory_order_relaxed);
+      // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
+      std::vector<Board::Asked> asked;
+      for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
+      if (!asked.empty()) {
+        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
+      }
+      if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
     }
-    if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
   }
   full();
 }

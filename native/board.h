@@ -139,7 +139,7 @@ class Board {
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
   // others still hold values of it, their memory lives on uncounted.
   void forget_memory(uint32_t index) {
-    header_->memory.bytes.fetch_sub(slot(index)->memory.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
+    header_->memory.give_back(slot(index)->memory.exchange(0, std::memory_order_relaxed));
     header_->memory.note_given();
   }
   // Have all processes but `index` that have memory look for what they can give back; who has been asked.

@@ -39,7 +39,13 @@ struct Returns {
 // Of the whole session.
 struct SessionMemory {
   std::atomic<uint64_t> bytes;   // with memory behind them, of all processes
+  std::atomic<uint64_t> freed;   // that have been given back, ever
   std::atomic<uint32_t> given;   // futex word: how often a process has given back what it was asked for, or has ended
+
+  void give_back(uint64_t less) {
+    bytes.fetch_sub(less, std::memory_order_relaxed);
+    freed.fetch_add(less, std::memory_order_relaxed);
+  }
 
   void note_given() {
     given.fetch_add(1, std::memory_order_seq_cst);

@@ -743,6 +743,48 @@ TEST(each_who_asks_for_memory_has_its_own_answer) {
   s.board->slot(3)->memory.store(0);
 }
 
+// Others may take what has come back before who has asked for it does.
+TEST(who_asks_for_memory_asks_again_as_long_as_some_comes_back) {
+  Setup s;
+  constexpr uint64_t kCap = 8 * kMiB, kOthers = 6 * kMiB;
+  Peer peer(s, 0, kCap);
+  SessionMemory& memory = s.board->header()->memory;
+  BoardSlot* other = s.board->slot(3);
+  Returns& returns = other->returns;
+  // What the other process does when it is asked: that often it gives back, and takes again at once.
+  const auto answer = [&](uint32_t rounds, bool at_last) {
+    for (uint32_t seen = 0; seen <= rounds; ++seen) {
+      for (;;) {
+        const uint32_t news = returns.count.load();
+        if (returns.asked.load() != seen) break;
+        futex_wait(&returns.count, news, nullptr);
+      }
+      if (seen < rounds || at_last) memory.give_back(kOthers);
+      if (seen < rounds)
+        memory.bytes.fetch_add(kOthers);
+      else if (at_last)
+        other->memory.store(0);
+      returns.answered.store(seen + 1);
+      memory.note_given();
+    }
+  };
+  for (const bool at_last : {true, false}) {
+    s.start(3);
+    other->memory.store(kOthers);
+    memory.bytes.store(kOthers);
+    std::thread thread(answer, 3, at_last);
+    if (at_last) {
+      peer.arena.release(peer.arena.allocate(5 * kMiB));
+    } else {
+      CHECK_THROWS(ArenaFull, peer.arena.allocate(5 * kMiB));
+    }
+    thread.join();
+    CHECK_EQ(returns.asked.load(), 4u);  // not once more: nothing has come back
+    peer.arena.give_back(0);
+  }
+  memory.bytes.store(0);
+}
+
 TEST(no_two_get_the_last_of_the_memory) {
   Setup s;
   constexpr size_t kCap = 4 * kMiB;
