@@ -459,7 +459,6 @@ def test_who_waits_is_told_that_the_session_has_ended(tmp_path, latches, wait_un
 
 # Each step of the end raises what no ordinary error is.
 FAILING_STEPS = """
-    import gc; gc.set_threshold(5)  # what is in a circle goes at once, in any order
     import asyncio, atexit, conveyor, pathlib, sys
     from conveyor.dag import InputNode
 
