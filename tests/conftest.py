@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,9 @@ SOURCE = Path(conveyor.__file__).parents[1]
 
 # Sessions of tests end while methods wait that nobody will let go on.
 os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
+
+# A shell that starts this in the background may have it ignored, and programs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Other programs on this machine, Ray among them, leave files of these names.
 _NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma)")
