@@ -117,17 +117,17 @@ std::shared_ptr<OwnedMemory> Reader::head_of(const SlotHeader& slot) const {
   };
   TableHeader table;
   check(slot.size >= sizeof table);
-  view->read(body, &table, sizeof table);
+  view->copy(body, &table, sizeof table);
   check(table.buffers <= kMaxBuffers);
   const size_t meta_at = sizeof table + table.buffers * sizeof(BufferEntry);
   uint32_t length;
   check(meta_at <= slot.size && table.meta_length <= slot.size - meta_at && table.meta_length >= sizeof length);
-  view->read(body + meta_at, &length, sizeof length);
+  view->copy(body + meta_at, &length, sizeof length);
   check(length <= table.meta_length - sizeof length);
   const TableHeader own{uint32_t(sizeof length + length), 0};
   auto head = std::make_shared<OwnedMemory>(sizeof own + own.meta_length);
   std::memcpy(head->data, &own, sizeof own);
-  view->read(body + meta_at, head->data + sizeof own, own.meta_length);
+  view->copy(body + meta_at, head->data + sizeof own, own.meta_length);
   return head;
 }
 

@@ -74,7 +74,7 @@ void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept 
   note_return(returns_.get());
 }
 
-void ArenaView::read(uint64_t offset, void* to, size_t size) const {
+void ArenaView::copy(uint64_t offset, void* to, size_t size) const {
   if (size > size_ || offset > size_ - size) throw std::system_error(EFAULT, std::generic_category(), "outside the arena");
   for (char* at = static_cast<char*>(to); size != 0;) {
     const ssize_t n = ::pread(fd(), at, size, off_t(offset));

@@ -49,7 +49,7 @@ class ArenaView {
   // out and does not come back; then the lease ends with the process.
   void forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept;
   // Copy what lies there, without mapping it. Throws if it lies outside the arena.
-  void read(uint64_t offset, void* to, size_t size) const;
+  void copy(uint64_t offset, void* to, size_t size) const;
   int fd() const { return fd_->get(); }
   // Where it is noted that leases have ended; null: nowhere. Keeps the board mapped.
   const std::shared_ptr<Returns>& returns() const { return returns_; }

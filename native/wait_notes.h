@@ -37,10 +37,10 @@ inline constexpr uint64_t lane_of(uint64_t work) { return work & 1; }
 class WaitNotes {
  public:
   // At most kWaitRows.
-  void write(const std::vector<WaitNote>& notes) {
+  void note(const std::vector<WaitNote>& notes) {
     const uint32_t version = version_.load(std::memory_order_relaxed);
     version_.store(version | 1, std::memory_order_relaxed);
-    for (size_t i = 0; i < notes.size(); ++i) rows_[i].write(notes[i]);
+    for (size_t i = 0; i < notes.size(); ++i) rows_[i].set(notes[i]);
     count_.store(uint32_t(notes.size()), std::memory_order_release);
     // Sequentially consistent with the looks of others: of two that begin to wait for each other at least
     // one sees the other's note.
@@ -49,7 +49,7 @@ class WaitNotes {
 
   // Those that keep `work` from being done: of its lane, if that waits; else of the work itself. None:
   // it is done when its turn comes. Nothing at all: they were being written all the time.
-  std::optional<std::vector<WaitNote>> read(uint64_t work) const {
+  std::optional<std::vector<WaitNote>> of(uint64_t work) const {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const uint32_t version = version_.load(std::memory_order_acquire);
       if (version & 1) continue;
@@ -57,11 +57,11 @@ class WaitNotes {
       // What a peer can write is not trusted.
       const size_t count = std::min(size_t(count_.load(std::memory_order_acquire)), kWaitRows);
       for (size_t i = 0; i < count; ++i) {
-        const uint64_t of = rows_[i].work.load(std::memory_order_acquire);
-        if (of == lane_of(work))
-          lane.push_back(rows_[i].read());
-        else if (of == work)
-          own.push_back(rows_[i].read());
+        const uint64_t does = rows_[i].work.load(std::memory_order_acquire);
+        if (does == lane_of(work))
+          lane.push_back(rows_[i].get());
+        else if (does == work)
+          own.push_back(rows_[i].get());
       }
       if (version_.load(std::memory_order_seq_cst) == version) return lane.empty() ? own : lane;
     }
@@ -86,7 +86,7 @@ class WaitNotes {
     std::atomic<uint64_t> mode;
     std::atomic<uint64_t> text[kWaitWords];  // cut; the rest is zero
 
-    void write(const WaitNote& note) {
+    void set(const WaitNote& note) {
       work.store(note.work, std::memory_order_release);
       stamp.store(note.stamp, std::memory_order_release);
       target.store(note.target, std::memory_order_release);
@@ -98,7 +98,7 @@ class WaitNotes {
       for (size_t i = 0; i < kWaitWords; ++i) text[i].store(words[i], std::memory_order_release);
     }
 
-    WaitNote read() const {
+    WaitNote get() const {
       uint64_t words[kWaitWords];
       for (size_t i = 0; i < kWaitWords; ++i) words[i] = text[i].load(std::memory_order_acquire);
       const char* start = reinterpret_cast<const char*>(words);

@@ -22,7 +22,7 @@ nb::str text_of(const std::string& text) { return nb::steal<nb::str>(PyUnicode_D
 
 // None: it is being written. A slot that is none is a wait for nobody, and nobody waits for whom it names.
 nb::object read_waits(Board& b, uint32_t slot, uint64_t work) {
-  const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.read(work);
+  const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.of(work);
   if (!notes) return nb::none();
   nb::list waits;
   for (const WaitNote& note : *notes) {
@@ -43,7 +43,7 @@ void note_waits(Inbox& inbox, nb::list rows) {
     notes.push_back({nb::cast<uint64_t>(parts[0]), nb::cast<uint64_t>(parts[1]), nb::cast<uint32_t>(parts[2]), nb::cast<uint32_t>(parts[3]),
                      checked(*inbox.board(), nb::cast<uint32_t>(parts[4])), nb::cast<uint64_t>(parts[5]), nb::cast<std::string>(parts[6])});
   }
-  inbox.waits().write(notes);
+  inbox.waits().note(notes);
 }
 
 }  // namespace

@@ -46,30 +46,30 @@ struct SharedNotes {
 
 TEST(a_work_waits_where_its_lane_does) {
   SharedNotes notes;
-  CHECK(notes->read(kWork)->empty());
-  notes->write({{kWork, 1, 0, 1, 2, 3, "own"}, {kCall, 2, 0, 1, 2, 3, "call"}});
-  CHECK_EQ(notes->read(kWork)->size(), 1u);
-  CHECK_EQ(notes->read(kWork)->front().text, "own");
-  CHECK_EQ(notes->read(kCall)->front().text, "call");
-  CHECK(notes->read(kOther)->empty());
-  CHECK(notes->read(lane_of(kWork))->empty());
-  notes->write({{kWork, 1, 0, 1, 2, 3, "own"}, {0, 3, 0, 1, 2, 3, "lane"}});
+  CHECK(notes->of(kWork)->empty());
+  notes->note({{kWork, 1, 0, 1, 2, 3, "own"}, {kCall, 2, 0, 1, 2, 3, "call"}});
+  CHECK_EQ(notes->of(kWork)->size(), 1u);
+  CHECK_EQ(notes->of(kWork)->front().text, "own");
+  CHECK_EQ(notes->of(kCall)->front().text, "call");
+  CHECK(notes->of(kOther)->empty());
+  CHECK(notes->of(lane_of(kWork))->empty());
+  notes->note({{kWork, 1, 0, 1, 2, 3, "own"}, {0, 3, 0, 1, 2, 3, "lane"}});
   for (uint64_t work : {kWork, kOther, uint64_t(0)}) {
-    REQUIRE(notes->read(work)->size() == 1);
-    CHECK_EQ(notes->read(work)->front().text, "lane");
+    REQUIRE(notes->of(work)->size() == 1);
+    CHECK_EQ(notes->of(work)->front().text, "lane");
   }
-  CHECK(notes->read(kCall)->empty());
-  notes->write({});
-  CHECK(notes->read(kWork)->empty());
+  CHECK(notes->of(kCall)->empty());
+  notes->note({});
+  CHECK(notes->of(kWork)->empty());
 }
 
 TEST(a_text_is_cut) {
   SharedNotes notes;
   const std::string longest(kWaitWords * 8, 'x');
-  notes->write({{kWork, 1, 0, 1, 2, 3, longest + "y"}});
-  CHECK_EQ(notes->read(kWork)->front().text, longest);
-  notes->write({{kWork, 1, 0, 1, 2, 3, "short"}});
-  CHECK_EQ(notes->read(kWork)->front().text, "short");
+  notes->note({{kWork, 1, 0, 1, 2, 3, longest + "y"}});
+  CHECK_EQ(notes->of(kWork)->front().text, longest);
+  notes->note({{kWork, 1, 0, 1, 2, 3, "short"}});
+  CHECK_EQ(notes->of(kWork)->front().text, "short");
 }
 
 TEST(who_reads_while_they_are_written_reads_them_whole) {
@@ -80,13 +80,13 @@ TEST(who_reads_while_they_are_written_reads_them_whole) {
   for (int i = 0; i < 2; ++i)
     readers.emplace_back([&] {
       while (!over.load()) {
-        const auto read = notes->read(kWork);
+        const auto read = notes->of(kWork);
         if (!read) continue;
         CHECK(are_whole(*read));
         if (!read->empty()) reads.fetch_add(1);
       }
     });
-  for (uint64_t version = 1; version < 20'000 || reads.load() < 1000; ++version) notes->write(notes_of(version));
+  for (uint64_t version = 1; version < 20'000 || reads.load() < 1000; ++version) notes->note(notes_of(version));
   over.store(true);
   for (std::thread& reader : readers) reader.join();
 }
@@ -95,19 +95,19 @@ TEST(a_writer_that_is_killed_leaves_nothing_that_is_believed) {
   for (int round = 0; round < 40; ++round) {
     SharedNotes notes;
     check::Child child([&] {
-      for (uint64_t version = 1;; ++version) notes->write(notes_of(version));
+      for (uint64_t version = 1;; ++version) notes->note(notes_of(version));
     });
-    while (notes->read(kWork).value_or(std::vector<WaitNote>()).empty()) std::this_thread::yield();
+    while (notes->of(kWork).value_or(std::vector<WaitNote>()).empty()) std::this_thread::yield();
     child.kill(SIGKILL);
     child.wait();
-    const auto left = notes->read(kWork);
+    const auto left = notes->of(kWork);
     CHECK(!left || are_whole(*left));
     // The next process of that slot writes where this one did.
     notes->reset();
-    REQUIRE(notes->read(kWork).has_value());
-    CHECK(notes->read(kWork)->empty());
-    notes->write(notes_of(7));
-    CHECK_EQ(notes->read(kWork)->size(), 8u);
+    REQUIRE(notes->of(kWork).has_value());
+    CHECK(notes->of(kWork)->empty());
+    notes->note(notes_of(7));
+    CHECK_EQ(notes->of(kWork)->size(), 8u);
   }
 }
 
@@ -115,9 +115,9 @@ TEST(a_slot_of_the_board_begins_without_notes) {
   auto board = Board::create(2);
   board->prepare(1, "one");
   WaitNotes& notes = board->slot(1)->waits;
-  notes.write(notes_of(3));
-  CHECK(!notes.read(kWork)->empty());
+  notes.note(notes_of(3));
+  CHECK(!notes.of(kWork)->empty());
   board->prepare(1, "another");
-  CHECK(notes.read(kWork)->empty());
-  CHECK(board->slot(0)->waits.read(kWork)->empty());
+  CHECK(notes.of(kWork)->empty());
+  CHECK(board->slot(0)->waits.of(kWork)->empty());
 }

@@ -14,6 +14,7 @@ from conveyor.exceptions import SerializationError, SessionEndedError
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
+from conveyor.system_limits import explained
 
 EMPTY = _core.EMPTY
 _CANCELLED = _core.CANCELLED
@@ -260,7 +261,11 @@ class Ref(_core.RefCore):
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
-            from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
+            try:
+                from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
+            except OSError:  # no descriptor was left to read it with
+                with explained("await anything in this event loop"):
+                    raise
 
             ask = partial(blockers_of, self)
             awaited = wait_or_cancel(self.done, ask, self._awaited_as(), self._abandon)

@@ -17,6 +17,7 @@ from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
+from conveyor.system_limits import explained
 
 
 class StreamRef(Ref):
@@ -90,7 +91,11 @@ class StreamRef(Ref):
 
     async def __anext__(self) -> Any:
         if not self.done():
-            from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
+            try:
+                from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
+            except OSError:  # no descriptor was left to read it with
+                with explained("await anything in this event loop"):
+                    raise
 
             await wait_or_cancel(self._is_there, self._blockers, self._awaited_as(), self._abandon)
         try:
