@@ -2,11 +2,15 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <list>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace conveyor {
@@ -31,8 +35,10 @@ struct Holds {
   std::vector<uint64_t> numbers;  // the forks', from 1, in order
   // Forks for which no pipe was to be had, from the first to the last: their children live for ever.
   uint64_t first_lost = 0, last_lost = 0;
-  std::vector<Deferred> deferred;
+  std::list<Deferred> deferred;
   int pipe_ends[2] = {-1, -1};
+  // An epoll instance with the pipes in it. There is one, and a thread that sleeps on it, while there are pipes.
+  int ends = -1;
 
   static Holds& get() {
     // Never destroyed: what Python objects hold may outlive static destructors.
@@ -40,12 +46,32 @@ struct Holds {
     return *holds;
   }
 
-  // Forget children that are gone.
-  void sweep() {
-    if (pipes.empty() || ::poll(pipes.data(), nfds_t(pipes.size()), 0) <= 0) return;
+  // See which of the children are gone.
+  void look() {
+    if (!pipes.empty() && ::poll(pipes.data(), nfds_t(pipes.size()), 0) < 0)
+      for (pollfd& pipe : pipes) pipe.revents = 0;
+  }
+
+  // Whether a child may live that was forked after the first `born` forks, and not after the first `left`.
+  bool pinned(uint64_t born, uint64_t left) const {
+    for (size_t i = size_t(std::ranges::upper_bound(numbers, born) - numbers.begin()); i < numbers.size() && numbers[i] <= left; ++i)
+      if ((pipes[i].revents & POLLHUP) == 0) return true;
+    return last_lost > born && first_lost <= left;  // first_lost is 0 only if last_lost is
+  }
+  bool pinned_now(uint64_t born) {
+    if (!pinned(born, forks)) return false;  // the usual case makes no system call
+    look();
+    return pinned(born, forks);
+  }
+
+  // Forget children that are gone. Only the thread does: it must hear of each of them.
+  void forget() {
+    look();
     size_t left = 0;
     for (size_t i = 0; i < pipes.size(); ++i) {
       if (pipes[i].revents & POLLHUP) {
+        // Not only closed: another process may have the other copy of it until it runs its program.
+        ::epoll_ctl(ends, EPOLL_CTL_DEL, pipes[i].fd, nullptr);
         ::close(pipes[i].fd);
         continue;
       }
@@ -56,16 +82,34 @@ struct Holds {
     numbers.resize(left);
   }
 
-  // Whether a child may live that was forked after the first `born` forks, and not after the first `left`.
-  bool pinned(uint64_t born, uint64_t left) const {
-    const auto at = std::upper_bound(numbers.begin(), numbers.end(), born);
-    if (at != numbers.end() && *at <= left) return true;
-    return last_lost > born && first_lost <= left;  // first_lost is 0 only if last_lost is
+  // Have the thread hear of the end of the pipe that `pipe` is the read end of. It may need to be started.
+  bool watch(int pipe) {
+    epoll_event hangs_up{};  // asked for or not
+    if (ends >= 0) return ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0;
+    ends = ::epoll_create1(EPOLL_CLOEXEC);
+    if (ends >= 0 && ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0 && start_thread()) return true;
+    if (ends >= 0) ::close(std::exchange(ends, -1));
+    return false;
   }
-  bool pinned_now(uint64_t born) {
-    if (!pinned(born, forks)) return false;  // the usual case makes no system call
-    sweep();
-    return pinned(born, forks);
+
+  bool start_thread() {
+    // Signals are for the threads of the program.
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool started = true;
+    try {
+      std::thread([ends = ends] {
+        epoll_event ended;
+        do
+          if (::epoll_wait(ends, &ended, 1, -1) < 0 && errno != EINTR) return;  // the user has closed it
+        while (release_unpinned());
+      }).detach();
+    } catch (const std::exception&) {
+      started = false;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    return started;
   }
 
   static void before_fork() {
@@ -73,14 +117,17 @@ struct Holds {
     h.mutex.lock();
     h.pipe_ends[0] = h.pipe_ends[1] = -1;
     if (h.count == 0) return;
-    h.sweep();
     try {
       h.pipes.reserve(h.pipes.size() + 1);
       h.numbers.reserve(h.numbers.size() + 1);
     } catch (const std::bad_alloc&) {
       return;
     }
-    if (::pipe2(h.pipe_ends, O_CLOEXEC) != 0) h.pipe_ends[0] = h.pipe_ends[1] = -1;
+    if (::pipe2(h.pipe_ends, O_CLOEXEC) != 0) {
+      h.pipe_ends[0] = h.pipe_ends[1] = -1;
+    } else if (!h.watch(h.pipe_ends[0])) {
+      for (int& end : h.pipe_ends) ::close(std::exchange(end, -1));
+    }
   }
 
   static void after_fork_in_parent() {
@@ -107,7 +154,9 @@ struct Holds {
       m->holds_ = 0;
     }
     h.count = 0;
+    // Neither is the thread here.
     for (const pollfd& pipe : h.pipes) ::close(pipe.fd);
+    if (h.ends >= 0) ::close(std::exchange(h.ends, -1));
     h.pipes.clear();
     h.numbers.clear();
     h.first_lost = h.last_lost = 0;
@@ -213,20 +262,23 @@ size_t live_holds() {
   return h.count;
 }
 
-void release_unpinned() {
+bool release_unpinned() {
   Holds& h = Holds::get();
-  std::vector<Holds::Deferred> ended;
+  std::list<Holds::Deferred> ended;
+  bool more;
   {
     std::lock_guard lock(h.mutex);
-    if (h.pipes.empty() && h.deferred.empty()) return;
-    h.sweep();
-    const auto pinned = [&](const Holds::Deferred& d) { return h.pinned(d.born, d.left); };
-    const auto first = std::stable_partition(h.deferred.begin(), h.deferred.end(), pinned);
-    ended.assign(std::make_move_iterator(first), std::make_move_iterator(h.deferred.end()));
-    h.deferred.erase(first, h.deferred.end());
+    h.forget();
+    for (auto at = h.deferred.begin(); at != h.deferred.end();) {
+      const auto one = at++;
+      if (!h.pinned(one->born, one->left)) ended.splice(ended.end(), h.deferred, one);
+    }
+    more = !h.pipes.empty();
+    if (!more && h.ends >= 0) ::close(std::exchange(h.ends, -1));
   }
   // Without the mutex: with what they refer to may go mappings, and a board, which has locks of its own.
   for (auto& d : ended) d.end();
+  return more;
 }
 
 }  // namespace conveyor

@@ -56,7 +56,7 @@ class Hold {
   // Whether a child that was forked since, or a child of such a one, still lives.
   bool pinned() const;
   // Must be called once. `end` keeps the mapping alive, and is called when no child is left that may read
-  // what was held: now, or by `release_unpinned`, in any thread and without the GIL. Does nothing in a child.
+  // what was held: now, or by a thread that waits for that, without the GIL. Does nothing in a child.
   template <class End>
   void leave(End end) noexcept {
     if (inherited()) return;
@@ -78,9 +78,9 @@ class Hold {
 
 // How many holds there are.
 size_t live_holds();
-// Do what only waited for a forked child to end, and close what such a one has cost. Called before a process
-// sleeps.
-void release_unpinned();
+// What that thread does, whenever a child has ended: whatever only waited for it. False if no child is left
+// to wait for, and the thread ends.
+bool release_unpinned();
 void install_fork_handlers();
 
 }  // namespace conveyor

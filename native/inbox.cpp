@@ -17,7 +17,6 @@ bool Inbox::wait(uint32_t seen, uint64_t deadline) {
   {
     Unlocked unlocked;
     if (waiter_.spin(seen, start)) return true;
-    release_unpinned();
     if (PyThread_get_thread_ident() != main_thread_ || eventfd_.get() < 0) {
       const bool moved = waiter_.park(seen, deadline);
       waiter_.learn_parked(start);

@@ -93,7 +93,11 @@ class Leftovers {
   }
   void end() {
     State watching = State::kWatching;
-    if (!all_.entered() && state_.compare_exchange_strong(watching, State::kIdle, std::memory_order_seq_cst)) words_.wanted.store(0, std::memory_order_seq_cst);
+    if (!all_.entered() && state_.compare_exchange_strong(watching, State::kIdle, std::memory_order_seq_cst)) {
+      words_.wanted.store(0, std::memory_order_seq_cst);
+      // Nothing is left, which is the answer to everybody who has found `wanted` up, and waits for one.
+      ticket_ = words_.asked.load(std::memory_order_seq_cst);
+    }
     if (!words_.pending(ticket_)) return;
     words_.answered.store(ticket_, std::memory_order_seq_cst);
     board_->header()->memory.note_given();

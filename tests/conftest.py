@@ -29,6 +29,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma)")
 
 
+def pytest_collection_finish():
+    """What has been imported by now stays: no test's ``gc.collect()`` needs to look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def _wait_until(condition, timeout=10.0, what="the condition"):
     """Wait until ``condition()`` is true and return what it gave."""
     end = time.monotonic() + timeout

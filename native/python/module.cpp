@@ -75,7 +75,6 @@ NB_MODULE(_core, m) {
   m.def("clear_codec", &clear_codec);
   m.def("refcount", [](nb::handle h) { return Py_REFCNT(h.ptr()); }, "value"_a.none());
   m.def("live_leases", &live_leases);
-  m.def("release_unpinned", &release_unpinned);
   m.def("monotonic_ns", &now_ns);
   m.def("begin_exit", &Exit::begin, "patience"_a);
   m.def("die_of_interrupt", &Exit::die_of_interrupt);

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -19,6 +20,7 @@
 #include <map>
 #include <set>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -117,6 +119,7 @@ class Thread {
   explicit Thread(std::function<void()> body) { started = std::move(body); }
   bool joinable() const { return false; }
   void join() {}
+  void detach() {}
 };
 
 struct FutexVector {
@@ -219,6 +222,7 @@ using model_thread = model::Thread;
 // `::write(...)` becomes `::model::write_event(...)`.
 #include "arena.h"
 #include "inbox.h"
+#include "leftovers.h"
 #include "ring.h"
 #include "service.h"
 #include "waiter.h"
@@ -274,11 +278,16 @@ struct Bells {
       if (word == &slot->condition) return "condition" + of;
       if (word == &slot->nudge) return "nudge" + of;
       if (word == life_word(slot)) return "life word" + of;
+      if (word == &slot->leftovers.count) return "news" + of;
+      if (word == &slot->leftovers.wanted) return "wanted" + of;
+      if (word == &slot->leftovers.asked) return "asked" + of;
+      if (word == &slot->leftovers.answered) return "answered" + of;
       if (at >= reinterpret_cast<const char*>(bell.ready) && at < reinterpret_cast<const char*>(&bell + 1)) return "ready" + of;
       if (at >= reinterpret_cast<const char*>(slot) && at < reinterpret_cast<const char*>(slot + 1)) return "something" + of;
     }
     if (word == &board->header()->deaths) return "deaths";
     if (word == &board->header()->alarm) return "alarm";
+    if (word == &board->header()->memory.given) return "given";
     if (word == &model::descriptors) return "descriptors";
     return "something else";
   }

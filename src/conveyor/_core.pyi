@@ -70,9 +70,6 @@ def refcount(value: Any) -> int:
 def live_leases() -> int:
     """How many leases this process holds that were not inherited over a fork."""
 
-def release_unpinned() -> None:
-    """End the leases that only waited for a forked child to end."""
-
 def begin_exit(patience: float) -> bool:
     """This thread ends the interpreter: no other gets out of this module into Python any more. Waits,
     at most ``patience`` seconds, for those that are between the two; false if one still is.

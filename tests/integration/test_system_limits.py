@@ -289,6 +289,7 @@ class Tight:
             return pool.submit(self.call, other).result()
 
     def hold(self, path):
+        os.mkdir(f"{path}.begun")  # needs no descriptor
         hold(path)
 
     def compile_and_run(self, other):
@@ -377,6 +378,7 @@ def test_who_waits_while_the_actor_is_busy_is_told_in_the_end(fresh_session, tmp
     full, caller, asynchronous = Tight.options(name="full").remote(), Tight.remote(), Async.remote()
     conveyor.get(full.fill.remote(0))
     busy = full.hold.remote(tmp_path / "go")
+    wait_until((tmp_path / "go.begun").exists)
     calls = [caller.call.remote(full), asynchronous.call.remote(full)]
     full_record = next(r for r in context.current().actors if r.id.name == "full")
     wait_until(lambda: len(full_record.introduced) == 2)

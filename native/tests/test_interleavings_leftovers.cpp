@@ -1,0 +1,116 @@
+// The thread that looks at dropped results, and who asks it for their memory, under every schedule: whoever
+// asks is answered, and what is dropped is looked at. See explorer.h.
+#include "modelled.h"
+
+using namespace conveyor;
+
+namespace {
+
+// The process in slot 0 has one gate, and the thread; that in slot 1 asks.
+struct Dropped : Bells {
+  model::Mutex gil;
+  Leftover gate;
+  std::unique_ptr<Leftovers> leftovers;
+  bool here = true;  // what was dropped is in its ring
+  int looked = 0;
+
+  // `before`: it is dropped before anything else happens.
+  void reset(bool before, bool arrived) {
+    Bells::reset();
+    Returns& words = board->slot(0)->leftovers;
+    for (auto* word : {&words.count, &words.wanted, &words.asked, &words.answered}) word->store(0);
+    board->header()->memory.given.store(0);
+    gate.leave();
+    leftovers = std::make_unique<Leftovers>(board, 0);
+    here = arrived;
+    looked = 0;
+    if (before) leftovers->enter(gate, [&] { return here; });
+  }
+  void drop() {
+    std::lock_guard lock(gil);
+    leftovers->enter(gate, [&] { return here; });
+  }
+  void arrive() {
+    model::writes(&here);
+    here = true;
+    board->ring(0, 3);
+  }
+  void sweeper() {
+    while (leftovers->wait(0)) {
+      std::lock_guard lock(gil);
+      bool looks = false;
+      leftovers->begin([&](Leftover&) { looks = true; });
+      if (looks) {
+        model::reads(&here);
+        ++looked;
+        if (here) gate.leave();
+      }
+      leftovers->end();
+    }
+  }
+  // As Arena::take_memory, with patience that never ends.
+  void ask() {
+    std::vector<Board::Asked> asked;
+    asked.reserve(1);
+    board->ask_for_leftovers(0, asked);
+    for (;;) {
+      const uint32_t seen = board->header()->memory.given.load();
+      board->still_asked_for_leftovers(asked);
+      if (asked.empty()) return;
+      model::system_call(SYS_futex, &board->header()->memory.given, FUTEX_WAIT, seen, nullptr);
+    }
+  }
+  bool done() { return !gate.entered() && looked != 0; }
+  Scene scene(std::vector<std::function<void()>> others, bool before, bool arrived) {
+    others.push_back([this] { sweeper(); });
+    return {this, std::move(others), [this, before, arrived] { reset(before, arrived); }, [this] { return done(); }, 1};
+  }
+};
+
+}  // namespace
+
+TEST(who_asks_while_the_last_of_it_is_looked_at_is_answered) {
+  Dropped b;
+  const Scene scene = b.scene({[&] { b.ask(); }}, true, true);
+  scene.holds(kThorough ? model::kAll : 2, 10);
+  CHECK(scene.fails(kOmitted, "futex wake", &b.board->header()->memory.given, model::kAll));
+}
+
+TEST(who_asks_for_what_has_not_come_yet_is_answered) {
+  Dropped b;
+  Scene scene = b.scene({[&] { b.ask(); }}, true, false);
+  scene.judge = [&] { return b.gate.entered(); };
+  scene.holds(kThorough ? model::kAll : 2, 10);
+  CHECK(scene.fails(kOmitted, "futex wake", &b.bell(0).count));
+}
+
+TEST(two_who_ask_are_both_answered) {
+  Dropped b;
+  const Scene scene = b.scene({[&] { b.ask(); }, [&] { b.ask(); }}, true, true);
+  scene.holds(kThorough ? 2 : 1, 10);
+}
+
+TEST(what_is_dropped_while_nothing_is_left_is_looked_at) {
+  Dropped b;
+  const Scene scene = b.scene({[&] { b.drop(); }, [&] { b.ask(); }}, false, true);
+  scene.holds(kThorough ? 2 : 1, 10);
+  CHECK(scene.fails(kOmitted, "futex wake", &b.board->slot(0)->leftovers.count));
+}
+
+TEST(what_comes_while_it_is_looked_for_is_looked_at_again) {
+  Dropped b;
+  const Scene scene = b.scene({[&] { b.arrive(); }}, true, false);
+  scene.holds(kThorough ? 3 : 2, 10);
+  CHECK(scene.fails(kOmitted, "futex wake", &b.bell(0).count));
+}
+
+TEST(what_is_dropped_while_the_bell_is_watched_is_looked_at) {
+  Dropped b;
+  const Scene scene = b.scene({[&] {
+                                 b.arrive();
+                                 b.drop();
+                               },
+                               [&] { b.ask(); }},
+                              true, false);
+  scene.holds(kThorough ? 2 : 1, 10);
+}
