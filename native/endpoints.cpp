@@ -290,7 +290,7 @@ Reader::~Reader() {
   try {
     close();
   } catch (nb::python_error& error) {
-    raise_later(error, "values that nobody has received");
+    error.discard_as_unraisable("values that nobody has received");
   }
 }
 

@@ -78,7 +78,7 @@ void Program::close() {
       try {
         receive->reader->close();
       } catch (nb::python_error& error) {
-        raise_later(error, "inputs of a graph that is taken down");
+        error.discard_as_unraisable("inputs of a graph that is taken down");
       }
     }
   // Steps refer to Python functions that refer to this program: nobody else breaks that circle.

@@ -35,7 +35,7 @@ Gated::~Gated() {
   try {
     gate->discard_all();
   } catch (nb::python_error& error) {
-    raise_later(error, "results that nobody has got");
+    error.discard_as_unraisable("results that nobody has got");
   } catch (const std::exception& error) {  // a frame with a bad layout
     PyErr_SetString(PyExc_RuntimeError, error.what());
     PyErr_WriteUnraisable(nullptr);
@@ -52,7 +52,7 @@ RefCore::~RefCore() {
   try {
     gate->gate->drop(uint64_t(number), reader);
   } catch (nb::python_error& error) {
-    raise_later(error, "a dropped result");
+    error.discard_as_unraisable("a dropped result");
   } catch (const std::exception& error) {  // a frame with a bad layout
     PyErr_SetString(PyExc_RuntimeError, error.what());
     PyErr_WriteUnraisable(nullptr);

@@ -646,7 +646,7 @@ nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {
   try {
     if (const auto table = read_table(body, size, in_block)) return nb::bytes(table->meta, table->meta_length);
   } catch (nb::python_error& error) {
-    raise_later(error, "the refs in a value that could not be read");
+    error.discard_as_unraisable("the refs in a value that could not be read");
   } catch (const std::exception&) {  // there is no memory for this either: they are kept, as of a dead reader
   }
   return nb::object();
@@ -655,37 +655,14 @@ nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {
 void give_up_claims(nb::object claims) noexcept {
   if (!claims.is_valid() || discard_hook == nullptr) return;
   Calling python;
-  std::optional<nb::python_error> broken_off;
   for (int tries = 0; tries < 3; ++tries) {
     const nb::object result = nb::steal(PyObject_CallFunctionObjArgs(discard_hook, claims.ptr(), nullptr));
-    if (result.is_valid()) break;
-    nb::python_error error;
-    const bool failed = error.matches(PyExc_Exception);
-    if (!broken_off || failed) broken_off.emplace(std::move(error));
+    if (result.is_valid()) return;
+    const bool broken_off = !PyErr_ExceptionMatches(PyExc_Exception);
+    PyErr_WriteUnraisable(discard_hook);
     // What a signal handler has broken off is done again: more than once is as good as once (see Exports._use).
-    if (failed) break;
+    if (!broken_off) return;
   }
-  // At the end: it would break off the next try.
-  if (broken_off) raise_later(*broken_off, "the refs in a value that nobody reads");
-}
-
-namespace {
-int raise_now(void* error) {
-  const nb::object raised = nb::steal(static_cast<PyObject*>(error));
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
-  return -1;
-}
-}  // namespace
-
-bool raise_later(nb::python_error& error, const char* where) noexcept {
-  // Of signal handlers that raise an Exception of their own there is no telling.
-  if (!error.matches(PyExc_Exception)) {
-    PyObject* value = error.value().inc_ref().ptr();
-    if (Py_AddPendingCall(raise_now, value) == 0) return true;
-    Py_DECREF(value);
-  }
-  error.discard_as_unraisable(where);
-  return false;
 }
 
 bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }

@@ -208,9 +208,6 @@ void discard(const Frame& frame);
 // it has claims on, null if it has none or cannot be read; and, once the slot is free, to let go of those.
 nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept;
 void give_up_claims(nb::object claims) noexcept;
-// Where nothing can be raised, `error` has come up, in `where`. What a signal handler raises (Ctrl-C) is raised
-// in the main thread as soon as Python code runs there again: then true. Anything else is printed.
-bool raise_later(nb::python_error& error, const char* where) noexcept;
 // An instance of a ref's class, which `set_ref_type` has told.
 bool is_ref(PyObject* value);
 void set_ref_type(nb::handle type);

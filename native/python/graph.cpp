@@ -172,7 +172,7 @@ void sweep(Leftovers& leftovers) {
     try {
       gate.sweep();
     } catch (nb::python_error& error) {
-      raise_later(error, "dropped results");
+      error.discard_as_unraisable("dropped results");
     } catch (const std::bad_alloc&) {  // the next sweep tries again
     } catch (const std::system_error&) {  // a broken ring, of which whoever waits for it is told
       gate.forget_leftovers();

@@ -1,5 +1,5 @@
-"""Ctrl-C that comes while something is let go of, where nothing can be raised: it is raised as soon as the
-program goes on, and what it has broken off is done all the same."""
+"""Ctrl-C that comes while something is let go of, where nothing can be raised: it is printed, as Python does
+in finalizers, and what it has broken off is done all the same."""
 
 import signal
 import sys
@@ -53,40 +53,31 @@ class Keeper:
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Has the giving up of claims interrupted; nothing may be printed instead of raised."""
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    """``interrupted(times)``: have the giving up of claims interrupted so often. Then what was printed."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: printed.append(u.exc_type))
     before = claims._keeper
 
     def begin(times):
-        keeper = Keeper(before, times)
-        claims.install(keeper)
-        return keeper
+        claims.install(Keeper(before, times))
+        return printed
 
     yield begin
     claims.install(before)
-    assert not unraisable, [u.exc_value for u in unraisable]
 
 
-def send_in_vain(actor, ref):
-    actor.take.remote([ref, Unreadable()])
-    for _ in range(1000):  # where a signal handler may raise
-        pass
-
-
-@pytest.mark.parametrize("times", [1, 2, 10])
-def test_a_value_with_refs_that_cannot_be_read(leaves_nothing, interrupted, times):
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_value_with_refs_that_cannot_be_read(leaves_nothing, interrupted, wait_until, times):
     with leaves_nothing():
         conveyor.init(engine="inline")
+        exports = conveyor.runtime.context.current().exports
         actor = Actor.remote()
         ref = conveyor.put(1)
-        keeper = interrupted(times)
-        with pytest.raises(KeyboardInterrupt):
-            send_in_vain(actor, ref)
-        assert keeper.asked == min(times + 1, 3)
-        claims.install(keeper.keeper)
+        printed = interrupted(times)
         with pytest.raises(SerializationError, match="cannot be rebuilt"):
             get(actor.take.remote([ref, Unreadable()]))
-        assert get(actor.take.remote([ref])) == 1
-        del ref, actor
+        assert printed == [KeyboardInterrupt] * times
+        del ref
+        wait_until(lambda: exports.tidy() or exports.kept == 0, what="the end of exported refs")
+        del actor
         conveyor.shutdown()

@@ -49,7 +49,9 @@ class Rank:
     def bad(self, x, text="rank 1 is out of memory"):
         raise RuntimeError(text)
 
-    def bad_after(self, x, go, text):
+    def bad_after(self, x, go, text, begun=None):
+        if begun is not None:
+            os.mkdir(begun)
         hold(go)
         raise KeyError(text)
 
@@ -278,19 +280,20 @@ def test_results_that_are_there_can_still_be_got(latches, wait_until):
             get(second)
 
 
-def test_the_siblings_errors_are_in_the_text_and_in_the_notes(latches, wait_until):
-    go, both = latches(), latches()
+def test_the_siblings_errors_are_in_the_text_and_in_the_notes(latches, wait_until, tmp_path):
+    go, both, begun = latches(), latches(), tmp_path / "begun"
     a, b, c = (Rank.remote() for _ in range(3))
     with InputNode() as inp:
         dag = MultiOutputNode(
             [
                 a.hold.bind(inp, go.path),
                 b.bad_after.bind(inp, both.path, "of b"),
-                c.bad_after.bind(inp, go.path, "of c"),
+                c.bad_after.bind(inp, go.path, "of c", str(begun)),
             ]
         )
     with dag.compile() as graph:
         refs = graph.execute(1)
+        wait_until(begun.exists)  # else it is skipped
         both.open()
         with pytest.raises(KeyError) as caught:
             get(refs[0])
@@ -715,7 +718,7 @@ def test_a_wait_for_several_mentions_what_has_failed(latches, caplog, monkeypatc
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_graphs_against_plain_python(seed):
+def test_random_graphs_against_plain_python(seed, wait_until):
     rng = random.Random(seed)
     ranks = [Rank.remote() for _ in range(rng.randint(2, 5))]
     count = rng.randint(3, 12)
@@ -750,9 +753,9 @@ def test_random_graphs_against_plain_python(seed):
                 assert set(results) <= {x}
         del refs
         gc.collect()  # an error's traceback holds who got it
-        graph.gate.drain()
+        # The last results that nobody has asked for may be on their way.
+        wait_until(lambda: graph.gate.drain() or graph.gate.failures() == [])
         assert graph.gate.stashed == 0
-        assert graph.gate.failures() == []
 
 
 def _fails(shape, task, x):
