@@ -71,13 +71,13 @@ for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
     block) sources=(arena arena_service board holds lease) ;;
-    ring) sources=(board) ;;
+    ring) sources=(board holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
         flags+=(-isystem "$include" -isystem "$nanobind/include" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
         build "${common[@]}" -O2 -w -I"$include" -I"$nanobind/include" -I"$nanobind/ext/robin_map/include" \
             "$dir/obj/nanobind.o" "$nanobind/src/nb_combined.cpp"
-        sources=(arena arena_service board holds lease values endpoints recorder)
+        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp | sed 's/\.cpp$//')
         libraries=("$dir/obj/nanobind.o" -L"$libdir" -Wl,-rpath,"$libdir" -l"python$version")
         ;;
     esac

@@ -11,7 +11,7 @@ using namespace conveyor;
 namespace {
 
 // Sparse: two windows and a piece of a third, room for blocks that share a window and blocks alone.
-constexpr size_t kFile = 2 * kWindow + 5 * kGranule;
+const size_t kFile = 2 * kWindow + 5 * kGranule;
 
 struct File {
   Fd fd = Arena::create_file(kFile);

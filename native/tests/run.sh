@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the native tests with AddressSanitizer + UBSan and with ThreadSanitizer, and runs them all.
+# Builds the native tests with AddressSanitizer + UBSan and with ThreadSanitizer, and runs them all; builds the
+# fuzz targets, and replays their corpus.
 # Usage: native/tests/run.sh [BUILD_DIR]; FLAVOURS="thread" selects, FILTER=name selects tests,
 # TEST_TIMEOUT=seconds limits one program, JOBS=n what is compiled at a time.
 set -uo pipefail
@@ -61,7 +62,11 @@ for flavour in ${FLAVOURS:-address,undefined thread}; do
     run_tests "$dir" "$flavour" >"$dir.out" 2>&1 &
     logs+=("$dir.out")
 done
+# The fuzz targets, too, and what they once found.
+replayed=0
+[ -n "${FILTER:-}" ] || KEEP=0 "$here/fuzz.sh" "$build/fuzz" 0 >"$build/fuzz.out" 2>&1 || replayed=1
 wait
+[ "$replayed" -eq 0 ] || cat "$build/fuzz.out"
 
 passed=0 failed=0
 for log in "${logs[@]}"; do
@@ -70,5 +75,6 @@ for log in "${logs[@]}"; do
     passed=$((passed + some))
     failed=$((failed + broken))
 done
+failed=$((failed + replayed))
 echo "native: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
