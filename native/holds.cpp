@@ -1,6 +1,5 @@
 #include "holds.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -31,8 +30,12 @@ struct Holds {
   // Of each child that may still read what was held when it was forked: the read end of a pipe, which hangs
   // up when the last inheritor of the write end is gone. So there is one descriptor for each living child,
   // whatever is held, and none for those that are gone.
-  std::vector<pollfd> pipes;
-  std::vector<uint64_t> numbers;  // the forks', from 1, in order
+  struct Pipe {
+    int fd;
+    uint64_t fork;  // its number, from 1
+    bool hung_up = false;
+  };
+  std::vector<Pipe> pipes;  // in the order of the forks
   // Forks for which no pipe was to be had, from the first to the last: their children live for ever.
   uint64_t first_lost = 0, last_lost = 0;
   std::list<Deferred> deferred;
@@ -46,16 +49,21 @@ struct Holds {
     return *holds;
   }
 
-  // See which of the children are gone.
-  void look() {
-    if (!pipes.empty() && ::poll(pipes.data(), nfds_t(pipes.size()), 0) < 0)
-      for (pollfd& pipe : pipes) pipe.revents = 0;
+  // See which of the children are gone. Not by poll(), which refuses more than the limit of descriptors.
+  // False: there may be more of them.
+  bool look() {
+    if (pipes.empty()) return true;
+    epoll_event events[64];
+    const int n = ::epoll_wait(ends, events, int(std::size(events)), 0);
+    for (int i = 0; i < n; ++i)
+      for (Pipe& pipe : pipes) pipe.hung_up |= pipe.fd == events[i].data.fd;
+    return n < int(std::size(events));
   }
 
   // Whether a child may live that was forked after the first `born` forks, and not after the first `left`.
   bool pinned(uint64_t born, uint64_t left) const {
-    for (size_t i = size_t(std::ranges::upper_bound(numbers, born) - numbers.begin()); i < numbers.size() && numbers[i] <= left; ++i)
-      if ((pipes[i].revents & POLLHUP) == 0) return true;
+    for (auto at = std::ranges::upper_bound(pipes, born, {}, &Pipe::fork); at != pipes.end() && at->fork <= left; ++at)
+      if (!at->hung_up) return true;
     return last_lost > born && first_lost <= left;  // first_lost is 0 only if last_lost is
   }
   bool pinned_now(uint64_t born) {
@@ -66,25 +74,22 @@ struct Holds {
 
   // Forget children that are gone. Only the thread does: it must hear of each of them.
   void forget() {
-    look();
-    size_t left = 0;
-    for (size_t i = 0; i < pipes.size(); ++i) {
-      if (pipes[i].revents & POLLHUP) {
+    for (bool all = false; !all;) {
+      all = look();
+      std::erase_if(pipes, [this](const Pipe& pipe) {
+        if (!pipe.hung_up) return false;
         // Not only closed: another process may have the other copy of it until it runs its program.
-        ::epoll_ctl(ends, EPOLL_CTL_DEL, pipes[i].fd, nullptr);
-        ::close(pipes[i].fd);
-        continue;
-      }
-      pipes[left] = pipes[i];
-      numbers[left++] = numbers[i];
+        ::epoll_ctl(ends, EPOLL_CTL_DEL, pipe.fd, nullptr);
+        ::close(pipe.fd);
+        return true;
+      });
     }
-    pipes.resize(left);
-    numbers.resize(left);
   }
 
   // Have the thread hear of the end of the pipe that `pipe` is the read end of. It may need to be started.
   bool watch(int pipe) {
     epoll_event hangs_up{};  // asked for or not
+    hangs_up.data.fd = pipe;
     if (ends >= 0) return ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0;
     ends = ::epoll_create1(EPOLL_CLOEXEC);
     if (ends >= 0 && ::epoll_ctl(ends, EPOLL_CTL_ADD, pipe, &hangs_up) == 0 && start_thread()) return true;
@@ -119,7 +124,6 @@ struct Holds {
     if (h.count == 0) return;
     try {
       h.pipes.reserve(h.pipes.size() + 1);
-      h.numbers.reserve(h.numbers.size() + 1);
     } catch (const std::bad_alloc&) {
       return;
     }
@@ -135,8 +139,7 @@ struct Holds {
     ++h.forks;
     if (h.pipe_ends[0] >= 0) {
       ::close(h.pipe_ends[1]);
-      h.pipes.push_back({h.pipe_ends[0], 0, 0});
-      h.numbers.push_back(h.forks);
+      h.pipes.push_back({h.pipe_ends[0], h.forks});
     } else if (h.count != 0) {
       // What is held now stays for ever: better than that the child reads memory that changes under it.
       if (h.last_lost == 0) h.first_lost = h.forks;
@@ -155,10 +158,9 @@ struct Holds {
     }
     h.count = 0;
     // Neither is the thread here.
-    for (const pollfd& pipe : h.pipes) ::close(pipe.fd);
+    for (const Pipe& pipe : h.pipes) ::close(pipe.fd);
     if (h.ends >= 0) ::close(std::exchange(h.ends, -1));
     h.pipes.clear();
-    h.numbers.clear();
     h.first_lost = h.last_lost = 0;
     // The parent's to end. Kept, not destroyed: what it refers to is shared with what else is here.
     abandon(std::move(h.deferred));

@@ -174,9 +174,9 @@ inline ssize_t read_event(int fd, void* data, size_t size) {
   step("read", &descriptors, true);
   return ::read(fd, data, size);
 }
-inline int poll_now(pollfd* p, nfds_t n, int) {
+inline int epoll_now(int epoll, epoll_event* events, int size, int) {
   step("poll", &descriptors, false);
-  return ::poll(p, n, 0);
+  return ::epoll_wait(epoll, events, size, 0);
 }
 inline int poll_events(pollfd* p, nfds_t n, const timespec* timeout, const sigset_t*) {
   for (;;) {
@@ -230,9 +230,9 @@ using model_thread = model::Thread;
 #include "board.cpp"
 #include "arena.cpp"
 #include "arena_service.cpp"
-#define poll model::poll_now
+#define epoll_wait model::epoll_now
 #include "holds.cpp"
-#undef poll
+#undef epoll_wait
 #include "lease.cpp"
 #include "inbox.cpp"
 #include "service.cpp"

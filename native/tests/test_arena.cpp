@@ -1061,6 +1061,26 @@ TEST(only_living_children_cost_descriptors) {
   CHECK(soon([&] { return open_descriptors() == descriptors; }));
 }
 
+// Whoever lowers the limit later has more of them than it says.
+TEST(children_are_heard_of_beyond_the_limit_of_descriptors) {
+  install_fork_handlers();
+  Setup s;
+  Block* block = s.publish(5'000);
+  auto lease = s.lease(block);
+  Pause pause;
+  std::vector<check::Child> children;
+  for (int i = 0; i < 10; ++i) children.emplace_back([&] { pause.wait(); });
+  lease.reset();
+  rlimit before;
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit few{3, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  pause.go_on();
+  for (auto& child : children) CHECK(child.passed());
+  CHECK(soon([&] { return !s.is_out(block); }));
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
 TEST(without_a_descriptor_what_a_child_may_read_stays_for_ever) {
   install_fork_handlers();
   // In a child, because the descriptors of this process are needed.
