@@ -71,7 +71,7 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) noexcept {
   const uint64_t number = ring.publish();
   // What it defines is on its way. But those for whom it came too late never come for its claims.
   if (e.flags & kRefs) e.unclaimed = ring.left_behind(number);
-  if (e.unclaimed == 0) e.sent = nb::object();
+  if (e.unclaimed.none()) e.sent = nb::object();
   return number;
 }
 

@@ -2,6 +2,7 @@
 // alone moves `head`, each reader alone moves its own cursor.
 #pragma once
 
+#include <bitset>
 #include <cstring>
 #include <memory>
 
@@ -214,11 +215,11 @@ class RingWriter {
     return sum;
   }
 
-  // How many readers have left before frame `number`, which has been published last, and never look at it:
-  // what it brings them is the writer's to give up. All others take it or give it up themselves. May be
-  // asked once; see RingReader::leave.
-  uint32_t left_behind(uint64_t number) const {
-    uint32_t count = 0;
+  // Which readers have left before frame `number`, which has been published last, and never look at it:
+  // what it brings them is the writer's to give up. All others take it or give it up themselves, unless they
+  // die before: who keeps what it brings hears of that. May be asked once; see RingReader::leave.
+  std::bitset<kMaxReaders> left_behind(uint64_t number) const {
+    std::bitset<kMaxReaders> left;
     for (uint32_t i = 0; i < ring_.readers; ++i) {
       std::atomic<uint64_t>& end = ring_.cursor(i).end;
       uint64_t said = end.fetch_add(0, std::memory_order_acq_rel);
@@ -226,9 +227,9 @@ class RingWriter {
       if (said == ReaderCursor::kLeaving &&
           end.compare_exchange_strong(said, number + 2, std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
-      if (said != ReaderCursor::kOpen && number + 1 >= said) ++count;
+      if (said != ReaderCursor::kOpen && number + 1 >= said) left.set(i);
     }
-    return count;
+    return left;
   }
 
   // Frames with a tag below this are wanted by no reader.

@@ -265,8 +265,15 @@ Encoded::~Encoded() {
     // Never published: what it would have defined is still unknown to the readers. Or some of them had left.
     nb::error_scope keep;
     Calling python;
-    nb::object result = nb::steal(unclaimed == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
-                                                 : PyObject_CallMethod(sent.ptr(), "unclaimed", "OI", meta.ptr(), unclaimed));
+    char left[kMaxReaders];  // their numbers in the ring
+    Py_ssize_t count = 0;
+    for (uint32_t i = 0; i < kMaxReaders; ++i)
+      if (unclaimed[i]) left[count++] = char(i);
+    const nb::object numbers = nb::steal(PyBytes_FromStringAndSize(left, count));
+    nb::object result;
+    if (numbers.is_valid())
+      result = nb::steal(count == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
+                                    : PyObject_CallMethod(sent.ptr(), "unclaimed", "OO", meta.ptr(), numbers.ptr()));
     if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
   }
 }
@@ -647,7 +654,7 @@ nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {
     if (const auto table = read_table(body, size, in_block)) return nb::bytes(table->meta, table->meta_length);
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("the refs in a value that could not be read");
-  } catch (const std::exception&) {  // there is no memory for this either: they are kept, as of a dead reader
+  } catch (const std::exception&) {  // there is no memory for this either: they are kept as long as this process lives
   }
   return nb::object();
 }

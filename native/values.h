@@ -5,6 +5,7 @@
 #include <Python.h>
 #include <nanobind/nanobind.h>
 
+#include <bitset>
 #include <memory>
 #include <string>
 #include <vector>
@@ -105,7 +106,7 @@ struct Encoded {
   nb::object source;
   nb::object meta;
   nb::object sent;  // the channel's definitions, until the frame is published and all its claims are its readers'
-  uint32_t unclaimed = 0;  // of a frame that is published: readers that had left before
+  std::bitset<kMaxReaders> unclaimed;  // of a frame that is published: readers that had left before
   std::vector<Py_buffer> views;
   TableLayout layout;
   Block* block = nullptr;

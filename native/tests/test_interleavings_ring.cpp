@@ -131,23 +131,24 @@ TEST(a_reader_that_closes_leaves_the_other_one_its_frames) {
 
 namespace {
 
-// Frames that bring something for each reader once (kRefs): who sees to it, counted by reader and frame.
+// Frames that bring something for each reader once (kRefs): how often that one, and how often the writer for
+// it, has seen to it, by reader and frame.
 struct Parcels : Pipe {
   static constexpr uint64_t kFrames = 2;
-  std::vector<std::array<int, kFrames>> by_reader;
-  std::array<int, kFrames> by_writer{};
+  std::vector<std::array<int, kFrames>> by_reader, by_writer;
 
-  explicit Parcels(uint32_t count) : Pipe(2, count), by_reader(count) {}
+  explicit Parcels(uint32_t count) : Pipe(2, count), by_reader(count), by_writer(count) {}
   void reset() {
     Pipe::reset();
-    by_writer = {};
     for (auto& of : by_reader) of = {};
+    for (auto& of : by_writer) of = {};
   }
   void send() {
     for (uint64_t n = 0; n < kFrames; ++n) {
       if (!writer->has_room()) throw model::Wrong{"has no room for two frames"};
       writer->publish();
-      by_writer[n] += int(writer->left_behind(n));
+      const auto behind = writer->left_behind(n);
+      for (uint32_t r = 0; r < by_writer.size(); ++r) by_writer[r][n] += behind[r];
     }
   }
   void take_all(uint32_t r) {
@@ -160,12 +161,8 @@ struct Parcels : Pipe {
   }
   bool each_once() const {
     for (uint64_t n = 0; n < kFrames; ++n) {
-      int all = by_writer[n];
-      for (auto& of : by_reader) {
-        if (of[n] > 1) return false;
-        all += of[n];
-      }
-      if (all != int(by_reader.size())) return false;
+      for (uint32_t r = 0; r < by_reader.size(); ++r)
+        if (by_reader[r][n] + by_writer[r][n] != 1) return false;
     }
     return writer->all_readers_closed();
   }
@@ -181,7 +178,7 @@ TEST(what_a_frame_brings_is_seen_to_once_while_its_reader_leaves) {
   size_t by_reader = 0, by_writer = 0;
   Scene scene = p.scene({[&] { p.send(); }, [&] { p.leave(0); }});
   scene.judge = [&] {
-    by_reader += size_t(p.by_reader[0][1]), by_writer += size_t(p.by_writer[1]);
+    by_reader += size_t(p.by_reader[0][1]), by_writer += size_t(p.by_writer[0][1]);
     return p.each_once();
   };
   scene.holds(model::kAll, 20);

@@ -236,7 +236,7 @@ TEST(what_frames_bring_is_seen_to_once_by_one_side) {
   size_t readers_own = 0, writers_own = 0;
   for (int round = 0; round < (check::kThreadSanitizer ? 50 : 200); ++round) {
     Channel c(kReaders, kSlots, 64, 0);
-    std::atomic<uint32_t> seen_to[kMost] = {};
+    std::atomic<uint32_t> seen_to[kMost][kReaders] = {};
     std::atomic<uint32_t> started{0};
     const auto start = [&] {
       started.fetch_add(1);
@@ -247,9 +247,9 @@ TEST(what_frames_bring_is_seen_to_once_by_one_side) {
       threads.emplace_back([&, r] {
         RingReader reader = c.reader(r);
         start();
-        while (!reader.empty() && reader.next() < r + uint64_t(round) % 3) seen_to[reader.next()].fetch_add(1), reader.advance();
+        while (!reader.empty() && reader.next() < r + uint64_t(round) % 3) seen_to[reader.next()][r].fetch_add(1), reader.advance();
         reader.leave();
-        while (!reader.empty()) seen_to[reader.next()].fetch_add(1), reader.advance();
+        while (!reader.empty()) seen_to[reader.next()][r].fetch_add(1), reader.advance();
         reader.close();
       });
     RingWriter writer = c.writer();
@@ -258,17 +258,31 @@ TEST(what_frames_bring_is_seen_to_once_by_one_side) {
     for (uint64_t n = 0; n < kMost; ++n) {
       REQUIRE(writer.has_room());
       writer.next_slot()->tag = n;
-      const uint32_t behind = writer.left_behind(writer.publish());
-      seen_to[n].fetch_add(behind);
-      left += behind;
+      const auto behind = writer.left_behind(writer.publish());
+      for (uint32_t r = 0; r < kReaders; ++r) seen_to[n][r].fetch_add(behind[r]);
+      left += behind.count();
     }
     for (auto& thread : threads) thread.join();
     CHECK(writer.all_readers_closed());
-    for (auto& count : seen_to) CHECK_EQ(count.load(), kReaders);
+    for (auto& of : seen_to)
+      for (auto& count : of) CHECK_EQ(count.load(), 1u);
     writers_own += left;
     readers_own += kMost * kReaders - left;
   }
   CHECK(writers_own != 0 && readers_own != 0);
+}
+
+TEST(the_writer_knows_which_of_very_many_readers_have_left) {
+  Channel c(kMaxReaders, 4, 64, 0);
+  RingWriter writer = c.writer();
+  RingReader first = c.reader(0), middle = c.reader(64), last = c.reader(kMaxReaders - 1);
+  first.leave();
+  last.close();
+  REQUIRE(writer.has_room());
+  const auto left = writer.left_behind(writer.publish());
+  for (uint32_t r = 0; r < kMaxReaders; ++r) CHECK_EQ(left[r], r == 0 || r == kMaxReaders - 1);
+  middle.leave();
+  CHECK(!middle.empty());
 }
 
 TEST(what_has_come_is_there_until_a_leaving_reader_has_taken_it) {
@@ -279,7 +293,7 @@ TEST(what_has_come_is_there_until_a_leaving_reader_has_taken_it) {
   reader.advance();
   reader.leave();
   write_frame((writer.has_room(), writer));  // late
-  CHECK_EQ(writer.left_behind(3), 1u);
+  CHECK_EQ(writer.left_behind(3).to_ulong(), 1u);
   CHECK(!writer.all_readers_closed());
   CHECK(writer.has_room());
   write_frame(writer);

@@ -313,51 +313,6 @@ def test_a_wish_of_the_drivers_that_cannot_be_read_is_tried_again():
         read_wish(Wishes(100))
 
 
-class Peer:
-    """An actor's connection."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def push(self, export, outcome):
-        pass
-
-
-def test_giving_up_what_has_been_loaded_takes_nothing_from_other_readers():
-    """An actor that could not decode the rest of a value gives all its refs up."""
-    exports = context.current().exports
-    ref = conveyor.put(1)
-    export, ticket = exports.export(ref, readers=2)
-    one, other = Peer(1), Peer(2)
-    exports.peer_loads(one, export, ticket, original=False)
-    exports.peer_gives_up(one, ticket, 0)
-    assert exports.outstanding([ticket]) == [ticket]
-    exports.peer_gives_up(other, ticket, 0)
-    assert exports.outstanding([ticket]) == []
-    exports.peer_drops(one, export)
-
-
-@pytest.mark.parametrize("maker", ["actor", "driver"])
-def test_who_takes_a_pickle_back_for_others_takes_back_so_many(maker):
-    """A value with refs that some of its readers had left before it came."""
-    exports = context.current().exports
-    ref = conveyor.put(1)
-    export, ticket = exports.export(ref, readers=4)
-
-    def take_back(readers):
-        if maker == "driver":
-            exports.give_up([(export, ticket)], readers)
-            exports.tidy()
-        else:
-            exports.peer_gives_up(Peer(1), ticket, readers)
-
-    take_back(1)
-    take_back(2)
-    assert exports.outstanding([ticket]) == [ticket]
-    exports.peer_gives_up(Peer(2), ticket, 0)
-    assert exports.outstanding([ticket]) == []
-
-
 def test_arguments_of_the_native_core_are_what_they_should_be():
     """Its casters are its own."""
     board = _core.Board.create(4)

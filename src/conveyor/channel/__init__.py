@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.channel.byvalue import SentDefinitions
+from conveyor.channel.byvalue import Reader, SentDefinitions
 from conveyor.channel.codec import announce, decode, discard, encode
 from conveyor.channel.errors import append_to_message, decode_error, encode_error
 from conveyor.channel.full import arena_full
@@ -22,6 +22,7 @@ from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [
     "SENT",
+    "Reader",
     "SentDefinitions",
     "add_reducers",
     "add_sibling",

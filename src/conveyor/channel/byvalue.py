@@ -30,6 +30,7 @@ __all__ = [
     "Entry",
     "Group",
     "KnownDefinitions",
+    "Reader",
     "SentDefinitions",
     "definitions_of",
     "entry_of",
@@ -41,6 +42,9 @@ __all__ = [
 ]
 
 Token = bytes
+
+Reader = tuple[int, int]
+"""A process that decodes frames: its slot of the board, and which of that slot's processes it is."""
 
 
 class Group:
@@ -74,8 +78,9 @@ class SentDefinitions:
 
     __slots__ = ("by_value", "groups", "readers")
 
-    def __init__(self, readers: int = 1) -> None:
-        # How many decode each frame: so often a claim in it is made good.
+    def __init__(self, readers: tuple[Reader, ...] = ()) -> None:
+        # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
+        # one that is not known.
         self.readers = readers
         self.groups: set[Token] = set()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
@@ -90,10 +95,13 @@ class SentDefinitions:
         nobody comes for its claims."""
         definitions, _, _ = unpack(meta)
         self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
-        self.unclaimed(meta, self.readers)
+        self._withdraw(meta, self.readers)
 
-    def unclaimed(self, meta: bytes, readers: int) -> None:
-        """So many of the readers never come for the claims of a frame with a header."""
+    def unclaimed(self, meta: bytes, left: Iterable[int]) -> None:
+        """The readers with these numbers never come for the claims of a frame with a header."""
+        self._withdraw(meta, [self.readers[i] for i in left] if self.readers else ())
+
+    def _withdraw(self, meta: bytes, readers: Sequence[Reader]) -> None:
         from conveyor.channel import claims  # which is above
 
         _, made, _ = unpack(meta)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from conveyor.channel import byvalue
+from conveyor.channel.byvalue import Reader
 
 Claim: TypeAlias = Any
 
@@ -31,9 +32,9 @@ class Keeper(Protocol):
         once. May be called by finalizers."""
         ...
 
-    def withdraw(self, claims: Sequence[Claim], readers: int) -> None:
-        """So many other processes, for which these were made, will never ask for them. May be called by
-        finalizers."""
+    def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
+        """These processes, for which they were made, will never ask for them; none: for one that is not
+        known. May be called by finalizers."""
         ...
 
 
@@ -59,14 +60,14 @@ def give_up(meta: bytes) -> None:
         _keeper.give_up(claims)
 
 
-def withdraw(claims: Sequence[Claim], readers: int) -> None:
-    """So many of those that these were made for will not make them good."""
+def withdraw(claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
+    """These processes, or the unknown one, that they were made for will not make them good."""
     if claims and _keeper is not None:
         _keeper.withdraw(claims, readers)
 
 
-def drop_noted(notes: dict[Any, Any], readers: int) -> None:
-    """What a pickler has claimed so far, for so many, will not be sent."""
+def drop_noted(notes: dict[Any, Any], readers: Sequence[Reader]) -> None:
+    """What a pickler has claimed so far, for these, will not be sent."""
     made = notes.pop(CLAIMS, None)
     if made:
         withdraw([claim for _, claim in made.values()], readers)

@@ -338,22 +338,25 @@ def _why_not(value: Any) -> Exception | None:
     except Exception as error:
         return error
     finally:
-        claims.drop_noted(pickler.notes, 1)
+        claims.drop_noted(pickler.notes, ())
     return None
 
 
 def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     """Pickle ``value`` with all that it needs into one string: buffers in band, definitions too.
 
-    For what travels beside a channel, such as an error.
+    For what travels beside a channel, such as an error. Whoever does not want it loads it: no header names
+    the refs inside.
     """
     if sent is None:
         sent = SentDefinitions()
     _catch_up_if_needed()
     fast = _FastPickler(out_of_band=False)
+    fast.notes[SENT] = sent
     try:
         fast.dump(value)
     except SerializationError:
+        claims.drop_noted(fast.notes, sent.readers)
         raise
     except Exception:
         pass
@@ -362,11 +365,16 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
         if not any(pattern in pickled for pattern in _by_value_patterns):
             return byvalue.pack((), pickled)
     full = _full_pickler(out_of_band=False)
+    full.notes[SENT] = sent
+    if claims.CLAIMS in fast.notes:
+        full.notes[claims.CLAIMS] = fast.notes[claims.CLAIMS]
     try:
         full.dump(value)
     except SerializationError:
+        claims.drop_noted(full.notes, sent.readers)
         raise
     except Exception:
+        claims.drop_noted(full.notes, sent.readers)
         full = _try_again(value, sent, out_of_band=False)
     definitions = byvalue.definitions_of(full.groups.values(), sent)
     data = byvalue.pack(definitions, full.payload())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions, set_up_codec
+from conveyor.channel import Reader, SentDefinitions, set_up_codec
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
@@ -175,12 +175,16 @@ class Process:
             self.board,
             targets,
             self.arena,
-            SentDefinitions(readers=len(targets)),
+            SentDefinitions(tuple(self.reader_at(slot) for slot, _ in targets)),
             graph,
             edge,
             carries,
             budget,
         )
+
+    def reader_at(self, slot: int) -> Reader:
+        """The process that has ``slot`` now, as claims know it."""
+        return slot, self.board.incarnation(slot)
 
     def reader(
         self,

@@ -65,6 +65,8 @@ class InlineRuntime(CallingRuntime):
             self.inbox,
             lambda: board.ring(_SLOT, _core.ATTENTION_BIT),
             self.watcher,
+            self.process.reader_at(_SLOT),
+            board.gone,
         )
         self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
         self._shared_graphs = SharedGraphs(self.graphs)

@@ -93,6 +93,7 @@ class Actors:
                 for pid in [pid for pid, known in self._by_pid.items() if known is record]:
                     del self._by_pid[pid]
             self._board.announce_death(record.slot)
+            self._driver.on_death(record)
             self._forget_process(record)
             record.exited.set()
             if replaces is None:

@@ -80,6 +80,8 @@ class Driver(CallingRuntime):
             self.inbox,
             lambda: board.ring(DRIVER_SLOT, _core.ATTENTION_BIT),
             self.watcher,
+            self.process.reader_at(DRIVER_SLOT),
+            board.gone,
             lambda: self._throw_away(self.exports.tidy),
         )
         # Connections that actors have opened.
@@ -146,7 +148,7 @@ class Driver(CallingRuntime):
 
     def on_death(self, record: ActorRecord) -> None:
         """An actor's process has ended: so has what it alone has held and executed."""
-        self.exports.actor_ended(record.id.index)
+        self.exports.actor_ended(record.reader)
         for number, laying in list(self._layings.items()):
             if laying.executor.slot == record.slot:
                 self.drop(number)
@@ -244,12 +246,10 @@ class Driver(CallingRuntime):
     def serve(self, caller: ActorRecord, sock: socket.socket, what: str, *args: Any) -> None:
         """Serve a connection that an actor has asked for."""
         if what == "refs":
-            self._served.add(Peer(self.exports, caller.id.index, sock, caller.silence).wire)
+            peer = Peer(self.exports, caller.id.index, caller.reader, sock, caller.silence)
+            self._served.add(peer.wire)
         else:
-            graph = self.load_graph(*args)
-            self._served.add(
-                GraphService(graph, sock, self.exports, caller.id.index, lambda: caller.alive).wire
-            )
+            self._served.add(GraphService(self.load_graph(*args), sock, caller.reader).wire)
 
     def share_graph(self, graph: ProcessGraph) -> bool:
         return self._shared_graphs.share(graph, self._closed)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel import dumps_by_value
+from conveyor.channel import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Itself
@@ -17,32 +17,21 @@ if TYPE_CHECKING:
     import socket
 
     from conveyor.runtime.graph.compiled import CompiledGraph
-    from conveyor.runtime.refs.exports import Exports
 
 
 class GraphService:
     """The owner's end of one handle's connection. Executions that wait for room wait on a thread of
     its own, in order; meanwhile others are refused to those who only try."""
 
-    def __init__(
-        self,
-        graph: CompiledGraph,
-        sock: socket.socket,
-        exports: Exports,
-        actor: int,
-        alive: Callable[[], bool],
-    ) -> None:
-        """``actor``: the number of the one that asks, and whether it is alive."""
-        self._actor = actor
-        self._alive = alive
+    def __init__(self, graph: CompiledGraph, sock: socket.socket, reader: Reader) -> None:
+        """``reader``: the process that asks."""
+        self._reader = reader
         self._graph = graph
-        self._exports = exports
         self._changed = threading.Condition()
-        self._queue: dict[int, tuple[Any, ...]] = {}  # in the order of arrival
+        # In the order of arrival: snapshots of the arguments, and options.
+        self._queue: dict[int, tuple[_core.Snapshot, tuple[Any, ...]]] = {}
         self._busy = False
         self._ended = False
-        # Of refs in answers: should the other side die, nobody will load them.
-        self._tickets: list[int] = []
         self._worker = threads.start(self._work, "graph-executions")
         try:
             self.wire = Wire(sock, "graph", self._on_message, self._on_end)
@@ -56,7 +45,9 @@ class GraphService:
         how, number, *rest = message
         if how == "withdraw":
             with self._changed:
-                self._queue.pop(number, None)
+                withdrawn = self._queue.pop(number, None)
+            if withdrawn is not None:
+                _let_go(withdrawn[0])
             return
         if how == "who":
             with self._changed:
@@ -69,24 +60,26 @@ class GraphService:
             snapshot = received(parts, fds)
         except Exception as error:  # it cannot be mapped
             unread = error
-            self._answer(number, lambda: _raise(unread))
+            self._answer(number, None, lambda: _raise(unread))
             return
         if how == "try":
             with self._changed:
                 waiting = self._busy or bool(self._queue)
-            self._answer(number, lambda: self._try(waiting, snapshot, *options))
+            self._answer(number, snapshot, lambda: self._try(waiting, snapshot, *options))
             return
         with self._changed:
-            self._queue[number] = (snapshot, *options)
+            self._queue[number] = snapshot, tuple(options)
             self._changed.notify()
 
     def _on_end(self) -> None:
         with self._changed:
             self._ended = True
+            left = [snapshot for snapshot, _ in self._queue.values()]
             self._queue.clear()
             self._changed.notify()
+        for snapshot in left:
+            _let_go(snapshot)
         self._worker.join()
-        self._exports.addressed(self._actor, self._tickets, self._alive)
 
     def _work(self) -> None:
         while True:
@@ -95,22 +88,33 @@ class GraphService:
                 if self._ended:
                     return
                 number = next(iter(self._queue))
-                request = self._queue.pop(number)
+                snapshot, options = self._queue.pop(number)
                 self._busy = True
-            self._answer(number, lambda: self._execute(*request))  # noqa: B023
-            del request
+            self._answer(number, snapshot, lambda: self._execute(snapshot, *options))  # noqa: B023
+            del snapshot
             with self._changed:
                 self._busy = False
 
-    def _answer(self, number: int, submit: Callable[[], Any]) -> None:
-        with self._exports.collecting() as tickets:
-            try:
-                answer = (True, dumps_by_value(submit()))
-            except Exception as error:
-                answer = (False, _pickle_error(error))
-        with self._changed:
-            self._tickets = self._exports.outstanding(self._tickets) + tickets
+    def _answer(
+        self, number: int, snapshot: _core.Snapshot | None, submit: Callable[[], Any]
+    ) -> None:
+        try:
+            answer = (True, self._pickle(submit()))
+        except Exception as error:
+            answer = (False, self._pickle_error(error))
+        if snapshot is not None:
+            _let_go(snapshot)  # it may not have come to looking at it
         self.wire.send((number, *answer))
+
+    def _pickle(self, value: Any) -> bytes:
+        return dumps_by_value(value, SentDefinitions((self._reader,)))
+
+    def _pickle_error(self, error: Exception) -> bytes:
+        error = error.with_traceback(None)
+        try:
+            return self._pickle(error)
+        except ConveyorError:
+            return self._pickle(RuntimeStateError(f"{type(error).__name__}: {error}"))
 
     def _arguments(self, whole: bool, snapshot: _core.Snapshot) -> tuple[Any, dict[str, Any]]:
         if whole:  # sent on as it is
@@ -160,13 +164,11 @@ class GraphService:
         return {"deadline": max(left, 1) / 1e9}  # what has passed on the way is no wrong argument
 
 
+def _let_go(snapshot: _core.Snapshot) -> None:
+    """Nobody decodes it from now on. What of its refs has been loaded stays."""
+    if snapshot.has_refs:
+        claims.give_up(snapshot.meta)
+
+
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _pickle_error(error: Exception) -> bytes:
-    error = error.with_traceback(None)
-    try:
-        return dumps_by_value(error)
-    except ConveyorError:
-        return dumps_by_value(RuntimeStateError(f"{type(error).__name__}: {error}"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conveyor import _core
+from conveyor.channel import Reader
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -129,6 +130,11 @@ class ActorRecord:
     @property
     def pid(self) -> int:
         return 0 if self.process is None else self.process.pid
+
+    @property
+    def reader(self) -> Reader:
+        """The process as claims to refs know it."""
+        return self.slot, self.incarnation
 
     @property
     def alive(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.channel import Reader
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
@@ -43,13 +44,13 @@ class ActorExports(Imports):
         self._answers: dict[int, Any] = {}
         self._requests = itertools.count(1)
 
-    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         with self.lock:
             export, new = self.identify(ref, self._number)
             if new:
                 self._needed[export] = ref
                 weakref.finalize(ref, self.dropped, export).atexit = False
-        ticket = self._ask("export", export, readers)
+        ticket = self._ask("export", export, tuple(readers))
         if new:
             self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
         return export, ticket
@@ -80,18 +81,23 @@ class ActorExports(Imports):
             if self._wire is not None and self.known(export) is None:
                 self._wire.send(("drop", export))
 
-    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
         if not tickets:
             return
+        whose = None if readers is None else tuple(readers)
         if self._wire is None:  # connecting is nothing for a finalizer
-            threads.start(self._give_up, "refs-given-up", tickets, others)
+            threads.start(self._give_up, "refs-given-up", tickets, whose)
         else:
-            self._wire.soon(lambda: self._give_up(tickets, others))
+            self._wire.soon(lambda: self._give_up(tickets, whose))
 
-    def _give_up(self, tickets: list[tuple[ExportId, int]], others: int) -> None:
+    def _give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
+    ) -> None:
         wire = self._open()
         for export, ticket in tickets:
-            wire.send(("give up", export, ticket, others))
+            wire.send(("give up", export, ticket, readers))
 
     def _ask(self, operation: str, export: ExportId, *details: Any) -> Any:
         wire = self._open()

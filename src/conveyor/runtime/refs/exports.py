@@ -5,7 +5,9 @@ and the entry gets the outcome when it is there. An entry is kept as long as any
 
 - a process that holds the ref, or a copy that it has loaded (one count for each process);
 - a pickle that was made and not loaded yet (a *ticket*; at most `MAX_TICKETS`, the oldest are
-  forgotten), so that a ref may be garbage at its maker before it arrives;
+  forgotten), so that a ref may be garbage at its maker before it arrives. It ends when each of the
+  processes that it was made for has loaded it, has given it up, or is dead; where they are not known,
+  with the first load;
 - an outcome that refers to it.
 
 Actors tell it by messages on a connection of their own. It ends with the actor, and with it what the
@@ -15,13 +17,13 @@ actor held.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from conveyor import _core
+from conveyor.channel import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
@@ -58,25 +60,28 @@ class Exports(Imports):
         inbox: _core.Inbox,
         ring: Callable[[], object],
         watcher: Watcher,
+        me: Reader,
+        gone: Callable[[int, int], bool],
         soon: Callable[[], object] = lambda: None,
     ) -> None:
-        """``soon()``, which takes no lock, has :meth:`tidy` called elsewhere."""
+        """``me``: this process, as a reader; ``gone(*reader)``: whether one is dead. ``soon()``, which takes
+        no lock, has :meth:`tidy` called elsewhere."""
         super().__init__(session, inbox, ring)
+        self._me = me
+        self._gone = gone
         self._watcher = watcher
         self._soon = soon
         self._garbage: deque[ExportId] = deque()
-        self._given_up: deque[tuple[int, int]] = deque()
+        self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Entry] = {}
         self._tickets: OrderedDict[int, ExportId] = OrderedDict()
-        # Of tickets that are good for more than one reader: for how many, and which have used theirs.
-        self._uses: dict[int, tuple[int, set[int]]] = {}
+        # Of tickets whose readers are known: those that may still come with it.
+        self._readers: dict[int, set[Reader]] = {}
         self._ticket_numbers = itertools.count(1)
-        self._collecting = threading.local()
-        self._addressed: dict[int, list[int]] = {}
         self._askers: dict[int, Peer] = {}
         self._closed = False
 
-    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         self.tidy()
         with self.lock:
             export, _ = self.identify(ref, 0)
@@ -84,8 +89,11 @@ class Exports(Imports):
                 self._entries[export] = Entry(None, ref)
             return export, self._new_ticket(export, readers)
 
-    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
-        self._given_up.extend((ticket, others) for _, ticket in tickets)
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        whose = (self._me,) if readers is None else readers
+        self._given_up.extend((ticket, whose) for _, ticket in tickets)
         self._soon()
 
     def load(self, export: ExportId, ticket: int) -> Ref:
@@ -102,7 +110,7 @@ class Exports(Imports):
                 ref._parcel = entry.outcome
                 if entry.outcome is None:
                     self._watch(export, entry)
-            self._use(ticket, 0)
+            self._use(ticket, (self._me,))
             return ref
 
     def dropped(self, export: ExportId) -> None:
@@ -113,8 +121,7 @@ class Exports(Imports):
         """Do what finalizers have noted."""
         while self._given_up:
             with self.lock, suppress(IndexError):
-                ticket, others = self._given_up.popleft()
-                self._use(ticket, 0, others)
+                self._use(*self._given_up.popleft())
         while self._garbage:
             with self.lock:
                 try:
@@ -126,68 +133,37 @@ class Exports(Imports):
 
     # Tickets
 
-    @contextmanager
-    def collecting(self) -> Iterator[list[int]]:
-        """The tickets of what is pickled inside, on this thread."""
-        made: list[int] = []
-        self._collecting.made = made
-        try:
-            yield made
-        finally:
-            self._collecting.made = None
-
-    def _new_ticket(self, export: ExportId, readers: int) -> int:
+    def _new_ticket(self, export: ExportId, readers: Sequence[Reader]) -> int:
         ticket = next(self._ticket_numbers)
         self._tickets[ticket] = export
-        if readers > 1:
-            self._uses[ticket] = readers, set()
         self._entries[export].tickets.add(ticket)
-        made = getattr(self._collecting, "made", None)
-        if made is not None:
-            made.append(ticket)
+        if readers:
+            self._readers[ticket] = set(readers)
+            # Of a death before this, `actor_ended` was told too early; a later one waits for the lock.
+            self._use(ticket, [reader for reader in readers if self._gone(*reader)])
         while len(self._tickets) > MAX_TICKETS:
             self._end(next(iter(self._tickets)))
         return ticket
 
-    def outstanding(self, tickets: list[int]) -> list[int]:
-        """Those of ``tickets`` whose pickles have not been loaded yet."""
-        return [ticket for ticket in tickets if ticket in self._tickets]
-
-    def addressed(self, actor: int, tickets: list[int], alive: Callable[[], bool]) -> None:
-        """Only this actor can load these pickles: they end with it. It may have done so already, and
-        just not have been heard."""
+    def actor_ended(self, reader: Reader) -> None:
+        """A process of an actor is dead, for everybody: ``gone`` says so already."""
         with self.lock:
-            if alive():
-                before = self._addressed.get(actor, [])
-                self._addressed[actor] = self.outstanding(before + tickets)
+            for ticket in list(self._readers):
+                if reader in self._readers.get(ticket, ()):
+                    self._use(ticket, (reader,))
+
+    def _use(self, ticket: int, readers: Iterable[Reader]) -> None:
+        """These have loaded it, or will not. May be said of the same reader again, for another reason, and
+        of one that it was not made for, which has got the pickle from another reader."""
+        awaited = self._readers.get(ticket)
+        if awaited is not None:
+            awaited.difference_update(readers)
+            if awaited:
                 return
-        self._revoke(tickets)
-
-    def actor_ended(self, actor: int) -> None:
-        """Its death is known to everybody: see ``addressed``."""
-        with self.lock:
-            self._revoke(self._addressed.pop(actor, []))
-
-    def _revoke(self, tickets: list[int]) -> None:
-        with self.lock:
-            for ticket in tickets:
-                self._end(ticket)
-
-    def _use(self, ticket: int, process: int, others: int = 0) -> None:
-        """Process number ``process`` has loaded it, or will not. Who could not read the rest of a value says
-        the second of refs that it has loaded: that is one use. With ``others`` it has made the pickle, and
-        so many of the readers will not load it."""
-        readers, used = self._uses.get(ticket, (1, set()))
-        if not others:
-            used.add(process)
-        readers -= others
-        if len(used) >= readers:
-            self._end(ticket)
-        else:
-            self._uses[ticket] = readers, used
+        self._end(ticket)
 
     def _end(self, ticket: int) -> None:
-        self._uses.pop(ticket, None)
+        self._readers.pop(ticket, None)
         export = self._tickets.pop(ticket, None)
         entry = self._entries.get(export) if export is not None else None
         if entry is not None and export is not None:
@@ -251,7 +227,7 @@ class Exports(Imports):
 
     # Actors
 
-    def peer_exports(self, peer: Peer, export: ExportId, readers: int) -> int:
+    def peer_exports(self, peer: Peer, export: ExportId, readers: Sequence[Reader]) -> int:
         """An actor pickles a ref: one of its own, or a copy that it holds."""
         with self.lock:
             if export not in self._entries:
@@ -263,9 +239,9 @@ class Exports(Imports):
                 self._entries[export].holders.add(peer)
             return self._new_ticket(export, readers)
 
-    def peer_gives_up(self, peer: Peer, ticket: int, others: int) -> None:
+    def peer_gives_up(self, peer: Peer, ticket: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:
-            self._use(ticket, peer.number, others)
+            self._use(ticket, (peer.reader,) if readers is None else readers)
 
     def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
@@ -288,7 +264,7 @@ class Exports(Imports):
                         subscribers, entry.subscribers = entry.subscribers, []
                         for subscriber in subscribers:
                             subscriber.push(export, Outcome.failed(error))
-            self._use(ticket, peer.number)
+            self._use(ticket, (peer.reader,))
 
     def peer_drops(self, peer: Peer, export: ExportId) -> None:
         with self.lock:
@@ -341,10 +317,17 @@ class Peer:
     """The driver's end of one actor's connection."""
 
     def __init__(
-        self, exports: Exports, number: int, sock: Any, death: Callable[[str], ConveyorError]
+        self,
+        exports: Exports,
+        number: int,
+        reader: Reader,
+        sock: Any,
+        death: Callable[[str], ConveyorError],
     ) -> None:
-        """``death(why)``: what has become of the actor; ``why`` says it if the connection has broken here."""
+        """``number``: the actor's; ``reader``: its process that has connected. ``death(why)``: what has
+        become of the actor; ``why`` says it if the connection has broken here."""
         self.number = number
+        self.reader = reader
         self._exports = exports
         self._death = death
         self.wire = Wire(sock, "refs", self._on_message, self._on_end)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
+from conveyor.channel import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import EMPTY, Ref
@@ -27,13 +27,16 @@ class Table(Protocol):
 
     session: str
 
-    def export(self, ref: Ref, readers: int) -> tuple[ExportId, int]:
-        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for so many."""
+    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each of
+        ``readers``, or by one that is not known if there are none."""
         ...
 
-    def give_up(self, tickets: list[tuple[ExportId, int]], others: int = 0) -> None:
-        """This process will not come with these; or it is one of their makers, and ``others`` of their
-        readers will not. Called by finalizers: takes no lock."""
+    def give_up(
+        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
+    ) -> None:
+        """``readers`` (``None``: this process) will not come with these. Called by finalizers: takes no
+        lock."""
         ...
 
     def load(self, export: ExportId, ticket: int) -> Ref:
@@ -45,8 +48,8 @@ Claim = tuple[str, ExportId, int]
 """What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
 
 
-def claim(ref: Ref, readers: int) -> Claim:
-    """For a pickle of ``ref`` that is loaded once by each of ``readers``."""
+def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
+    """For a pickle of ``ref`` that is loaded once by each of ``readers``; none: by one that is not known."""
     runtime = context.running()
     if runtime is None:
         raise RuntimeStateError(f"{ref!r} cannot be pickled: its session has ended")
@@ -67,9 +70,12 @@ class Claims:
         return refs
 
     def give_up(self, claims: Sequence[Claim]) -> None:
-        self.withdraw(claims, 0)
+        self._give_up(claims, None)
 
-    def withdraw(self, claims: Sequence[Claim], readers: int) -> None:
+    def withdraw(self, claims: Sequence[Claim], readers: Sequence[Reader]) -> None:
+        self._give_up(claims, readers)
+
+    def _give_up(self, claims: Sequence[Claim], readers: Sequence[Reader] | None) -> None:
         runtime = context.running()
         if runtime is not None:
             table = runtime.exports

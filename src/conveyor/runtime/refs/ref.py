@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
-from conveyor.channel import add_sibling, claims, decode_error, drop_picklers
+from conveyor.channel import Reader, add_sibling, claims, decode_error, drop_picklers
 from conveyor.checks import check_timeout
 from conveyor.exceptions import SerializationError, SessionEndedError
 from conveyor.runtime import context, ending
@@ -284,10 +284,10 @@ class Ref(_core.RefCore):
     def __reduce__(self) -> Any:
         from conveyor.runtime.refs.imports import load  # which is above
 
-        return load, self.claim(1)
+        return load, self.claim(())
 
-    def claim(self, readers: int) -> tuple[Any, ...]:
-        """What this ref is loaded with, once by each of ``readers``."""
+    def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
+        """What this ref is loaded with, once by each of ``readers``; none: by one that is not known."""
         from conveyor.runtime.refs.imports import claim
 
         return claim(self, readers)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
 from conveyor import _core
+from conveyor.channel import Reader
 from conveyor.checks import check_timeout
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
@@ -136,7 +137,7 @@ class StreamRef(Ref):
         """Whether the next item, or the end, is there."""
         return bool(self._back) or self._is_there()
 
-    def __reduce__(self) -> Any:
+    def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         raise SerializationError(
             f"{self!r} cannot be pickled: its items come to this process. Send a list of them"
         )
