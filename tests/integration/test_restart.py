@@ -19,6 +19,7 @@ from integration_helpers import WAIT, chain, get, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
+from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -414,6 +415,28 @@ def test_several_dead_actors_come_back():
             use(graph)
         graph.restart()
         assert get(graph.execute(0)) - get(actors[0].add.remote(0)) == 1 + 2 + 3
+
+
+def test_one_whose_death_is_not_known_yet_comes_back_with_the_others(monkeypatch, wait_until):
+    a, b = Counter.remote(), Counter.remote()
+    with chain(a.echo, b.echo).compile() as graph:
+        pid = get(a.pid.remote())
+        kill(b)
+        with pytest.raises(ActorDiedError):
+            use(graph)
+        actors = context.current().actors
+        revive = actors.revive
+
+        def revive_and_kill(actor):
+            record = revive(actor)
+            if record.pid == pid:
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: not record.alive)
+            return record
+
+        monkeypatch.setattr(actors, "revive", revive_and_kill)
+        graph.restart()
+        assert get(graph.execute(1)) == 1
 
 
 def test_what_cannot_be_brought_back():

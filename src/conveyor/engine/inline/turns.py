@@ -83,7 +83,7 @@ class Turns(Host):
             return False
         self._forget_unwanted()
         attended = (j for j in self._queue if j.attendant is not None and not j.done)
-        return next(attended) is job
+        return next(attended, None) is job  # none: this one was done meanwhile
 
     def _forget_unwanted(self) -> None:
         while self._queue and self._queue[0].done:

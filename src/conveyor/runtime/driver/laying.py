@@ -175,11 +175,18 @@ class Laying:
     def again(self, first: int) -> None:
         """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
         records = [self._driver.actors.revive(info.key) for info in self._plan.actors]
-        # Those that have survived leave the old program first; both go over the same ordered link.
-        for record in records:
-            if record in self.records:
+        survivors = [record for record in records if record in self.records]
+        try:
+            # They leave the old program first; both go over the same ordered link.
+            for record in survivors:
                 record.control("unload", self.number)  # and the old bit is given back below
-        layout, places = self._lay(records, first)
+            layout, places = self._lay(records, first)
+        except ActorDiedError:
+            if all(record.alive for record in survivors):
+                raise
+            # It has died with the others, and that was not known yet.
+            self.again(first)
+            return
         with self._lock:
             if not self._over:
                 for actor, record in enumerate(self.records):
