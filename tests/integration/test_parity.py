@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 import re
 import sys
@@ -1271,6 +1272,19 @@ def compiling_with_a_dead_actor(t):
     conveyor.kill(actor)
     with InputNode() as inp:
         actor.echo.bind(inp).compile()
+
+
+@program([5, 6, 7, True, [(8, 9), {}], 10])
+def methods_of_actors_as_values(t):
+    method, two = t.a.echo, t.a.pack.options(num_returns=2)
+    return [
+        get(t.b.__ray_call__.remote(lambda _, m, x: get(m.remote(x)), method, 5)),
+        get(t.b.__ray_call__.remote(lambda _, ms, x: get(ms["m"].remote(x)), {"m": method}, 6)),
+        get(t.b.__ray_call__.remote(lambda _: get(method.remote(7)))),  # in a closure
+        get(t.b.echo.remote(method)) == method and hash(method) == hash(t.a.echo),
+        get(t.b.__ray_call__.remote(lambda _, m: get(m.remote(8, 9)), two)),
+        get(copy.copy(copy.deepcopy(method)).remote(10)),
+    ]
 
 
 @program([5, 5])

@@ -551,6 +551,10 @@ def test_a_handle_is_its_own_copy(runtime):
     actor = Echo.remote()
     assert copy.copy(actor) is actor
     assert copy.deepcopy([actor])[0] is actor
+    assert copy.copy(actor.echo) == copy.deepcopy(actor.echo) == actor.echo
+    assert actor.echo != actor.echo.options(num_returns=2)
+    assert actor.echo != Echo.remote().echo
+    assert actor.echo != "echo"
     assert runtime.shared == []
 
 

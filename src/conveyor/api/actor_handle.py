@@ -86,7 +86,8 @@ _RAY_CALL_ENTRY = Entry(MethodInfo(RAY_CALL, 1, False, False, None))
 
 
 class ActorMethod:
-    """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph."""
+    """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph. It can be sent to
+    other actors, as the handle can."""
 
     __slots__ = ("_entry", "_handle", "_num_returns")
 
@@ -165,6 +166,27 @@ class ActorMethod:
             return self._entry.info.name
         raise AttributeError(f"{self!r} has no attribute {name!r}")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorMethod):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[ActorHandle, str, int]:
+        return self._handle, self._entry.info.name, self._num_returns
+
+    # It never changes either.
+    def __copy__(self) -> ActorMethod:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorMethod:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_method, self._key()
+
     def __repr__(self) -> str:
         return f"<method {self._entry.info.name} of {self._handle!r}>"
 
@@ -196,6 +218,11 @@ def _unpickle(actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]
             f"and this process has none"
         )
     return ActorHandle(runtime, actor, class_name, make_table(methods))
+
+
+def _unpickle_method(handle: ActorHandle, name: str, num_returns: int) -> ActorMethod:
+    method: ActorMethod = getattr(handle, name)
+    return method.options(num_returns=num_returns)
 
 
 def _no_method(handle: ActorHandle, name: str) -> str:
