@@ -1274,6 +1274,15 @@ def compiling_with_a_dead_actor(t):
         actor.echo.bind(inp).compile()
 
 
+@program([True] * 3)
+def a_ref_says_that_it_is_done(t):
+    with InputNode() as inp:
+        graph = t.a.echo.bind(inp).compile()
+    refs = [t.a.echo.remote(1), graph.execute(2), t.a.fail.remote("x")]
+    conveyor.wait(refs, num_returns=3, timeout=WAIT)
+    return ["done>" in repr(ref) for ref in refs if ref.done()]
+
+
 @program([5, 6, 7, True, [(8, 9), {}], 10])
 def methods_of_actors_as_values(t):
     method, two = t.a.echo, t.a.pack.options(num_returns=2)

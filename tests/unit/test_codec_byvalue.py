@@ -234,6 +234,47 @@ def test_functions_and_recursion():
     """)
 
 
+def test_caches_of_functools():
+    run("""
+        import functools
+        from codec_transport import Peer
+
+        @functools.lru_cache(maxsize=3)
+        def square(n):
+            "Of a number."
+            return n * n
+
+        def double(n):
+            return 2 * square(n)
+
+        class Table:
+            def __init__(self, n):
+                self.n = n
+            @functools.cached_property
+            def rows(self):
+                return list(range(self.n))
+            @functools.lru_cache
+            def row(self, i):
+                return self.rows[i]
+            def total(self):
+                return sum(self.row(i) for i in range(self.n))
+
+        peer = Peer()
+        square(2)
+        assert peer.ask("call", square, 3) == 9
+        assert peer.ask("call", double, 3) == 18
+        back = peer.ask("echo", square)
+        assert back(4) == 16 and back.cache_parameters() == square.cache_parameters()
+        assert back.__name__ == "square" and back.__doc__ == "Of a number."
+        assert back.cache_info().misses == 1, "the cache itself stays here"
+        assert peer.ask("call", Table(4).total) == 6
+        table = Table(3)
+        assert table.rows == [0, 1, 2]
+        assert peer.ask("echo", table).__dict__ == {"n": 3, "rows": [0, 1, 2]}
+        peer.close()
+    """)
+
+
 def test_local_classes():
     run("""
         from dataclasses import dataclass

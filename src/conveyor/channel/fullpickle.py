@@ -5,6 +5,7 @@ Imported at the first value that the fast pickler cannot do, because cloudpickle
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import sys
@@ -27,6 +28,7 @@ ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Callable[[Any
 _LARGE_DEFINITION = 16 << 20
 
 _make_skeleton_class = cloudpickle.cloudpickle._make_skeleton_class
+_lookup = cloudpickle.cloudpickle._lookup_module_and_qualname
 
 
 class _Sink:
@@ -54,6 +56,8 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self.dispatch_table = {
             **cloudpickle.CloudPickler.dispatch_table,
             typing.NewType: _reduce_new_type,
+            _Cached: _reduce_cached,
+            functools.cached_property: _reduce_cached_property,
             **make_reducers(self.notes),
         }
         self.make_reducers = make_reducers
@@ -231,6 +235,31 @@ def _unwrap(module: str, qualname: str) -> Any:
     for name in qualname.split("."):
         found = getattr(found, name)
     return found.__wrapped__
+
+
+_Cached = type(functools.lru_cache(len))
+
+
+def _reduce_cached(function: Any) -> Any:
+    """Of ``functools.lru_cache``, which pickles by its name wherever it is: with an empty cache."""
+    if function.__module__ not in by_value_modules() and _lookup(function) is not None:
+        return function.__reduce__()
+    return _make_cached, (function.__wrapped__, function.cache_parameters())
+
+
+def _make_cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_cached_property(obj: functools.cached_property[Any]) -> Any:
+    """Before Python 3.12 it has a lock."""
+    return _make_cached_property, (obj.func, obj.attrname)
+
+
+def _make_cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 def _reduce_new_type(obj: Any) -> Any:

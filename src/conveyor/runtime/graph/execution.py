@@ -29,8 +29,8 @@ def late_error(
     had = ", ".join(tasks[i].label for i in sorted(ran)) or "none"
     left = ", ".join(task.label for task in tasks if task.id not in ran)
     message = (
-        f"{graph.name}, execution {number}: its deadline of {seconds:g} s has passed; tasks that had "
-        f"run: {had}; not in time: {left or 'only the last result'}"
+        f"{graph.name}, execution {number}: its deadline of {round(seconds, 6):g} s has passed; tasks "
+        f"that had run: {had}; not in time: {left or 'only the last result'}"
     )
     if skipped >= 0:
         message += f"; the first of them was {tasks[skipped].label}"

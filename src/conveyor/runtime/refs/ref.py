@@ -299,7 +299,10 @@ class Ref(_core.RefCore):
         return self
 
     def __repr__(self) -> str:
-        state = "done" if self._outcome is not EMPTY else "pending"
+        try:
+            state = "done" if self.done() else "pending"
+        except Exception:  # of an earlier session, or of a forked child's parent
+            state = "pending"
         return f"<{type(self).__name__} {self._source.describe(self)}, {state}>"
 
 
