@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from conveyor import _core
 from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime import threads
@@ -38,7 +37,7 @@ class Loop(Host):
         self._asleep = False
         self._at_the_end: Callable[[Run], None] = lambda run: None
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._loop = ActorLoop(_Selector(lines.inbox, name, self._sleeps))
+        self._loop = ActorLoop(_Selector(name, self._sleeps))
         self._thread = threads.Background(target=self._main, name=f"inline {name}", daemon=True)
         self._thread.start()
 
@@ -158,8 +157,8 @@ class Loop(Host):
 class _Selector(ActorSelector):
     """Tells when the loop that it belongs to falls asleep."""
 
-    def __init__(self, inbox: _core.Inbox, name: str, sleeps: Callable[[bool], None]) -> None:
-        super().__init__(inbox, name)
+    def __init__(self, name: str, sleeps: Callable[[bool], None]) -> None:
+        super().__init__(name)
         self._sleeps = sleeps
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

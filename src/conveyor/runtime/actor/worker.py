@@ -167,7 +167,7 @@ class Worker:
 
         from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 
-        loop = ActorLoop(ActorSelector(self.process.inbox, self.hello.name))
+        loop = ActorLoop(ActorSelector(self.hello.name))
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(self._serve_on_loop())

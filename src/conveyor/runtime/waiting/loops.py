@@ -24,19 +24,20 @@ _loops: weakref.WeakSet[ActorLoop] = weakref.WeakSet()
 class ActorSelector(selectors.EpollSelector):
     """Of a loop that runs an actor's coroutines."""
 
-    def __init__(self, inbox: _core.Inbox, name: str) -> None:
+    def __init__(self, name: str) -> None:
         """``name`` is the actor's."""
         super().__init__()
-        self._inbox = inbox
         self._name = name
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self._inbox.inherited:
-            _core.end_forked_child(f"a coroutine of {self._name}")
-        return super().select(timeout)
-
     def be_its_own(self) -> None:
-        """In a forked child: leave the parent's epoll instance, which any change here would change there."""
+        """In a forked child, which ends where it would wait for more. Until then it leaves the parent's
+        epoll instance alone: any change here would change it there."""
+
+        def end(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            return _core.end_forked_child(f"a coroutine of {self._name}")
+
+        # Here, and not in a method of the class, which every turn of the loop would call.
+        self.select = end  # type: ignore[method-assign]
         # Without a descriptor left it keeps the parent's; it ends before it selects.
         with suppress(OSError):
             own = select.epoll()
