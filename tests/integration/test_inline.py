@@ -23,6 +23,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.engine.inline import link
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -723,3 +724,17 @@ def test_a_deadline_cancels_a_coroutine(inline, wait_until):
     with pytest.raises(DeadlineExceededError):
         graph.execute("x", deadline=0.05).get()
     assert conveyor.get(actor.noted.remote()) == ["x"]
+
+
+def test_an_actor_that_ends_while_a_call_is_made(monkeypatch):
+    actor = Plain.remote()
+    make = link.Call
+
+    def make_and_kill(*args):
+        call = make(*args)
+        conveyor.kill(actor)
+        return call
+
+    monkeypatch.setattr(link, "Call", make_and_kill)
+    with pytest.raises(ActorDiedError, match=r"conveyor\.kill"):
+        conveyor.get(actor.echo.remote(1))

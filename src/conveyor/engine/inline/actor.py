@@ -286,12 +286,13 @@ class Call(Job):
         self._ref: CallRef | None = CallRef(self, -1)
         self.outbox: Outbox | None = None
         self._submitted = False
-        actor.calls.add(self)
 
-    @property
-    def ref(self) -> CallRef:
-        assert self._ref is not None
-        return self._ref
+    def expect(self) -> CallRef:
+        """The ref, which the actor's end settles from now on, whoever ends it."""
+        ref = self._ref
+        assert ref is not None
+        self.actor.calls.add(self)
+        return ref
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments across; refs among them, which are done, as their values. Raises what keeps

@@ -38,7 +38,7 @@ class ActorLink:
     ) -> Ref:
         actor, caller = self._actor, self._caller
         call = Call(actor, method, num_returns)
-        ref = call.ref
+        ref = call.expect()
         if caller not in actor.outboxes and lacking(args, kwargs) is None:
             try:
                 actor.check_alive()
