@@ -224,7 +224,9 @@ class Actor:
                 raise failure.error()
 
             return failed, False
-        return find_method(self.instance, self.generators, name)
+        instance = self.instance
+        self.check_alive()  # it may have ended while the graph is compiled
+        return find_method(instance, self.generators, name)
 
 
 class Start(Job):
@@ -332,8 +334,12 @@ class Call(Job):
         if failure is not None:
             self.settle(error=failure)
             return None
+        instance = actor.instance
+        if not actor.alive:  # since its turn has come
+            self.settle(error=actor.death())
+            return None
         try:
-            method, is_async = find_method(actor.instance, actor.generators, self.method)
+            method, is_async = find_method(instance, actor.generators, self.method)
         except Exception as error:
             self._raised(error)
             return None
