@@ -1,6 +1,7 @@
 #include "service.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -34,7 +35,7 @@ bool DeathWatch::supported() {
   return futex_waitv(nullptr, 0) < 0 && errno == EINVAL;
 }
 
-DeathWatch::DeathWatch(std::shared_ptr<Board> board) : board_(std::move(board)) {
+DeathWatch::DeathWatch(std::shared_ptr<Board> board, int told) : board_(std::move(board)), told_(told) {
   // Signals are for the threads of the program.
   sigset_t all, old;
   sigfillset(&all);
@@ -90,6 +91,7 @@ void DeathWatch::run() {
     const uint32_t alarm = board_->header()->alarm.load(std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_acquire)) return;
     count = 0;
+    bool fired = false;
     watch(&board_->header()->alarm, alarm);
     {
       // Held for the whole look: after `remove` nothing is said of a slot, and one that is announced
@@ -108,11 +110,17 @@ void DeathWatch::run() {
           while ((value & FUTEX_TID_MASK) != 0 && (value & (FUTEX_OWNER_DIED | FUTEX_WAITERS)) == 0)
             if (word->compare_exchange_weak(value, value | FUTEX_WAITERS, std::memory_order_acq_rel)) value |= FUTEX_WAITERS;
           dead = (value & FUTEX_OWNER_DIED) || (value & FUTEX_TID_MASK) == 0;
+          fired |= dead;
           if (!dead && many && count < kMaxWait) watch(word, value);
         }
         if (dead) board_->announce_death(index);
         return dead;
       });
+    }
+    if (fired && told_ >= 0) {
+      const uint64_t one = 1;
+      while (::write(told_, &one, sizeof one) < 0 && errno == EINTR) {
+      }
     }
     // One of the words has moved (EAGAIN), or a wake-up without a reason: look again. Anything else says that
     // the kernel does not wait, and would say so at once every time; then the alarm alone has to do.

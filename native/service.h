@@ -12,7 +12,9 @@ namespace conveyor {
 
 class DeathWatch {
  public:
-  explicit DeathWatch(std::shared_ptr<Board> board);
+  // `told`: an eventfd that is written to whenever a life word has fired, -1: none. It must outlive the watch.
+  // A fatal signal's own announcement is not told there: that process is on its way.
+  explicit DeathWatch(std::shared_ptr<Board> board, int told = -1);
   ~DeathWatch();
   // Watch the life word of process `slot` from now on (as soon as it has taken it).
   void add(uint32_t slot);
@@ -26,6 +28,7 @@ class DeathWatch {
  private:
   void run();
   std::shared_ptr<Board> board_;
+  const int told_;
   ForkMutex mutex_;
   std::vector<uint32_t> watched_;
   const uint64_t fork_ = fork_generation.load();

@@ -165,7 +165,7 @@ void bind_board(nb::module_& m) {
       .def("note_waits", &note_waits, "waits"_a);
 
   nb::class_<DeathWatch>(m, "DeathWatch")
-      .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board) { new (self) DeathWatch(std::move(board)); }, "board"_a)
+      .def("__init__", [](DeathWatch* self, std::shared_ptr<Board> board, int told) { new (self) DeathWatch(std::move(board), told); }, "board"_a, "told"_a = -1)
       .def_static("supported", &DeathWatch::supported)
       .def("add", [](DeathWatch& w, uint32_t slot) { w.add(checked(w.board(), slot)); }, "slot"_a)
       .def("remove", &DeathWatch::remove, "slot"_a)

@@ -111,10 +111,15 @@ class LocalEngine:
             pid,
             lambda: self._printer.stderr_tail(pid),
             lambda: self._out_of_memory.get(pid),
+            lambda: self.end_headless(pid),
+            lambda: pid in self._launcher.went_on,
         )
 
     def kill(self, pid: int) -> None:
         self._launcher.kill(pid)
+
+    def end_headless(self, pid: int) -> None:
+        self._launcher.end_headless(pid)
 
     def watch(self, fd: int, callback: Callable[[], object]) -> None:
         self._events.add(fd, callback)
@@ -138,6 +143,7 @@ class LocalEngine:
             forgotten = self._dead.popleft()
             self._printer.forget(forgotten)
             self._out_of_memory.pop(forgotten, None)
+            self._launcher.went_on.discard(forgotten)
 
     def _output(self, pid: int, stream: str, data: bytes) -> None:
         self._printer.feed(pid, stream, data)

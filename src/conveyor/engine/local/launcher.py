@@ -22,6 +22,7 @@ from conveyor.engine.local import server
 from conveyor.engine.local.events import EventLoop, guarded
 from conveyor.engine.local.spec import ChildSpec, anonymous_file, write_spec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime import threads
 from conveyor.system_limits import hint
 
 __all__ = ["ChildSpec", "Launcher"]
@@ -109,6 +110,8 @@ class Launcher:
         self._control: socket.socket | None = None
         self._requests: dict[int, _Request] = {}
         self._children: dict[int, _Child] = {}
+        #: Of the dead: those whose process went on without its main thread, and was killed for that.
+        self.went_on: set[int] = set()
         self._unreported = 0  # children whose on_exit is still to be called
         self._all_gone = threading.Event()
         self._all_reported = threading.Event()
@@ -179,6 +182,22 @@ class Launcher:
             if actor is not None:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(actor.pidfd, sig)
+
+    def end_headless(self, pid: int) -> None:
+        """The main thread of an actor's process is gone: have the fork server kill the process if it goes
+        on. The server can tell, since no other process gets the number before it has reaped this one."""
+        if os.getpid() != self._owner:
+            return
+        try:
+            self._send(server.HEADLESS, pid=pid)
+        except TimeoutError:  # hundreds of requests are before it
+            threads.start_or_run(self._end_headless_later, "headless", pid)
+        except OSError:  # the server is gone, and its actors with it
+            pass
+
+    def _end_headless_later(self, pid: int) -> None:
+        with suppress(OSError):
+            self._send(server.HEADLESS, pid=pid, patience=SPAWN_TIMEOUT)
 
     def close(self) -> None:
         """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
@@ -362,6 +381,8 @@ class Launcher:
                     actor = self._children.pop(pid, None)
                     if actor is not None:
                         os.close(actor.pidfd)
+                        if number:
+                            self.went_on.add(pid)
                 if actor is not None:
                     self._finish_soon(actor, status)
 

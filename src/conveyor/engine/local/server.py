@@ -9,16 +9,20 @@ killed, the kernel kills its children (``PR_SET_PDEATHSIG``, see ``child``).
 
 The driver and the server exchange messages of one datagram each:
 
-====== =========================== ======================== ============================
-kind   direction                   fields                   descriptors
-====== =========================== ======================== ============================
-SPAWN  to the server               request                  spec, stdout, stderr, fds...
-KILL   to the server               pid, signal
-CLOSE  to the server
-BORN   to the driver               request, pid             pidfd of the actor
-FAILED to the driver               request, errno
-DEAD   to the driver               pid, wait status
-====== =========================== ======================== ============================
+======== ========================= ======================== ============================
+kind     direction                 fields                   descriptors
+======== ========================= ======================== ============================
+SPAWN    to the server             request                  spec, stdout, stderr, fds...
+KILL     to the server             pid, signal
+HEADLESS to the server             pid
+CLOSE    to the server
+BORN     to the driver             request, pid             pidfd of the actor
+FAILED   to the driver             request, errno
+DEAD     to the driver             went on, pid, status
+======== ========================= ======================== ============================
+
+HEADLESS says that the main thread of an actor is gone. A process that goes on nevertheless (another
+program, after ``os.exec*``) is killed, and its DEAD says so in the field of the request.
 """
 
 from __future__ import annotations
@@ -39,11 +43,12 @@ from contextlib import suppress
 from typing import NoReturn, TypedDict
 
 from conveyor.engine.local import child
+from conveyor.engine.local.headless import Headless
 from conveyor.system_limits import PASSING
 
 __all__ = ["MAX_FDS", "MESSAGE", "Setup", "main", "receive", "send"]
 
-SPAWN, KILL, CLOSE, BORN, FAILED, DEAD = range(6)
+SPAWN, KILL, CLOSE, BORN, FAILED, DEAD, HEADLESS = range(7)
 MESSAGE = struct.Struct("=BQiI")  # kind, request, pid or errno, wait status or signal
 MAX_FDS = 253  # the kernel's limit for one message (SCM_MAX_FD)
 
@@ -143,6 +148,7 @@ class _Server:
         self._control.setblocking(False)
         self._driver = driver
         self._actors: dict[int, int] = {}  # pidfd -> pid
+        self._headless = Headless()
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass or -1
         self._closing = False
         self._poll = select.poll()
@@ -151,13 +157,14 @@ class _Server:
 
     def serve(self) -> None:
         while not (self._closing and not self._actors and not self._outbox):
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._headless.due()):
                 if fd == self._driver:
                     self._lose_driver()
                 elif fd in self._actors:
                     self._bury(fd)
                 elif fd == self._control.fileno():
                     self._receive()
+            self._headless.look_again()
             self._send()
 
     def _receive(self) -> None:
@@ -179,6 +186,9 @@ class _Server:
             elif kind == KILL:
                 if pid in self._actors.values():
                     os.kill(pid, number)
+            elif kind == HEADLESS:
+                for pidfd in [fd for fd, actor in self._actors.items() if actor == pid]:
+                    self._headless.look(pidfd, pid)
             elif kind == CLOSE:
                 self._close()
 
@@ -228,7 +238,8 @@ class _Server:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        self._outbox.append((MESSAGE.pack(DEAD, 0, pid, status), -1))
+        went_on = self._headless.bury(pidfd, status)
+        self._outbox.append((MESSAGE.pack(DEAD, went_on, pid, status), -1))
 
     def _send(self) -> None:
         # Never blocks: a driver that does not read may be dead, and that is for us to notice.

@@ -47,7 +47,9 @@ _ENDED = "was ended by conveyor.kill(graceful=True)"
 class Actors:
     """The driver's table of them; iterating it gives the process that each has or had last."""
 
-    def __init__(self, driver: Driver, engine: Engine, grace: float) -> None:
+    def __init__(self, driver: Driver, engine: Engine, grace: float, fired: int) -> None:
+        """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
+        calls :meth:`on_life_words`."""
         self._driver = driver
         self._engine = engine
         self._board = driver.process.board
@@ -58,7 +60,7 @@ class Actors:
         self._by_pid: dict[int, ActorRecord] = {}
         self._names: dict[str, ActorId] = {}
         self._of_class: Counter[str] = Counter()
-        self._watches = DeathWatches(self._board)
+        self._watches = DeathWatches(self._board, fired)
         self._restarts = Restarts(self)
         self._goodbye = Goodbye(self._board, grace, self._end_at_once, driver.label)
         self.introductions = Introductions(self, self._board, driver.try_again)
@@ -358,6 +360,20 @@ class Actors:
         else:
             with self.lock:
                 self._forget_actor(record)
+
+    def on_life_words(self) -> None:
+        """The main threads of some actors have ended. Their processes most often end with them; those
+        that do not are ended, since everybody takes these actors for dead. Called by the engine."""
+        with self.lock:
+            headless = [
+                (pid, record)
+                for pid, record in self._by_pid.items()
+                if not record.alive and not record.headless
+            ]
+            for _, record in headless:
+                record.headless = True
+        for pid, _ in headless:
+            self._engine.end_headless(pid)
 
     def reserve(self, record: ActorRecord) -> None:
         """Give the actor's next process the same slot, if it is free: who knew the old one then lets

@@ -13,8 +13,10 @@ MAX_WATCHED = 120
 class DeathWatches:
     """As many of them as it takes: each can watch so many life words."""
 
-    def __init__(self, board: _core.Board) -> None:
+    def __init__(self, board: _core.Board, told: int) -> None:
+        """``told``: an eventfd that they write to whenever a life word has fired."""
         self._board = board
+        self._told = told
         self._lock = threading.Lock()
         self._watches: list[tuple[_core.DeathWatch, set[int]]] = []
 
@@ -22,7 +24,7 @@ class DeathWatches:
         with self._lock:
             found = next((w for w in self._watches if len(w[1]) < MAX_WATCHED), None)
             if found is None:
-                found = (_core.DeathWatch(self._board), set())
+                found = (_core.DeathWatch(self._board, self._told), set())
                 self._watches.append(found)
             found[1].add(slot)
             found[0].add(slot)

@@ -54,7 +54,7 @@ class Driver(CallingRuntime):
 
     def __init__(self, engine: Engine, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that actors have to end in good order."""
-        self._eventfd = self._arena_fd = self._garbage_event = -1
+        self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
         self._engine = engine
         try:
             with explained("start a session"):
@@ -86,7 +86,8 @@ class Driver(CallingRuntime):
         )
         # Connections that actors have opened.
         self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
-        self.actors = Actors(self, engine, grace)
+        self._life_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.actors = Actors(self, engine, grace, self._life_event)
         # What finalizers ask for: they may run in any thread, in the middle of anything.
         self._garbage: deque[Callable[[], object]] = deque()
         # What could not be said to an actor.
@@ -98,9 +99,10 @@ class Driver(CallingRuntime):
         self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         engine.start(self.actors.on_exit)
         engine.watch(self._garbage_event, self._on_garbage)
+        engine.watch(self._life_event, self._on_life_words)
 
     def _descriptors(self) -> tuple[int, ...]:
-        return self._eventfd, self._arena_fd, self._garbage_event
+        return self._eventfd, self._arena_fd, self._garbage_event, self._life_event
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -270,6 +272,11 @@ class Driver(CallingRuntime):
             os.eventfd_read(self._garbage_event)
         self.tidy()
 
+    def _on_life_words(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._life_event)
+        self.actors.on_life_words()
+
     def try_again(self, work: Callable[[], object], error: Exception) -> None:
         """Have ``work``, which has failed with ``error``, done with the next tidying. It sees itself to it
         that it is done once more should it fail again."""
@@ -334,6 +341,7 @@ class Driver(CallingRuntime):
         self.exports.close(error)
         self.watcher.close()
         self._engine.unwatch(self._garbage_event)
+        self._engine.unwatch(self._life_event)
         self.requests.close()
         self._engine.close()
         self.actors.close()

@@ -15,11 +15,15 @@ class Spawned:
 
     ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
     SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
+    ``end_headless`` is :meth:`Engine.end_headless` of it, and ``went_on`` says, once it has ended, whether
+    that has ended it.
     """
 
     pid: int
     stderr_tail: Callable[[], str]
     out_of_memory: Callable[[], bool | None]
+    end_headless: Callable[[], None]
+    went_on: Callable[[], bool]
 
 
 class Engine(Protocol):
@@ -42,6 +46,11 @@ class Engine(Protocol):
         ...
 
     def kill(self, pid: int) -> None: ...
+
+    def end_headless(self, pid: int) -> None:
+        """The main thread of the process is gone. If the process goes on (as another program, or with its
+        other threads) it is killed; one that is ending is left to it. Returns at once."""
+        ...
 
     def watch(self, fd: int, callback: Callable[[], object]) -> None:
         """Call back, on a thread of the engine, whenever ``fd`` can be read."""

@@ -107,6 +107,7 @@ class ActorRecord:
         self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
+        self.headless = False  # the engine has been told that its main thread is gone
         self.exited = threading.Event()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: tuple[int, int, int, int, int, int, str] | None = None
@@ -174,6 +175,8 @@ class ActorRecord:
             if isinstance(error, (BrokenPipeError, ConnectionResetError)):
                 # Its end of the socket has gone with it, before its death was heard of.
                 self._board.announce_death(self.slot)
+                if self.process is not None:
+                    self.process.end_headless()
             self.check_alive()
             raise
         return ticket
@@ -228,7 +231,7 @@ class ActorRecord:
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
             message += f" while running {doing} ({where})"
-        if number == signal.SIGKILL and not self.killed:
+        if number == signal.SIGKILL and not self.killed and not self._went_on:
             message += self._who_killed()
         again = self.restarting if self.exited.is_set() else self.may_restart()
         if self.restart_error:
@@ -255,6 +258,8 @@ class ActorRecord:
     def _how(self, number: int, code: int | None) -> str:
         if self.killed:
             return self.killed
+        if self._went_on:
+            return "ended its main thread but not its process, as os.exec* does, and was killed for that"
         if number:
             return f"died of signal {number} ({_signal_name(number)})"
         if code is not None:
@@ -263,6 +268,10 @@ class ActorRecord:
                 return f"left by sys.exit: it exited with code {code}"
             return f"exited with code {code}"
         return "died (its exit code is not known yet)"
+
+    @property
+    def _went_on(self) -> bool:
+        return self.process is not None and self.exited.is_set() and self.process.went_on()
 
     def _who_killed(self) -> str:
         found = None

@@ -141,4 +141,6 @@ class Restarts:
 def _wait(event: threading.Event, what: str, record: ActorRecord) -> None:
     patience = Patience(None)
     while not event.wait(patience.step()):
-        patience.check(lambda: what, lambda: f"its process (pid {record.pid}) has died")
+        patience.check(
+            lambda: what, lambda: f"the end of its process (pid {record.pid}) is not reported yet"
+        )
