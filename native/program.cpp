@@ -122,7 +122,16 @@ bool Program::run(Receive& step) {
     if (!step.spread.empty() && !is_error(value) && !(PyTuple_CheckExact(value.ptr()) && size_t(PyTuple_GET_SIZE(value.ptr())) == step.spread.size()))
       throw std::system_error(EPROTO, std::generic_category(), "a frame does not hold what it should");
   } catch (...) {
-    value = failed_with(step.label);
+    try {
+      value = failed_with(step.label);
+    } catch (...) {  // it ends the actor: the page says which call these were the arguments of
+      for (size_t i = pc_; i < steps_.size(); ++i)
+        if (const auto* call = std::get_if<Call>(&steps_[i])) {
+          running(*call, now_ns());
+          break;
+        }
+      throw;
+    }
   }
   recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, is_error(value));
   if (step.spread.empty()) {
@@ -153,6 +162,15 @@ bool Program::run(Call& step) {
   }
 }
 
+void Program::running(const Call& step, uint64_t since_ns) {
+  Status& status = inbox_->status();
+  status.graph.store(graph_, std::memory_order_relaxed);
+  status.node.store(step.node, std::memory_order_relaxed);
+  status.execution.store(execution_, std::memory_order_relaxed);
+  status.since_ns.store(since_ns, std::memory_order_relaxed);
+  status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+}
+
 bool Program::call(Call& step, bool& begun) {
   for (int reg : step.uses)
     if (is_error(regs_[size_t(reg)])) {
@@ -168,12 +186,7 @@ bool Program::call(Call& step, bool& begun) {
       return true;
     }
   }
-  Status& status = inbox_->status();
-  status.graph.store(graph_, std::memory_order_relaxed);
-  status.node.store(step.node, std::memory_order_relaxed);
-  status.execution.store(execution_, std::memory_order_relaxed);
-  status.since_ns.store(recorder_->task_begins(step.index, execution_), std::memory_order_relaxed);
-  status.state.store(uint32_t(State::kRunning), std::memory_order_release);
+  running(step, recorder_->task_begins(step.index, execution_));
   begun = true;
   nb::object result;
   if (!step.start.is_none()) {

@@ -91,6 +91,8 @@ class Program {
   // In a catch block: the same of what is being handled.
   nb::object failed_with(const std::string& label);
   bool call(Call& step, bool& begun);
+  // The status page says that it runs the step.
+  void running(const Call& step, uint64_t since_ns);
   // What a step has called returns, with its result or an exception: not in a forked child.
   void came_back(const Call& step, const nb::object& result) const;
   nb::list registers() const;

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from conveyor.channel.faults import is_fault
 from conveyor.exceptions import ConveyorError
 
 __all__ = ["Given", "WhyNot", "cannot_send", "cannot_send_given"]
@@ -19,7 +20,7 @@ _BREADTH = 10_000
 #: Steps of a path that are written out, at its beginning and at its end, where it has more.
 _SHOWN = (8, 3)
 
-WhyNot: TypeAlias = Callable[[Any], "Exception | None"]
+WhyNot: TypeAlias = Callable[[Any], "BaseException | None"]
 """Why a value cannot be pickled; ``None``: it can be."""
 
 
@@ -57,7 +58,7 @@ class Given(NamedTuple):
         return cls(f"{what}, a {_name(type(value))},", "", value)
 
 
-def cannot_send(value: Any, error: Exception, why_not: WhyNot) -> str:
+def cannot_send(value: Any, error: BaseException, why_not: WhyNot) -> str:
     """The message for a ``value`` that failed with ``error``."""
     return _text(Given(f"a value of type {_name(type(value))}", "", value), error, why_not)
 
@@ -71,7 +72,7 @@ def cannot_send_given(given: Iterable[Given], why_not: WhyNot) -> str | None:
     return None
 
 
-def _text(given: Given, error: Exception, why_not: WhyNot) -> str:
+def _text(given: Given, error: BaseException, why_not: WhyNot) -> str:
     what = f"{given.name} cannot be sent"
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         return (
@@ -98,7 +99,9 @@ def _written(path: list[str]) -> str:
     return f"{''.join(path[:first])}…{''.join(path[-last:])} ({len(path)} levels deep{ends})"
 
 
-def _find(value: Any, error: Exception, why_not: WhyNot) -> tuple[list[str], Any, Exception]:
+def _find(
+    value: Any, error: BaseException, why_not: WhyNot
+) -> tuple[list[str], Any, BaseException]:
     """The path to the innermost part that still fails, as far as it is found in a short time, with its
     error."""
     deadline = time.monotonic() + _SECONDS
@@ -128,7 +131,9 @@ def _refuses(value: Any) -> bool:
         if owner.__flags__ & _HEAP_TYPE and _REDUCTIONS & vars(owner).keys():
             try:
                 value.__reduce_ex__(5)
-            except Exception:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 return True
             return False
     return False
@@ -180,7 +185,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                     yield f".{name}", getattr(value, name)
         if type(value).__qualname__ and type(value).__module__ not in ("builtins",):
             yield ".__class__", type(value)
-    except Exception:  # a property or an iteration of the user's that fails
+    except BaseException as error:  # a property or an iteration of the user's that fails
+        if not is_fault(error):
+            raise
         return
 
 
@@ -218,6 +225,8 @@ def _name(kind: type) -> str:
 def _short(key: Any) -> str:
     try:
         text = repr(key)
-    except Exception:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         text = f"<{type(key).__name__}>"
     return text if len(text) <= 40 else text[:37] + "..."

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import conveyor.exceptions
 from conveyor import _core
 from conveyor.channel.byvalue import KnownDefinitions
+from conveyor.channel.faults import is_fault
 from conveyor.channel.pickling import dumps_by_value, loads
 from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError
 
@@ -158,14 +159,18 @@ def _type_name(kind: type) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failure:
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
         return f"<str() of the exception failed: {type(failure).__name__}>"
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     try:
         return tuple(str(note) for note in getattr(error, "__notes__", ()))
-    except Exception:
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
         return ()
 
 
@@ -185,7 +190,9 @@ def _format_traceback(error: BaseException) -> str:
         first, _, rest = said.partition("\n")
         if rest.count("\n") > 1 and text.endswith(said) and not isinstance(error, SyntaxError):
             text = f"{text.removesuffix(said)}{first} [...]\n"
-    except Exception as failure:
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
         return f"{_type_name(type(error))}: <no traceback: {type(failure).__name__}>\n"
     if len(text) > _LONGEST:
         half = _LONGEST // 2
@@ -287,7 +294,9 @@ def _without_missing(state: dict[str, Any]) -> dict[str, Any]:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 1000 else text[:997] + "..."
 
@@ -406,7 +415,9 @@ def _both(cause: BaseException, ours: type[TaskError]) -> TaskError | None:
         args = (cause.message, list(cause.exceptions))  # type: ignore[attr-defined]
     try:
         made = _put_together(ours if issubclass(ours, kind) else _dual(kind, ours), args, state)
-    except Exception:  # the class allows no subclass, or has a constructor in C
+    except BaseException as failure:  # the class allows no subclass, or has a constructor in C
+        if not is_fault(failure):
+            raise
         return None
     return made if isinstance(made, TaskError) else None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from conveyor.channel import byvalue, claims
 from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
+from conveyor.channel.faults import is_fault
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -213,7 +214,10 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         except SerializationError:
             claims.drop_noted(pickler.notes, sent.readers)
             raise
-        except Exception:
+        except BaseException as error:
+            if not is_fault(error):
+                claims.drop_noted(pickler.notes, sent.readers)
+                raise
             failed = True
         if failed:  # not in the handler: what it raises is the same again, and is told once
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
@@ -259,8 +263,10 @@ def _dump_fully(
     except SerializationError:
         claims.drop_noted(pickler.notes, sent.readers)
         raise
-    except Exception:
+    except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
+        if not is_fault(error):
+            raise
         failed = True
     if failed:
         pickler = _try_again(value, sent, out_of_band=True)
@@ -309,8 +315,10 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
     except SerializationError:
         claims.drop_noted(pickler.notes, sent.readers)
         raise
-    except Exception as error:
+    except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
+        if not is_fault(error):
+            raise
         text = blame.cannot_send(value, error, _why_not)
         raise SerializationError(text) from error
 
@@ -330,12 +338,14 @@ def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationEr
     return told
 
 
-def _why_not(value: Any) -> Exception | None:
+def _why_not(value: Any) -> BaseException | None:
     pickler = _full_pickler()
     pickler.notes[SENT] = SentDefinitions()
     try:
         pickler.dump(value)
-    except Exception as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         return error
     finally:
         claims.drop_noted(pickler.notes, ())
@@ -358,8 +368,9 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     except SerializationError:
         claims.drop_noted(fast.notes, sent.readers)
         raise
-    except Exception:
-        pass
+    except BaseException as error:
+        if not is_fault(error):
+            raise
     else:
         pickled = b"".join(fast.parts)
         if not any(pattern in pickled for pattern in _by_value_patterns):
@@ -373,8 +384,10 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     except SerializationError:
         claims.drop_noted(full.notes, sent.readers)
         raise
-    except Exception:
+    except BaseException as error:
         claims.drop_noted(full.notes, sent.readers)
+        if not is_fault(error):
+            raise
         full = _try_again(value, sent, out_of_band=False)
     definitions = byvalue.definitions_of(full.groups.values(), sent)
     data = byvalue.pack(definitions, full.payload())
@@ -397,7 +410,9 @@ def load(
         return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         raise SerializationError(_cannot_rebuild(error)) from error
 
 
@@ -413,7 +428,7 @@ def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
     return pickled
 
 
-def _cannot_rebuild(error: Exception) -> str:
+def _cannot_rebuild(error: BaseException) -> str:
     text = f"a received value cannot be rebuilt here: {type(error).__name__}: {error}"
     if isinstance(error, ModuleNotFoundError):
         text += (

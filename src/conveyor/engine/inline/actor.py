@@ -284,6 +284,7 @@ class Call(Job):
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         self._arrival: Failure | None = None
+        self._exit: SystemExit | None = None  # which rebuilding the arguments has raised
         # None once it is settled, so that a result is not kept by what it is the result of.
         self._ref: CallRef | None = CallRef(self, -1)
         self.outbox: Outbox | None = None
@@ -307,6 +308,8 @@ class Call(Job):
         except SerializationError as error:
             raise blame_call(error, self.actor.name, self.method, args, named) from error.__cause__
         except ArrivalError as error:
+            if isinstance(error.error, SystemExit):
+                self._exit = error.error
             self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
         number = self.call = next(self.actor.call_numbers)
         self.label = f"{self.actor.name}.{self.method} (call {number})"
@@ -330,6 +333,9 @@ class Call(Job):
     def start(self) -> Coroutine[Any, Any, None] | None:
         actor = self.actor
         args, kwargs, self._args, self._kwargs = self._args, self._kwargs, (), {}
+        if self._exit is not None:
+            self._raised(self._exit)
+            return None
         failure = self._arrival or actor.start_failure
         if failure is not None:
             self.settle(error=failure)
@@ -391,7 +397,7 @@ class Call(Job):
             self.settle(error=error.error)
         except SerializationError as error:
             self._raised(blame_result(error, self.actor.name, self.method, result, count))
-        except Exception as error:
+        except BaseException as error:
             self._raised(error)
         else:
             self.settle(value)

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from conveyor import _core
+from conveyor.channel.faults import is_of_value
 from conveyor.runtime.graph.layout import RESULT_BIT, make_budget
 from conveyor.runtime.process import Process
 
@@ -17,7 +18,7 @@ from conveyor.runtime.process import Process
 class ArrivalError(Exception):
     """The value was sent, and could not be rebuilt where it arrived: ``error`` says why."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -48,7 +49,9 @@ class Crossing:
         writer.send(value, 0)
         try:
             return reader.receive_kept() if kept else reader.receive()
-        except Exception as error:
+        except BaseException as error:
+            if not is_of_value(error):
+                raise
             raise ArrivalError(error) from None
 
     @property

@@ -79,7 +79,7 @@ class _Undecoded:
 
     __slots__ = ("error",)
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
@@ -166,6 +166,16 @@ class Execution:
             # An execution that is late is no task's failure.
             self.failure = None if isinstance(value, Expired) else value
 
+    def _failed(self, error: BaseException, actor: Actor, edge: int) -> Failure:
+        """What a value leaves that ``actor`` could not send or rebuild."""
+        label = self.loaded.sources[edge]
+        if isinstance(error, SystemExit):
+            actor.exited(error, label, f"execution {self.number}")
+            error = actor.death()
+        failure = Failure(error, actor.name, label)
+        self._note(failure)
+        return failure
+
     # The parts of a stage, in the actor's turn
 
     def receive(self, stage: Stage, actor: Actor) -> None:
@@ -175,8 +185,7 @@ class Execution:
             value = self._frames.pop((step.edge, stage.actor))
             self._received(stage.actor, step.edge, begin, value)
             if isinstance(value, _Undecoded):
-                value = Failure(value.error, actor.name, self.loaded.sources[step.edge])
-                self._note(value)
+                value = self._failed(value.error, actor, step.edge)
             if step.spread is None:
                 assert step.reg is not None
                 regs[step.reg] = value
@@ -226,9 +235,10 @@ class Execution:
             if not isinstance(value, Failure):
                 try:
                     size = self._publish(step.edge, None if step.only_done else value)
-                except Exception as error:
-                    value = Failure(error, actor.name, self.loaded.sources[step.edge])
-                    self._note(value)
+                except BaseException as error:
+                    if interrupts(error):
+                        raise
+                    value = self._failed(error, actor, step.edge)
             failed = isinstance(value, Failure)
             if failed:
                 for reader in self.loaded.readers[step.edge]:

@@ -90,7 +90,7 @@ class Production:
             self._sent(began, monotonic_ns(), self._crossing.sent_bytes - before)
         except ArrivalError as error:
             self.ready.append(Failure(error.error, self.actor.name, self.label))
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

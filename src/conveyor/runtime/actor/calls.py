@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 EMPTY = _core.EMPTY
 
+#: What a call is called whose arguments, and so its method's name, could not be read.
+_UNREAD = "arguments"
+
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
 
@@ -146,6 +149,10 @@ class Calls:
                 return
             try:
                 call = reader.receive()
+            except SystemExit:  # it ends the actor, as that of a method does
+                first = reader.tag == 0 and not self._instance.started
+                self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
+                raise
             except Exception as error:  # the call is out of the ring: this is its answer
                 if reader.tag == 0 and not self._instance.started:
                     # It was the constructor's, which is the first that its sender sends: whoever waits
@@ -302,7 +309,11 @@ class Calls:
                 raise
             self._reply_error(mailbox, tag, error, name)
         else:
-            self._reply(mailbox, tag, name, result, num_returns)
+            try:
+                self._reply(mailbox, tag, name, result, num_returns)
+            except SystemExit:
+                coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
+                raise
         finally:
             self._count(-1)
 
@@ -337,7 +348,9 @@ class Calls:
         except SerializationError as error:
             told = blame_result(error, self._instance.name, name, result, num_returns)
             self._reply_error(mailbox, tag, told, name)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # of iterating over several results
             self._reply_error(mailbox, tag, error, name)
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:

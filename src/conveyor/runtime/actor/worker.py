@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
-from conveyor.channel import byvalue
+from conveyor.channel import byvalue, faults
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls import Calls
@@ -281,6 +281,7 @@ def main(payload: bytes, fds: list[int]) -> None:
     worker = Worker(hello, fds)
     context.install(worker.runtime)
     byvalue.name_in(sys.modules["__main__"])
+    faults.nobody_presses_ctrl_c()
     try:
         worker.run()
     except SystemExit:

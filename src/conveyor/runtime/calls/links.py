@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conveyor import _core
+from conveyor.channel.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.constructor import START, Unmade
@@ -290,8 +291,10 @@ class Link:
                         call = _with_values(call)
                         self._pending[0] = (ref, call, False)
                     number = self.gate.submit(call)
-                except Exception as error:  # the call's outcome: an argument failed, say
-                    outcome = error.error if isinstance(error, RefFailed) else error
+                except BaseException as error:  # the call's outcome: an argument failed, say
+                    if not is_of_value(error):
+                        raise
+                    outcome = _outcome(error)
                     if isinstance(error, SerializationError):
                         outcome = self._blamed(error, call)
                     # Its traceback refers to frames that have the arguments: those would keep their
@@ -425,6 +428,18 @@ class Link:
             return f"{self.actor_name} is dead"
         status = describe_status(self._process.board, self.actor_slot, self._label)
         return f"{self.actor_name} is {status}"
+
+
+def _outcome(error: BaseException) -> Exception:
+    """What the ref of a call raises whose arguments could not be sent. Nobody who asks for it is to be
+    interrupted or to leave."""
+    if isinstance(error, RefFailed):
+        return error.error
+    if isinstance(error, Exception):
+        return error
+    told = SerializationError(f"the arguments cannot be sent: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 def _with_values(call: Call) -> Call:

@@ -1,0 +1,51 @@
+"""What counts as an error of a value, of all that its own code may raise while it is sent or received.
+
+Panics of Rust extensions are a ``BaseException`` and no ``Exception``, and they are errors of the value like
+any other. Ctrl-C is none, nor what else a signal handler raises, nor ``sys.exit``: those are to go their way.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import types
+
+__all__ = ["is_fault", "is_of_value", "nobody_presses_ctrl_c"]
+
+_ctrl_c = True
+
+
+def nobody_presses_ctrl_c() -> None:
+    """In an actor's process, which gets no SIGINT: a ``KeyboardInterrupt`` was raised by the code itself."""
+    global _ctrl_c
+    _ctrl_c = False
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether ``error`` is to be told as that of the value whose code has raised it."""
+    return isinstance(error, Exception) or (
+        not isinstance(error, SystemExit) and is_of_value(error)
+    )
+
+
+def is_of_value(error: BaseException) -> bool:
+    """Whether the value's code has raised ``error``, be it ``SystemExit``, and no signal's handler has."""
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return True  # handlers run in the main thread
+    return not (_ctrl_c and isinstance(error, KeyboardInterrupt)) and not _of_a_handler(error)
+
+
+def _of_a_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised it, which came just then."""
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: object) -> types.CodeType | None:
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
