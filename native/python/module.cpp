@@ -90,4 +90,5 @@ NB_MODULE(_core, m) {
   bind_recorder(m);
   bind_channel(m);
   bind_graph(m);
+  bind_will(m);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -26,16 +25,15 @@ class ActorHandle:
 
     # Nothing public, so that every method name is free; methods are made when they are asked for,
     # because a cached one would refer back to the handle and keep the actor alive.
-    __slots__ = ("__weakref__", "_class_name", "_id", "_runtime", "_table")
+    __slots__ = ("__weakref__", "_class_name", "_id", "_retained", "_runtime", "_table")
 
     def __init__(self, runtime: Runtime, actor: ActorId, class_name: str, table: Table) -> None:
         self._runtime = runtime
         self._id = actor
         self._class_name = class_name
         self._table = table
-        runtime.retain(actor)
-        # Without `atexit`: at exit the whole session ends.
-        weakref.finalize(self, _release, runtime, actor).atexit = False
+        # Its end is the handle's: see `Runtime.retain`.
+        self._retained = runtime.retain(actor)
 
     def __getattr__(self, name: str) -> ActorMethod:
         # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
@@ -202,12 +200,6 @@ def check_usable(handle: ActorHandle) -> None:
             else "the process that this one was forked from"
         )
         raise RuntimeStateError(f"{handle!r} cannot be used here: it belongs to {whose}")
-
-
-def _release(runtime: Runtime, actor: ActorId) -> None:
-    # An index means another actor in another session, and nothing at all in a forked child.
-    if context.running() is runtime:
-        runtime.release(actor)
 
 
 def _unpickle(actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]) -> ActorHandle:

@@ -137,8 +137,10 @@ class CallingRuntime:
     #: The actor whose process this is; ``None`` in the driver.
     own_actor: ActorId | None = None
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, waker: _core.Waker) -> None:
+        """``waker`` wakes who calls :meth:`carry_out_wills`."""
         self.process = process
+        self.waker = waker
         self.pid = os.getpid()
 
         def ring() -> None:
@@ -153,6 +155,23 @@ class CallingRuntime:
         self.function_workers: dict[Hashable, list[Any]] = {}
         self.stream_numbers = itertools.count()
         self._dropped_streams: deque[tuple[Incarnation, str, Key]] = deque()
+        # What is left to be done for objects that are garbage: no finalizer in Python has noted it, so none
+        # could swallow Ctrl-C.
+        self._wills: deque[Callable[[], object]] = deque()
+
+    def will(self, work: Callable[[], object]) -> _core.Will:
+        """Whoever holds it has ``work`` done soon after its own end, by another thread or between two calls.
+        Without effect once the session has ended, and in a forked child."""
+        return _core.Will(self._wills.append, work, self.waker)
+
+    def carry_out_wills(self) -> None:
+        while self._wills:
+            try:
+                work = self._wills.popleft()
+            except IndexError:  # another thread was faster
+                return
+            with suppress(ConveyorError):  # an actor that is gone needs no goodbye
+                work()
 
     @property
     def inbox(self) -> _core.Inbox:
@@ -202,21 +221,25 @@ class CallingRuntime:
         return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
 
     def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        """Nobody takes the items any more. Called by a finalizer: only notes it."""
+        """Nobody takes the items any more; :meth:`close_dropped_streams` closes the generator."""
         if not link.gone:  # the session may have ended, and nobody would come for the note
             self._dropped_streams.append((link, method, key))
 
     def close_dropped_streams(self) -> None:
-        """Close the generators whose references have become garbage."""
+        """Close the generators whose items nobody takes any more."""
+        self.carry_out_wills()
         while self._dropped_streams:
             try:
                 link, method, key = self._dropped_streams.popleft()
             except IndexError:
                 return
-            if link.gone:
-                continue
             with suppress(ConveyorError):  # its actor is gone, and the generator with it
-                link.call(f"{method}#close", (key,), {})
+                self.close_stream(link, method, key)
+
+    def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
+        """Close a generator: nobody takes its items any more."""
+        if not link.gone:
+            link.call(f"{method}#close", (key,), {})
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

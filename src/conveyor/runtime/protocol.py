@@ -177,12 +177,8 @@ class Runtime(Protocol):
         """The graph with this number, or a handle of it; see ``runtime.graph.handle``."""
         ...
 
-    def retain(self, actor: ActorId) -> None:
-        """A handle of ``actor`` came to be in this process."""
-        ...
-
-    def release(self, actor: ActorId) -> None:
-        """A handle of ``actor`` is garbage in this process. Called from finalizers: only notes it."""
+    def retain(self, actor: ActorId) -> object:
+        """A handle of ``actor`` came to be in this process, and lasts as long as what is returned."""
         ...
 
     def allocate(self, size: int) -> Any:

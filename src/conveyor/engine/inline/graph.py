@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from conveyor._core import monotonic_ns
@@ -76,9 +75,9 @@ class InlineGraph(CompiledGraph):
         self.productions: dict[tuple[int, int], Production] = {}
         self._runtime = runtime
         # The actors are as much the graph's as any handle's.
+        self._retained: list[object] = []
         for actor in self._actors:
-            runtime.retain(actor.id)
-            weakref.finalize(self, runtime.release, actor.id).atexit = False
+            self._retained.append(runtime.retain(actor.id))
         runtime.graphs.add(self)
 
     # Executing

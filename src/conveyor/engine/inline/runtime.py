@@ -26,7 +26,7 @@ from conveyor.engine.inline.origin import Origin
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
-from conveyor.runtime import ending
+from conveyor.runtime import context, ending
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
@@ -44,6 +44,21 @@ logger = logging.getLogger("conveyor")
 _SLOT = 0
 
 
+class _Retained:
+    """A handle's part in its actor, or a graph's."""
+
+    __slots__ = ("_actor", "_runtime")
+
+    def __init__(self, runtime: InlineRuntime, actor: ActorId) -> None:
+        self._runtime = runtime
+        self._actor = actor
+
+    def __del__(self) -> None:
+        # Nothing ends in a forked child, nor when the session has ended.
+        if context.running() is self._runtime:
+            self._runtime.release(self._actor)
+
+
 class InlineRuntime(CallingRuntime):
     """Actors and graphs in this process. The program and its actors share the one runtime."""
 
@@ -55,7 +70,8 @@ class InlineRuntime(CallingRuntime):
         self._fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
         self._fds.append(_core.Arena.create_fd(arena.file))
         eventfd, arena_fd = self._fds
-        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena))
+        # There is no thread to wake: dropped streams are closed with the next one.
+        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena), _core.Waker())
         # Values come from this very process.
         self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)
@@ -243,10 +259,11 @@ class InlineRuntime(CallingRuntime):
             if graceful:
                 found.host.join(self._grace)
 
-    def retain(self, actor: ActorId) -> None:
+    def retain(self, actor: ActorId) -> object:
         found = self._actors.get(actor.index)
         if found is not None:
             found.handles += 1
+        return _Retained(self, actor)
 
     def release(self, actor: ActorId) -> None:
         self._released.append(actor)

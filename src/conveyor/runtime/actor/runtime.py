@@ -81,7 +81,7 @@ class ActorRuntime(CallingRuntime):
     """What ``conveyor.get``, ``.remote()`` and the rest reach inside an actor."""
 
     def __init__(self, worker: Worker, requests: socket.socket) -> None:
-        super().__init__(worker.process)
+        super().__init__(worker.process, _core.Waker(worker.process.inbox))
         self._worker = worker
         self.own_actor = ActorId(worker.hello.number, worker.hello.name)
         self._requests = RequestClient(requests)
@@ -330,11 +330,8 @@ class ActorRuntime(CallingRuntime):
 
     # An actor that another actor knows of lives until the session ends: nobody counts its handles.
 
-    def retain(self, actor: ActorId) -> None:
-        pass
-
-    def release(self, actor: ActorId) -> None:
-        pass
+    def retain(self, actor: ActorId) -> object:
+        return None
 
     def share(self, actor: ActorId) -> None:
         pass

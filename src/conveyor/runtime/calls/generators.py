@@ -57,6 +57,7 @@ class CallStream(StreamRef):
         "_opened",
         "_over",
         "_runtime",
+        "_will",
     )
 
     def __init__(
@@ -80,14 +81,18 @@ class CallStream(StreamRef):
         self._actor_name = actor_name
         self._method = method
         self._next = f"{method}#{'anext' if is_async else 'next'}"
-        opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
+        # The generator may go on although its items can come no more: whatever happens here from now on, it
+        # is closed once this is garbage.
+        close = functools.partial(runtime.close_stream, link, method, self._key)
+        self._will = runtime.will(close)
+        try:
+            opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
+        except Exception:  # it was not opened
+            self._will.revoke()
+            raise
         super().__init__(opened._source)
         self._opened: Ref | None = opened
-        try:
-            self._ahead: Ref = self._ask()
-        except BaseException:
-            runtime.drop_stream(link, method, self._key)
-            raise
+        self._ahead: Ref = self._ask()
 
     def _ask(self) -> Ref:
         ref: Ref = self._link.call(self._next, (self._key,), {})
@@ -109,6 +114,7 @@ class CallStream(StreamRef):
         found = self._ahead.get()
         if found is None:
             self._over = True
+            self._will.revoke()
             raise StopIteration
         try:
             self._ahead = self._ask()
@@ -129,6 +135,7 @@ class CallStream(StreamRef):
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
         self._cancelled = True
+        self._will.revoke()
         self._runtime.drop_stream(self._link, self._method, self._key)
         self._runtime.close_dropped_streams()
         return True
@@ -148,11 +155,6 @@ class CallStream(StreamRef):
     def _doing(self) -> str:
         doing: str = self._source.doing()
         return doing
-
-    def __del__(self) -> None:
-        # The generator may go on although its items can come no more.
-        if getattr(self, "_ahead", None) is not None and not self._over:
-            self._runtime.drop_stream(self._link, self._method, self._key)
 
 
 def _is_item(ahead: Ref) -> bool:

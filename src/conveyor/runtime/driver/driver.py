@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from conveyor import _core
@@ -70,7 +71,9 @@ class Driver(CallingRuntime):
         board.prepare(DRIVER_SLOT, "driver")
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arena_fd = _core.Arena.create_fd(arena.file)
-        super().__init__(Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena))
+        self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
+        super().__init__(process, _core.Waker(self._garbage_event))
         board.alive_unwatched(DRIVER_SLOT)
         self._graph_numbers = itertools.count(1)
         self._layings: dict[int, Laying] = {}
@@ -96,7 +99,6 @@ class Driver(CallingRuntime):
         self._shared_graphs = SharedGraphs(self.graphs)
         self._closed = False
         self.at_shutdown: Callable[[], None] = lambda: None
-        self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         engine.start(self.actors.on_exit)
         engine.watch(self._garbage_event, self._on_garbage)
         engine.watch(self._life_event, self._on_life_words)
@@ -139,11 +141,9 @@ class Driver(CallingRuntime):
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self.actors.kill(actor, no_restart, graceful)
 
-    def retain(self, actor: ActorId) -> None:
+    def retain(self, actor: ActorId) -> object:
         self.actors.retain(actor)
-
-    def release(self, actor: ActorId) -> None:
-        self._throw_away(lambda: self.actors.release(actor))
+        return self.will(partial(self.actors.release, actor))
 
     def share(self, actor: ActorId) -> None:
         self.actors.share(actor)
@@ -291,6 +291,7 @@ class Driver(CallingRuntime):
             except IndexError:  # another thread was faster
                 break
             work()
+        self.carry_out_wills()
         while self._garbage:
             try:
                 work = self._garbage.popleft()
@@ -340,6 +341,7 @@ class Driver(CallingRuntime):
             wire.close()
         self.exports.close(error)
         self.watcher.close()
+        self.waker.close()
         self._engine.unwatch(self._garbage_event)
         self._engine.unwatch(self._life_event)
         self.requests.close()
@@ -349,6 +351,7 @@ class Driver(CallingRuntime):
         self._garbage.clear()
         self._unsaid.clear()
         self._dropped_streams.clear()
+        self._wills.clear()
         close_all(self._descriptors())
         self.process.close()
         self.at_shutdown()
