@@ -1010,8 +1010,10 @@ class DeathWatch:
     GIL.
     """
 
-    def __init__(self, board: Board) -> None:
-        """Starts the thread."""
+    def __init__(self, board: Board, told: int = -1) -> None:
+        """Starts the thread. ``told``: an eventfd that it writes to whenever a life word has fired; it must
+        outlive the thread.
+        """
 
     @staticmethod
     def supported() -> bool:
@@ -1027,3 +1029,32 @@ class DeathWatch:
 
     def stop(self) -> None:
         """End the thread and wait for it; safe to call again."""
+
+class Waker:
+    """Wakes whoever carries wills out, until it is closed; in a forked child it is."""
+
+    @overload
+    def __init__(self) -> None:
+        """Wakes nobody: they are carried out at some other occasion."""
+
+    @overload
+    def __init__(self, eventfd: int) -> None:
+        """By a duplicate of it."""
+
+    @overload
+    def __init__(self, inbox: Inbox) -> None:
+        """By the bell of that process."""
+
+    def close(self) -> None:
+        """Wills that end from now on are without effect."""
+
+class Will:
+    """What is to be done when the object that holds this is garbage, noted where no bytecode runs."""
+
+    def __init__(self, note: Callable[[Any], object], work: Any, waker: Waker) -> None:
+        """At its end it calls ``note(work)``, which is to be a function in C (the ``append`` of a deque), and
+        wakes.
+        """
+
+    def revoke(self) -> None:
+        """Nothing is to be done any more."""

@@ -164,3 +164,18 @@ def test_no_ctrl_c_is_lost_where_streams_are_dropped():
 
 def test_no_ctrl_c_is_lost_where_handles_are_dropped():
     storm(HANDLES)
+
+
+def test_a_handle_of_a_session_that_is_over_releases_no_actor_of_the_next(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init()
+        old = Actor.remote()
+        conveyor.shutdown()
+        conveyor.init()
+        new = Actor.remote()  # known by the same number
+        pid = get(new.pid.remote())
+        del old
+        gc.collect()
+        for _ in range(20):
+            assert get(new.pid.remote()) == pid
+        conveyor.shutdown()

@@ -430,7 +430,7 @@ class Link:
         return f"{self.actor_name} is {status}"
 
 
-def _outcome(error: BaseException) -> Exception:
+def _outcome(error: BaseException) -> BaseException:
     """What the ref of a call raises whose arguments could not be sent. Nobody who asks for it is to be
     interrupted or to leave."""
     if isinstance(error, RefFailed):
