@@ -7,7 +7,7 @@ raises ``TypeError``.
 
 import builtins
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 _Ref = TypeVar("_Ref", bound=RefCore)
 

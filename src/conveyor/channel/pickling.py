@@ -370,6 +370,7 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
         raise
     except BaseException as error:
         if not is_fault(error):
+            claims.drop_noted(fast.notes, sent.readers)
             raise
     else:
         pickled = b"".join(fast.parts)
