@@ -155,6 +155,10 @@ class CallingRuntime:
         self._dropped_streams: deque[tuple[Incarnation, str, Key]] = deque()
 
     @property
+    def ending(self) -> bool:
+        return False
+
+    @property
     def inbox(self) -> _core.Inbox:
         return self.process.inbox
 
