@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from conveyor.engine.local import boot
 from conveyor.engine.local import launcher as launcher_module
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import ChildSpec, Launcher
@@ -248,7 +249,7 @@ class TestStart:
         assert children() == []
 
     def test_what_a_failing_server_said_is_in_the_error(self, monkeypatch):
-        monkeypatch.setattr(launcher_module, "_BOOTSTRAP", "raise OSError('out of luck')")
+        monkeypatch.setattr(boot, "_BOOTSTRAP", "raise OSError('out of luck')")
         host = Host()
         with pytest.raises(ActorStartError, match="out of luck"):
             host.launcher.spawn(host.spec(), [])

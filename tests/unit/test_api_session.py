@@ -22,6 +22,7 @@ class FakeRuntime:
         self.options = options
         self.log: list[Any] = []
         self.fails = False
+        self.ending = False
 
     def create_actor(self, spec):
         return ActorId(0, spec.name or spec.cls.__name__)
@@ -55,6 +56,7 @@ class FakeRuntime:
 
     def shutdown(self):
         self.log.append("shutdown")
+        context.install(None)
         if self.fails:
             raise RuntimeError("cannot")
 

@@ -92,8 +92,11 @@ def init(
         options["handle_sigterm"] = False
     # The lock under which `context.current` starts a default session, so that there is only one.
     with context._lock:
+        running = context.running()
+        if running is not None and running.ending:
+            running.shutdown()  # what an interrupted one has left
         if context.running() is None:
-            context.install(_start(engine, options))
+            context.begin(lambda: _start(engine, options))
             return
     if not ignore_reinit_error:
         raise RuntimeStateError(
@@ -109,23 +112,13 @@ def _is_address(text: str) -> bool:
 def shutdown() -> None:
     """End the session with all its actors and graphs, in good order and at most within the grace period
     (see ``init``). Who waits in other threads gets ``SessionEndedError``. Does nothing if there is no
-    session."""
+    session.
+
+    Ctrl-C meanwhile ends the grace period: the actors that are left are killed, and ``KeyboardInterrupt``
+    is raised when the session has ended, as is whatever else a signal handler raises."""
     runtime = context.running()
-    if runtime is None:
-        return
-    try:
+    if runtime is not None:
         runtime.shutdown()
-    except RuntimeStateError:
-        raise  # not ours to end: in an actor the session is the driver's
-    except BaseException:
-        _uninstall(runtime)
-        raise
-    _uninstall(runtime)
-
-
-def _uninstall(runtime: Runtime) -> None:
-    if context.running() is runtime:
-        context.install(None)
 
 
 def is_initialized() -> bool:

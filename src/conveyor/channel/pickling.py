@@ -203,9 +203,12 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         sent = SentDefinitions()
     if not sent.by_value:
         pool = _fast_pool
+        pickler: _FastPickler | None
         try:
             pickler = pool.pop()
         except IndexError:
+            pickler = None
+        if pickler is None:  # not in the handler, of which a Ctrl-C would tell
             pickler = _FastPickler()
         pickler.notes[SENT] = sent
         failed = False
@@ -250,9 +253,12 @@ def _dump_fully(
 ) -> Encoded:
     """``made``: the claims of an attempt to pickle it before."""
     pool = _full_pool
+    pickler: FullPickler | None
     try:
         pickler = pool.pop()
     except IndexError:
+        pickler = None
+    if pickler is None:  # not in the handler, of which a Ctrl-C would tell
         pickler = _full_pickler()
     pickler.notes[SENT] = sent
     if made:

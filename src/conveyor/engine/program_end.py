@@ -72,12 +72,15 @@ class ProgramEnd:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def cancel(self) -> None:
+        """The session has ended. May be called again, should it have been interrupted."""
+        if context.running() is self._runtime:
+            context.install(None)
         atexit.unregister(self._run)
         # Elsewhere than on the main thread it stays, with nothing to end.
         if self._handles and threading.current_thread() is threading.main_thread():
-            self._handles = False
             if signal.getsignal(signal.SIGTERM) is self._handler:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._handles = False
 
     def _run(self) -> None:
         if os.getpid() != self._pid:

@@ -174,6 +174,10 @@ class CallingRuntime:
                 work()
 
     @property
+    def ending(self) -> bool:
+        return False
+
+    @property
     def inbox(self) -> _core.Inbox:
         return self.process.inbox
 

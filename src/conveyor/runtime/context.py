@@ -32,7 +32,7 @@ def current() -> Runtime:
         if _current is None:
             if ending.begun_elsewhere():
                 raise ending.ended()
-            install(_start_default())
+            begin(_start_default)
         assert _current is not None
         return _current
 
@@ -40,6 +40,19 @@ def current() -> Runtime:
 def running() -> Runtime | None:
     """This process's runtime, or ``None``; never starts one."""
     return _current
+
+
+def begin(start: Callable[[], Runtime]) -> None:
+    """Make the runtime that ``start`` starts this process's. If that is interrupted, there is none."""
+    try:
+        install(start())
+    except BaseException:
+        if _current is not None:
+            try:
+                _current.shutdown()
+            finally:
+                install(None)
+        raise
 
 
 def install(runtime: Runtime | None) -> None:

@@ -193,4 +193,14 @@ class Runtime(Protocol):
         """A handle of ``actor`` is about to leave this process."""
         ...
 
-    def shutdown(self) -> None: ...
+    @property
+    def ending(self) -> bool:
+        """Whether :meth:`shutdown` has begun to end it."""
+        ...
+
+    def shutdown(self) -> None:
+        """End it: then it is nobody's runtime any more (see ``runtime.context``). What a signal handler
+        raises meanwhile comes out afterwards; should something be left all the same, another call sees to
+        it.
+        """
+        ...

@@ -36,9 +36,11 @@ def start(target: Callable[..., object], name: str, *args: Any) -> threading.Thr
     Raises ``SystemLimitError`` if the system has no thread left.
     """
     thread = Background(target=target, args=args, name=f"conveyor-{name}", daemon=True)
-    # It inherits the mask, so there is no moment at which it could be handed one.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    # Known before it is changed, so that a handler that raises then does not leave it changed.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # It inherits the mask, so there is no moment at which it could be handed one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         thread.start()
     except RuntimeError as error:
         refused = OSError(errno.EAGAIN, str(error))

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
-from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size
+from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref
@@ -331,6 +332,10 @@ class InlineRuntime(CallingRuntime):
         if self._closed:
             raise ending.ended()
 
+    @property
+    def ending(self) -> bool:
+        return self._closed
+
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
@@ -371,10 +376,10 @@ class InlineRuntime(CallingRuntime):
             raise interrupt
 
     def _close(self, error: SessionEndedError) -> None:
-        self.exports.close(error)
-        self.watcher.close()
-        self._crossing.close()
-        for fd in self._fds:
-            os.close(fd)
-        self.process.close()
-        self.at_shutdown()
+        with ExitStack() as steps:  # the last one first, and each whatever another has raised
+            steps.callback(self.at_shutdown)
+            steps.callback(self.process.close)
+            steps.callback(close_all, self._fds)
+            steps.callback(self._crossing.close)
+            steps.callback(self.watcher.close)
+            steps.callback(self.exports.close, error)

@@ -128,8 +128,10 @@ class LocalEngine:
         self._events.remove(fd)
 
     def close(self) -> None:
-        self._launcher.close()
-        self._events.close()
+        try:
+            self._launcher.close()
+        finally:
+            self._events.close()
 
     def _exited(self, pid: int, status: int) -> None:
         gpus, amount = self._gpus_of.pop(pid, ((), 0.0))

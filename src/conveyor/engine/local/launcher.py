@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import marshal
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from conveyor.engine.local import server
+from conveyor.engine.local import boot, server
 from conveyor.engine.local.events import EventLoop, guarded
-from conveyor.engine.local.spec import ChildSpec, anonymous_file, write_spec
+from conveyor.engine.local.spec import ChildSpec, write_spec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import hint
 
 __all__ = ["ChildSpec", "Launcher"]
@@ -34,19 +32,6 @@ PRINT_TIMEOUT = 2.0
 READ_BYTES = 64 << 10
 PIPE_BYTES = 1 << 20  # the most a pipe holds by default
 LAST_WORDS_BYTES = 4 << 10
-
-# On one line, and short: until the server sets its title this is what `ps` shows.
-_BOOTSTRAP = (
-    "import sys, marshal; f = open(0, 'rb', closefd=False); f.seek(0); setup = marshal.load(f); "
-    "sys.path[:] = setup['path']; from conveyor.engine.local.server import main; main(setup)"
-)
-
-
-# A process group of its own: Ctrl-C in the terminal is the driver's affair. Not a session of its own:
-# the kernel's autogroup scheduling would give the driver as much of a core as all actors together.
-_OWN_GROUP: dict[str, Any] = (
-    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
-)
 
 
 @dataclass(eq=False)
@@ -60,6 +45,11 @@ class _Request:
     pid: int = 0
     error: str = ""
     cause: OSError | None = None
+    given_up: bool = False
+
+    def give_up(self) -> None:
+        """Wait no longer for a server that takes no requests."""
+        self.given_up = True
 
 
 @dataclass(eq=False)
@@ -120,15 +110,13 @@ class Launcher:
     def start(self) -> None:
         """Start the fork server without waiting until it is ready. ``spawn`` does it if need be."""
         self._check_owner()
-        with self._lock:
-            if self._closing:
-                raise RuntimeStateError("this launcher is closed: it starts no more actors")
-            if self._server is None:
-                try:
-                    self._start()
-                except OSError as error:
-                    why = "; ".join(filter(None, (str(error), hint(error))))
-                    raise ActorStartError(f"cannot start the fork server: {why}") from error
+        if self._server is not None and not self._closing:
+            return
+        try:
+            uninterrupted(self._start)
+        except OSError as error:
+            why = "; ".join(filter(None, (str(error), hint(error))))
+            raise ActorStartError(f"cannot start the fork server: {why}") from error
 
     def spawn(
         self,
@@ -154,7 +142,7 @@ class Launcher:
         number = next(self._numbers)
         request = _Request(spec.name, on_spawned)
         try:
-            self._ask(number, request, spec, fds)
+            uninterrupted(lambda: self._ask(number, request, spec, fds), request.give_up)
             if not request.done.wait(SPAWN_TIMEOUT):
                 request.error = (
                     f"the fork server (pid {self.server_pid}) has not answered "
@@ -166,7 +154,7 @@ class Launcher:
                 ) from request.cause
             return request.pid
         except BaseException:
-            self._abandon(number, request)
+            uninterrupted(lambda: self._abandon(number, request))
             raise
 
     def kill(self, pid: int, sig: int = signal.SIGKILL) -> None:
@@ -196,8 +184,9 @@ class Launcher:
             pass
 
     def _end_headless_later(self, pid: int) -> None:
+        end = time.monotonic() + SPAWN_TIMEOUT
         with suppress(OSError):
-            self._send(server.HEADLESS, pid=pid, patience=SPAWN_TIMEOUT)
+            self._send(server.HEADLESS, pid=pid, patient=lambda: time.monotonic() < end)
 
     def close(self) -> None:
         """Kill all actors, wait until they and the fork server are gone. Idempotent, bounded."""
@@ -235,59 +224,26 @@ class Launcher:
             )
 
     def _start(self) -> None:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        kept = [control.fileno()]
-        passed = [theirs.detach()]
-        process: subprocess.Popen[bytes] | None = None
-        try:
-            # A pidfd of ourselves, opened by ourselves: there is no moment at which it could mean
-            # another process, and it stands for the process, not for the thread that runs this.
-            passed.append(os.pidfd_open(os.getpid()))
-            passed.append(anonymous_file("conveyor-setup"))
-            log, log_writer = os.pipe()
-            kept.append(log)
-            passed.append(log_writer)
-            os.set_blocking(log, False)
-            import_path: list[object] = list(sys.path)
-            setup = {
-                "path": [str(entry) for entry in import_path if isinstance(entry, str)],
-                "control": passed[0],
-                "driver": passed[1],
-                "preload": self._preload,
-            }
-            with open(passed[2], "wb", closefd=False) as file:
-                marshal.dump(setup, file)
-            flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-            process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _BOOTSTRAP],
-                stdin=passed[2],
-                stdout=log_writer,
-                stderr=log_writer,
-                pass_fds=passed[:2],
-                **_OWN_GROUP,
-            )
-            kept.append(os.pidfd_open(process.pid))
-            self._server = process
-            self.server_pid = process.pid
-            self._control = control
-            _, self._server_log, self._server_fd = kept
-            # In this order: whichever calls back first finds everything set.
-            self._events.add(control.fileno(), self._on_control)
-            self._events.add(self._server_log, self._on_server_log)
-            self._events.add(self._server_fd, self._on_server_end)
-        except BaseException:
-            self._server = self._control = None
-            if process is not None:
-                process.kill()
-                process.wait()
-            control.detach()
-            for fd in kept:
-                self._events.remove(fd)
-                os.close(fd)
-            raise
-        finally:
-            for fd in passed:
-                os.close(fd)
+        with self._lock:
+            if self._closing:
+                raise RuntimeStateError("this launcher is closed: it starts no more actors")
+            if self._server is not None:
+                return
+            made = boot.execute(self._preload)
+            try:
+                self._server, self._control = made.process, made.control
+                self.server_pid = made.process.pid
+                self._server_log, self._server_fd = made.log, made.pidfd
+                # In this order: whichever calls back first finds everything set.
+                self._events.add(made.control.fileno(), self._on_control)
+                self._events.add(self._server_log, self._on_server_log)
+                self._events.add(self._server_fd, self._on_server_end)
+            except BaseException:
+                self._server = self._control = None
+                for fd in (made.control.fileno(), made.log, made.pidfd):
+                    self._events.remove(fd)
+                made.kill()
+                raise
 
     def _ask(self, number: int, request: _Request, spec: ChildSpec, fds: Sequence[int]) -> None:
         theirs: list[int] = []
@@ -304,7 +260,13 @@ class Launcher:
                     request.done.set()
                     return
                 self._requests[number] = request
-            self._send(server.SPAWN, number, fds=[*theirs, *fds], patience=SPAWN_TIMEOUT)
+            deadline = time.monotonic() + SPAWN_TIMEOUT
+            self._send(
+                server.SPAWN,
+                number,
+                fds=[*theirs, *fds],
+                patient=lambda: not request.given_up and time.monotonic() < deadline,
+            )
         except (BrokenPipeError, ConnectionResetError):
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
@@ -325,10 +287,10 @@ class Launcher:
         pid: int = 0,
         sig: int = 0,
         fds: Sequence[int] = (),
-        patience: float = 0.0,
+        patient: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``patient``: whether to wait on where there is no room for it."""
         message = server.MESSAGE.pack(kind, number, pid, sig)
-        deadline = time.monotonic() + patience
         while True:
             with self._lock:
                 if self._control is None:
@@ -339,7 +301,7 @@ class Launcher:
                 # Full: hundreds of spawns before this one, or a server that is stopped.
                 writable = select.poll()
                 writable.register(self._control, select.POLLOUT)
-            if time.monotonic() >= deadline:
+            if not patient():
                 raise TimeoutError("the fork server takes no requests")
             writable.poll(100)
 

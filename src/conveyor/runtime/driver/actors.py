@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
-import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from conveyor import _core
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
@@ -20,15 +17,15 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime import threads
-from conveyor.runtime.actor.hello import Hello
-from conveyor.runtime.calls.links import Link, link_depth, link_segment
+from conveyor.runtime.calls.links import Link
+from conveyor.runtime.driver.birth import DRIVER_SLOT, Birth
 from conveyor.runtime.driver.deaths import DeathWatches
 from conveyor.runtime.driver.goodbye import Goodbye
 from conveyor.runtime.driver.introductions import Introductions
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.restart import Restarts
-from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, MethodInfo
+from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 #: Processes that one session may have at the same time.
 BOARD_SLOTS = 2048
-DRIVER_SLOT = 0
 
 _KILLED = "was killed by conveyor.kill()"
 _ENDED = "was ended by conveyor.kill(graceful=True)"
@@ -84,23 +80,16 @@ class Actors:
         if replaces is not None:
             assert actor.kept is not None
             construct = actor.kept.start
-        record = self._enter(actor, replaces)
+        # Noted by who makes them, for whoever is interrupted before he has them.
+        entered: list[ActorRecord] = []
         try:
+            uninterrupted(lambda: entered.append(self._enter(actor, replaces)))
+            (record,) = entered
             with explained(f"start actor {record.id.name}"):
                 self._start_process(record, construct)
         except BaseException:
-            with (
-                self.lock
-            ):  # should it have a process after all, that one's end is nobody's concern
-                for pid in [pid for pid, known in self._by_pid.items() if known is record]:
-                    del self._by_pid[pid]
-            self._board.announce_death(record.slot)
-            self._driver.on_death(record)
-            self._forget_process(record)
-            record.exited.set()
-            if replaces is None:
-                with self.lock:
-                    self._records.pop(record.id.index, None)
+            for failed in entered:
+                uninterrupted(partial(self._undo, failed, replaces))
             raise
         with self.lock:
             self._records[record.id.index] = record
@@ -114,6 +103,40 @@ class Actors:
         if early is not None:
             self.on_exit(record.pid, early)
         return record
+
+    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
+        birth = Birth(self._driver, record, self._goodbye.grace)
+        try:
+            uninterrupted(birth.lay)
+            uninterrupted(partial(self._watches.add, record.slot))
+            if construct is not None:
+                assert record.calls is not None
+                # Before anybody else can call it, and before there is a process: what cannot be
+                # sent has started nothing. Here, because it runs code of the user's.
+                record.start = construct(record.calls)
+            record.process = self._engine.spawn(
+                record.id.name,
+                birth.hello,
+                birth.passed(),
+                record.actor.options,
+                lambda pid: self._on_spawned(record, pid),
+            )
+        finally:
+            uninterrupted(birth.close)
+
+    def _undo(self, record: ActorRecord, replaces: ActorRecord | None) -> None:
+        """The start of this process has failed, or was interrupted."""
+        with self.lock:
+            for pid in [pid for pid, known in self._by_pid.items() if known is record]:
+                del self._by_pid[pid]  # its end is nobody's concern
+                self._engine.kill(pid)
+        self._board.announce_death(record.slot)
+        self._driver.on_death(record)
+        self._forget_process(record)
+        record.exited.set()
+        if replaces is None:
+            with self.lock:
+                self._records.pop(record.id.index, None)
 
     def _on_spawned(self, record: ActorRecord, pid: int) -> None:
         with self.lock:
@@ -153,69 +176,6 @@ class Actors:
         self._of_class[actor.class_name] += 1
         count = self._of_class[actor.class_name]
         return actor.name or (actor.class_name if count == 1 else f"{actor.class_name}#{count}")
-
-    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
-        board, process, actor, slot = self._board, self._driver.process, record.actor, record.slot
-        made: list[int] = []
-        try:
-            made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            made.append(_core.Arena.create_fd(process.arena_size.file))
-            process.adopt(slot, record.incarnation, made[1], made[0])
-        finally:
-            close_all(made)
-        record.arena_fd, record.eventfd = process.descriptors(slot)
-        record.control_socket, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request_here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with control, request:
-            calls, ctl = link_segment(link_depth(actor.max_concurrency)), link_segment()
-            hello = Hello(
-                slot=slot,
-                name=record.id.name,
-                number=record.id.index,
-                session=self._driver.exports.session,
-                arena=process.arena_size,
-                driver_slot=DRIVER_SLOT,
-                mailbox_bit=record.bits.take(),
-                control_bit=record.bits.take(),
-                max_concurrency=actor.max_concurrency,
-                has_async=any(m.is_async for m in actor.methods.values()),
-                grace=self._goodbye.grace,
-            )
-            record.calls = self._link(record, calls, hello.mailbox_bit, _core.KIND_CALL)
-            record.control_link = self._link(record, ctl, hello.control_bit, _core.KIND_CONTROL)
-            # Not itself: few actors call themselves, and those are introduced like any two others.
-            record.known_peers = {DRIVER_SLOT: board.incarnation(DRIVER_SLOT)}
-            if construct is not None:
-                # Before anybody else can call it, and before there is a process: what cannot be
-                # sent has started nothing.
-                record.start = construct(record.calls)
-            self._driver.requests.add(record, request_here)
-            passed = [board.fd, record.arena_fd, record.eventfd, *self._driver.descriptors]
-            passed += [control.fileno(), request.fileno(), calls.fd, ctl.fd]
-            self._watches.add(slot)
-            record.process = self._engine.spawn(
-                record.id.name,
-                pickle.dumps(hello),
-                passed,
-                actor.options,
-                lambda pid: self._on_spawned(record, pid),
-            )
-            calls.close_fd()
-            ctl.close_fd()
-
-    def _link(self, record: ActorRecord, segment: _core.Segment, bit: int, kind: int) -> Link:
-        label = self._driver.label
-        return Link(
-            self._driver.process,
-            segment,
-            record.slot,
-            record.id.name,
-            bit,
-            lambda: record.death(label),
-            self._driver.pump.add,
-            kind,
-            label=label,
-        )
 
     # Looking up
 
@@ -399,6 +359,13 @@ class Actors:
             record.killed = "has ended with its session"
             record.actor.ended = True
         self._goodbye.say(records)
+
+    def hurry(self) -> None:
+        """Kill at once whoever is still ending: nobody wants to wait for them."""
+        self._goodbye.hurry()
+        for record in self:
+            if record.process is not None and not record.exited.is_set():
+                self._end_at_once(record)
 
     def close(self) -> None:
         """All processes are gone: let go of what belonged to them."""

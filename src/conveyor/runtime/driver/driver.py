@@ -20,18 +20,19 @@ from conveyor.exceptions import (
     ConveyorError,
     GraphTornDownError,
     RuntimeStateError,
-    SessionEndedError,
 )
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime import ending
+from conveyor.runtime import context, ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
 from conveyor.runtime.calls.generators import Incarnation, Key
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.driver.actors import BOARD_SLOTS, DRIVER_SLOT, Actors
+from conveyor.runtime.driver.actors import BOARD_SLOTS, Actors
+from conveyor.runtime.driver.birth import DRIVER_SLOT
 from conveyor.runtime.driver.engine import Engine
 from conveyor.runtime.driver.graph_service import GraphService
+from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.requests import RequestServer
@@ -39,12 +40,13 @@ from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
-from conveyor.runtime.process import ArenaSize, Process, arena_size, close_all
+from conveyor.runtime.process import ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.refs.wire import Wire
+from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
@@ -59,11 +61,21 @@ class Driver(CallingRuntime):
         self._engine = engine
         try:
             with explained("start a session"):
-                self._begin(engine, arena, grace)
+                uninterrupted(lambda: self._begin(engine, arena, grace))
         except BaseException:  # the system has refused something: nothing is left of the session
-            engine.close()
-            close_all(fd for fd in self._descriptors() if fd >= 0)
+            uninterrupted(self._undo)
             raise
+
+    def _undo(self) -> None:
+        """As if it had not begun."""
+        self._engine.close()
+        self._close_descriptors()
+        if hasattr(self, "waker"):
+            self.waker.close()
+        if hasattr(self, "process"):
+            self.process.close()
+        if context.running() is self:
+            context.install(None)
 
     def _begin(self, engine: Engine, arena: ArenaSize | None, grace: float) -> None:
         arena = arena or arena_size()
@@ -98,13 +110,27 @@ class Driver(CallingRuntime):
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self._shared_graphs = SharedGraphs(self.graphs)
         self._closed = False
+        self._last_steps = LastSteps(
+            self._begin_end,
+            # What they ask the driver for meanwhile is answered.
+            self.actors.end_all,
+            self.pump.close,
+            self.process.sweeper.close,
+            self._end_connections,
+            self.watcher.close,
+            self._end_hearing,
+            engine.close,
+            self.actors.close,
+            self._forget_all,
+            self._close_descriptors,
+            self.process.close,
+            hurry=self.actors.hurry,
+        )
         self.at_shutdown: Callable[[], None] = lambda: None
         engine.start(self.actors.on_exit)
         engine.watch(self._garbage_event, self._on_garbage)
         engine.watch(self._life_event, self._on_life_words)
-
-    def _descriptors(self) -> tuple[int, ...]:
-        return self._eventfd, self._arena_fd, self._garbage_event, self._life_event
+        context.install(self)  # so that whoever is interrupted before he has it finds it
 
     @property
     def descriptors(self) -> tuple[int, int]:
@@ -313,45 +339,53 @@ class Driver(CallingRuntime):
         for graph in list(self.graphs):
             graph.orphan(error)
 
+    @property
+    def ending(self) -> bool:
+        return self._closed
+
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
+        try:
+            self._last_steps.take_all()
+        finally:
+            if self._last_steps.over:  # else another one is at it, or will be with the next call
+                self.at_shutdown()
+
+    def _begin_end(self) -> None:
         with self.actors.lock:
-            if self._closed:
-                return
             self._closed = True
-        error = SessionEndedError("the session has ended: it has been shut down")
         self.process.ended = True  # before anybody looks again
+        error = ending.error()
         for graph in list(self.graphs):
             graph.close(error)
         for link in list(self.links.values()):
             link.end()
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
-        try:
-            # What they ask the driver for meanwhile is answered.
-            self.actors.end_all()
-        finally:
-            self._close(error)
 
-    def _close(self, error: SessionEndedError) -> None:
-        self.pump.close()
-        self.process.sweeper.close()
+    def _end_connections(self) -> None:
         self._shared_graphs.clear()
         for wire in list(self._served):
             wire.close()
-        self.exports.close(error)
-        self.watcher.close()
+        self.exports.close(ending.error())
+
+    def _end_hearing(self) -> None:
         self.waker.close()
         self._engine.unwatch(self._garbage_event)
         self._engine.unwatch(self._life_event)
         self.requests.close()
-        self._engine.close()
-        self.actors.close()
+
+    def _forget_all(self) -> None:
         self._layings.clear()
         self._garbage.clear()
         self._unsaid.clear()
         self._dropped_streams.clear()
         self._wills.clear()
-        close_all(self._descriptors())
-        self.process.close()
-        self.at_shutdown()
+
+    def _close_descriptors(self) -> None:
+        """Each of them once, though it may be called again."""
+        for name in ("_eventfd", "_arena_fd", "_garbage_event", "_life_event"):
+            fd = getattr(self, name)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)

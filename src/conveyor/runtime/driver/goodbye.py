@@ -33,12 +33,17 @@ class Goodbye:
         self.grace = grace
         self._kill = kill
         self._label = label
+        self._over = False
+
+    def hurry(self) -> None:
+        """Give nobody any grace from now on. Who has been asked to end is the caller's to kill."""
+        self._over = True
 
     def say(self, records: Iterable[ActorRecord]) -> list[ActorRecord]:
         """Ask all at once, and wait until they have ended; those that have not within the grace period
         are killed, and returned."""
         asked = [r for r in records if r.process is not None and not r.exited.is_set()]
-        if self.grace > 0:
+        if self.grace > 0 and not self._over:
             for record in asked:
                 self.ask(record)
         return self.wait(asked)
@@ -49,7 +54,7 @@ class Goodbye:
 
     def wait(self, asked: list[ActorRecord]) -> list[ActorRecord]:
         left: list[ActorRecord] = []
-        end = time.monotonic() + self.grace
+        end = time.monotonic() + (0.0 if self._over else self.grace)
         over = False
         try:
             for record in asked:
@@ -57,7 +62,7 @@ class Goodbye:
             over = True
         finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
             left = [record for record in asked if not record.exited.is_set()]
-            if over:
+            if over and not self._over:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)

@@ -1,0 +1,277 @@
+"""Exceptions of signal handlers (Ctrl-C) at every moment of a session's start and end, and of an actor's
+start: in the end nothing is left."""
+
+import pytest
+
+PROGRAM = """
+    import linecache, os, signal, subprocess, sys, threading, time
+    import psutil
+    import conveyor
+
+    SOURCES = (os.path.dirname(conveyor.__file__), subprocess.__file__)
+
+    @conveyor.remote
+    class Actor:
+        def pid(self):
+            return os.getpid()
+
+    def state():
+        return (
+            sorted(os.listdir("/proc/self/fd")),
+            sorted(t.name for t in threading.enumerate()),
+            [f"{p.pid} {p.status()}" for p in psutil.Process().children()],
+        )
+
+    def in_finalizer(frame):
+        # What it raises is printed, and not raised.
+        while frame is not None:
+            if frame.f_code.co_name in ("__del__", "_release", "_remove"):
+                return True
+            frame = frame.f_back
+        return False
+
+    class Injector:
+        '''Raises at the k-th line of the library's that the main thread is about to execute.'''
+        def __init__(self, k):
+            self.left = k
+        def trace(self, frame, event, arg):
+            code = frame.f_code
+            if not code.co_filename.startswith(SOURCES) or in_finalizer(frame):
+                return None
+            # Not at `with`: a line is told there again before the lock is given back, where no handler runs.
+            line = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
+            if event == "line" and not line.startswith("with "):
+                self.left -= 1
+                if self.left == 0:
+                    self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                    raise KeyboardInterrupt
+            return self.trace
+
+    def inject(k, work):
+        '''Whether there was a k-th line. Whoever has swallowed the interrupt is a fault.'''
+        injector = Injector(k)
+        try:
+            sys.settrace(injector.trace)
+            work()
+        except KeyboardInterrupt:
+            pass
+        else:
+            sys.settrace(None)
+            assert injector.left > 0, "swallowed at " + injector.where
+            return ""
+        finally:
+            sys.settrace(None)
+        return injector.where
+
+    conveyor.init()
+    conveyor.get(Actor.remote().pid.remote())
+    conveyor.shutdown()
+    BODY
+"""
+
+
+def program(body):
+    lines = body.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    body = "\n".join("    " + line[indent:] for line in lines).lstrip()
+    return PROGRAM.replace("BODY", body)
+
+
+def test_a_shutdown_that_is_interrupted_at_any_line(scripts):
+    body = """
+        before = state()
+        k, where = 0, "none"
+        while where:
+            k += 1
+            conveyor.init()
+            actor = Actor.remote()
+            pid = conveyor.get(actor.pid.remote())
+            where = inject(k, conveyor.shutdown)
+            conveyor.shutdown()
+            assert state() == before, (k, where, state(), before)
+            assert not psutil.pid_exists(pid), (k, where)
+            assert not conveyor.is_initialized()
+        print("interrupted" if k > 20 else k)
+    """
+    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+    assert scripts.stderr == ""
+
+
+def test_a_session_after_a_shutdown_that_was_interrupted_at_any_line(scripts):
+    body = """
+        before = state()
+        k, where = 0, "none"
+        while where:
+            k += 1
+            conveyor.init(ignore_reinit_error=True)
+            where = inject(k, conveyor.shutdown)
+            conveyor.init(ignore_reinit_error=True)
+            assert conveyor.get(Actor.remote().pid.remote()) != os.getpid(), (k, where)
+        conveyor.shutdown()
+        assert state() == before, (state(), before)
+        print("went on" if k > 20 else k)
+    """
+    assert scripts.run(program(body), timeout=120) == "went on\n"
+
+
+def test_a_start_that_is_interrupted_at_any_line(scripts):
+    body = """
+        before = state()
+        k, where = 0, "none"
+        while where:
+            k += 1
+            where = inject(k, conveyor.init)
+            conveyor.shutdown()
+            assert state() == before, (k, where, state(), before)
+        print("interrupted" if k > 20 else k)
+    """
+    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+
+
+def test_an_actor_whose_start_is_interrupted_at_any_line(scripts):
+    body = """
+        before = state()
+        conveyor.init()
+        first = Actor.remote()
+        conveyor.get(first.pid.remote())
+        k, where, begun = 0, "none", time.monotonic()
+        while where:
+            k += 1
+            where = inject(k, Actor.remote)
+        assert conveyor.get(Actor.remote().pid.remote()) != os.getpid()
+        del first
+        conveyor.shutdown()
+        assert state() == before, (state(), before)
+        print("interrupted" if k > 50 else k)
+    """
+    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+
+
+STORM = """
+    import random
+    rng = random.Random(SEED)
+    shots = 0
+
+    def handler(number, frame):
+        global shots
+        if shots:
+            shots -= 1
+            raise KeyboardInterrupt
+
+    def end():
+        while conveyor.is_initialized() or shots:
+            try:
+                conveyor.shutdown()
+            except KeyboardInterrupt:
+                pass
+
+    signal.signal(signal.SIGALRM, handler)
+    before = state()
+    for _ in range(12):
+        conveyor.init()
+        actor = Actor.remote()
+        pid = conveyor.get(actor.pid.remote())
+        signal.setitimer(signal.ITIMER_REAL, rng.random() * 0.01 + 1e-5, 0.0001 + rng.random() * 0.002)
+        shots = 20
+        while shots or conveyor.is_initialized():
+            try:
+                end()
+            except KeyboardInterrupt:  # between the lines of this program
+                pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert state() == before, (state(), before)
+        assert not psutil.pid_exists(pid)
+    print("calm again")
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_storm_of_interrupts_ends_the_session(scripts, seed):
+    body = STORM.replace("SEED", str(seed))
+    assert scripts.run(program(body), timeout=120) == "calm again\n"
+
+
+def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
+    body = """
+        @conveyor.remote
+        class Slow:
+            def pid(self):
+                return os.getpid()
+            def __conveyor_exit__(self):
+                open("ending", "w").close()
+                time.sleep(60)
+
+        def interrupt():
+            while not os.path.exists("ending"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        before = state()
+        conveyor.init(grace_seconds=50)
+        actor = Slow.remote()
+        pid = conveyor.get(actor.pid.remote())
+        threading.Thread(target=interrupt).start()
+        begun = time.monotonic()
+        try:
+            conveyor.shutdown()
+        except KeyboardInterrupt:
+            assert time.monotonic() - begun < 20
+        else:
+            raise AssertionError("not interrupted")
+        assert not psutil.pid_exists(pid)
+        assert state() == before, (state(), before)
+        print("ended")
+    """
+    assert scripts.run(program(body)) == "ended\n"
+
+
+def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
+    # The main thread, which it has interrupted, holds a lock that the end needs.
+    body = """
+        from conveyor.exceptions import ConveyorError
+        from conveyor.runtime.driver.actors import Actors
+
+        before = state()
+        ended = []
+
+        def trace(frame, event, arg):
+            if frame.f_code is not Actors.start.__code__:
+                return None
+            if event == "line" and not ended and frame.f_locals["self"].lock._is_owned():
+                ended.append(frame.f_lineno)
+                conveyor.shutdown()
+            return trace
+
+        conveyor.init()
+        sys.settrace(trace)
+        try:
+            actor = Actor.remote()
+        except ConveyorError:
+            pass
+        sys.settrace(None)
+        assert ended
+        limit = time.monotonic() + 20
+        while state()[1:] != before[1:]:
+            assert time.monotonic() < limit, (state(), before)
+            time.sleep(0.01)
+        print("ended")
+    """
+    assert scripts.run(program(body)) == "ended\n"
+
+
+def test_a_ctrl_c_in_the_first_pickling_tells_of_nothing_else(scripts):
+    body = """
+        from conveyor.channel import pickling
+
+        def interrupted(*args):
+            raise KeyboardInterrupt
+
+        pickling.drop_picklers()
+        pickling._full_pickler = interrupted
+        try:
+            pickling.dump(lambda: 1, None)
+        except KeyboardInterrupt as error:
+            assert error.__context__ is None, error.__context__
+            print("alone")
+    """
+    assert scripts.run(program(body)) == "alone\n"
