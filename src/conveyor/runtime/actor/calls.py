@@ -212,15 +212,13 @@ class Calls:
         if self.coroutines is not None and is_async:
             coroutines = self.coroutines
             self._count(1)
+            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
             mailbox.running[tag] = coroutines.start_call(
-                lambda does: self._call_async(
+                self._call_async(
                     coroutines, does, mailbox, tag, name, method, args, kwargs, num_returns
                 ),
                 lambda task: self._ended(mailbox, tag, task),
-                mailbox.caller,
-                tag,
-                self._instance.name,
-                name,
+                does,
             )
         elif self.pool is not None:
             self._submit(mailbox, tag, name, method, args, kwargs, num_returns)

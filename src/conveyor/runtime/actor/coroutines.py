@@ -20,6 +20,9 @@ _FEW = 16
 class Coroutines:
     """What runs on it. Made on the loop."""
 
+    #: What a call is here, for who starts one: asyncio, which it needs, is slow to import.
+    new_call = Call
+
     def __init__(self, inbox: _core.Inbox, lanes: Lanes, max_concurrency: int | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
@@ -52,18 +55,14 @@ class Coroutines:
 
     def start_call(
         self,
-        make: Callable[[Activity], Coroutine[Any, Any, Any]],
+        coroutine: Coroutine[Any, Any, Any],
         ended: Callable[[asyncio.Task[Any]], None],
-        caller: tuple[int, int],
-        number: int,
-        actor: str,
-        method: str,
+        does: Call,
     ) -> asyncio.Task[Any]:
         """Run a call's coroutine, which says when it has got one of the ``slots`` (:meth:`begin_call`)."""
-        does = Call(caller, number, actor, method)
-        if self.slots.locked():
+        if len(self._tasks) >= self._max_concurrency and self.slots.locked():
             self._awaits.stir()
-        return self._start(make(does), ended, does)
+        return self._start(coroutine, ended, does)
 
     def begin_call(self, does: Activity) -> None:
         activity.set(does)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -263,19 +264,25 @@ def find_method(
     coroutine functions ``name#acall``), which calls its first argument, and ``__ray_call__``, which
     calls its first argument with the instance.
     """
-    name, _, operation = name.rpartition("#") if "#" in name else (name, "", "")
-    if operation == "call":
-        return _call, False
-    if operation == "acall":
-        return _call_later, True
-    if operation:
+    if "#" in name:
+        name, _, operation = name.rpartition("#")
+        if operation == "call":
+            return _call, False
+        if operation == "acall":
+            return _call_later, True
         return generators.operation(find_method(instance, generators, name)[0], operation)
     if name == RAY_CALL:
         return functools.partial(_call_with, instance), False
     method = getattr(instance, name, None)
     if not callable(method):
         raise GraphError(f"{type(instance).__name__} has no method {name!r}")
-    return method, inspect.iscoroutinefunction(method)
+    if type(method) is types.MethodType:
+        return method, _is_async(method.__func__)
+    return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
+
+
+#: Of the functions of classes. Python takes longer to say it than many a call does.
+_is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
