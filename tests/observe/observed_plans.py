@@ -61,3 +61,15 @@ def plans(draw: st.DrawFn) -> Plan:
         values += parts
     ends = list(loose.values())
     return lower(ends[0] if len(ends) == 1 else MultiOutputNode(ends), Config())
+
+
+def layered(depth: int, width: int) -> Plan:
+    """``depth`` layers of ``width`` tasks, each of which uses two of the layer before."""
+    actors = [Actor(i, f"a{i}") for i in range(8)]
+    inp = InputNode()
+    layer: list[Any] = [call(actors[i % 8], "f", inp) for i in range(width)]
+    for _ in range(1, depth):
+        layer = [
+            call(actors[i % 8], "f", layer[i], layer[(i * 7 + 3) % width]) for i in range(width)
+        ]
+    return lower(MultiOutputNode(layer), Config())

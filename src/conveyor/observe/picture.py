@@ -1,4 +1,4 @@
-"""A picture as shapes: what the writers of SVG and PNG both draw."""
+"""A picture as shapes, which the writer of SVG draws."""
 
 from __future__ import annotations
 

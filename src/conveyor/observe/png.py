@@ -1,32 +1,46 @@
-"""A picture as PNG, with nothing but zlib."""
+"""A picture as PNG, which resvg draws of its SVG."""
 
 from __future__ import annotations
 
-import struct
-import zlib
+from functools import cache
 
-from conveyor.observe.picture import Picture
-from conveyor.observe.raster import rasterise
+from conveyor.observe.palette import INK
+from conveyor.observe.picture import Picture, Text
+from conveyor.observe.svg import write_svg
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+#: A picture has two pixels for each unit of length, but never more than so many.
+_ZOOM, _MOST_PIXELS = 2.0, 12_000_000
 
 
 def write_png(picture: Picture) -> bytes:
-    """The bytes of a PNG file: 8 bits for each of red, green and blue."""
-    canvas = rasterise(picture)
-    stride = canvas.width * 3
-    packer = zlib.compressobj(6)
-    packed = bytearray()
-    pixels = memoryview(canvas.pixels)
-    for start in range(0, len(pixels), stride):
-        packed += packer.compress(b"\0")  # the row's filter: none
-        packed += packer.compress(pixels[start : start + stride])
-    packed += packer.flush()
-    header = struct.pack(">IIBBBBB", canvas.width, canvas.height, 8, 2, 0, 0, 0)
-    return b"".join(
-        (_SIGNATURE, _chunk(b"IHDR", header), _chunk(b"IDAT", bytes(packed)), _chunk(b"IEND", b""))
-    )
+    """The bytes of a PNG file.
+
+    Raises:
+        ImportError: resvg-py is not installed.
+        RuntimeError: this machine has no font to write with.
+    """
+    if not _can_write():
+        raise RuntimeError(
+            "no font was found to write a PNG with: install one (the package fonts-dejavu-core, say), "
+            "or use format='svg', whose text is drawn by whoever shows it"
+        )
+    return _draw(picture)
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def _draw(picture: Picture) -> bytes:
+    try:
+        import resvg_py
+    except ImportError as error:
+        raise ImportError(
+            "a PNG is drawn by the package resvg-py, which is not installed: pip install "
+            "'conveyor[png]'; or use format='svg', which needs nothing"
+        ) from error
+    zoom = min(_ZOOM, (_MOST_PIXELS / (picture.width * picture.height)) ** 0.5)
+    return bytes(resvg_py.svg_to_bytes(svg_string=write_svg(picture), zoom=zoom))
+
+
+@cache
+def _can_write() -> bool:
+    """Without any font, text is left out without a word."""
+    text = Text(1, 12, "x", 13, INK)
+    return _draw(Picture(12, 16, "", (text,))) != _draw(Picture(12, 16, "", ()))

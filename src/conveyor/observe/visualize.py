@@ -31,7 +31,7 @@ logger = logging.getLogger("conveyor")
 def visualize(
     plan: Plan,
     filename: str | os.PathLike[str] | None = "compiled_graph",
-    format: str = "png",
+    format: str = "svg",
     view: bool = False,
     channel_details: bool = False,
     schedule: bool = True,
@@ -42,17 +42,19 @@ def visualize(
         filename: the file's name without its ending, which the format gives (``.mmd`` for
             ``"mermaid"``); an existing file is replaced. ``None`` writes no file. Of no meaning
             for ``"ascii"``, which goes into no file.
-        format: ``"png"``, ``"svg"``, ``"dot"`` or ``"gv"`` (Graphviz), ``"mermaid"``, ``"ascii"``.
+        format: ``"svg"``, ``"png"`` (with the extra ``conveyor[png]``), ``"dot"`` or ``"gv"`` (Graphviz),
+            ``"mermaid"``, ``"ascii"``.
         view: show it: a picture's file is opened as by a web browser, any other text is printed.
         channel_details: write at each edge its transport, its depth and the reason for it.
         schedule: whether to show what every actor does, in order.
 
     Returns:
-        The DOT source when a picture is written to a file or the format is ``"png"``; otherwise
-        the text of the format.
+        The DOT source when a picture is written to a file or the format is ``"png"``; otherwise the text of
+        the format.
 
     Raises:
         ValueError: there is no such format, or a picture is to be viewed without a file.
+        ImportError: PNG is asked for, and resvg-py is not installed.
         OSError: the file cannot be written.
     """
     if format not in _ENDINGS:

@@ -164,17 +164,18 @@ class CompiledGraph(ABC):
     def visualize(
         self,
         filename: str | os.PathLike[str] | None = "compiled_graph",
-        format: str = "png",
+        format: str = "svg",
         view: bool = False,
         channel_details: bool = False,
         schedule: bool = True,
     ) -> str:
         """Draw the graph and, beside it, every actor's schedule, into ``filename.format``.
 
-        format: ``"png"``, ``"svg"``, ``"dot"``, ``"mermaid"``, or ``"ascii"``, which goes into no
-            file. ``filename=None`` writes no file. ``view`` opens or prints it. Returns the DOT source
-            for pictures, else the text. Raises ``ValueError`` for an unknown format and ``OSError``
-            if the file cannot be written.
+        format: ``"svg"``, ``"png"`` (with the extra ``conveyor[png]``), ``"dot"``, ``"mermaid"``, or
+            ``"ascii"``, which goes into no file. ``filename=None`` writes no file. ``view`` opens or prints
+            it. Returns the DOT source for pictures, else the text. Raises ``ValueError`` for an unknown
+            format, ``ImportError`` for PNG without that extra, and ``OSError`` if the file cannot be
+            written.
         """
         return views.installed().draw(self.plan, filename, format, view, channel_details, schedule)
 
