@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.channel.byvalue import Reader, SentDefinitions
+from conveyor.channel.claims import Reader
 from conveyor.channel.codec import announce, decode, discard, encode
+from conveyor.channel.definitions import SentDefinitions
 from conveyor.channel.errors import append_to_message, decode_error, encode_error
 from conveyor.channel.full import arena_full
 from conveyor.channel.pickling import (

@@ -6,8 +6,8 @@ that it refers to, as one **group**. Each member of a group has a **token**, uni
 processes. A channel carries a group once, inside the first frame that needs it, and tokens from
 then on. A process that received a group may send it on: it keeps the bytes.
 
-Here is the registry of one process, and the reader's half. The writer's half, which needs
-cloudpickle, is ``fullpickle``.
+Here is the registry of one process; what a channel has carried is in ``definitions``. How a group is
+pickled, which needs cloudpickle, is in ``fullpickle``.
 """
 
 from __future__ import annotations
@@ -15,36 +15,26 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from conveyor.channel.header import Token
 from conveyor.exceptions import SerializationError
 
 __all__ = [
-    "Definition",
     "Entry",
     "Group",
-    "KnownDefinitions",
-    "Reader",
-    "SentDefinitions",
-    "definitions_of",
+    "Pin",
     "entry_of",
     "modules_in_memory",
     "name_in",
-    "pack",
+    "pin",
     "resolve",
-    "unpack",
 ]
-
-Token = bytes
-
-Reader = tuple[int, int]
-"""A process that decodes frames: its slot of the board, and which of that slot's processes it is."""
 
 
 class Group:
@@ -73,113 +63,19 @@ class Entry:
         self.group = group
 
 
-class SentDefinitions:
-    """Which groups a channel has carried. Belongs to the channel's writer."""
-
-    __slots__ = ("by_value", "groups", "readers")
-
-    def __init__(self, readers: tuple[Reader, ...] = ()) -> None:
-        # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
-        # one that is not known.
-        self.readers = readers
-        self.groups: set[Token] = set()
-        # Whether the last value needed the full pickler: a guess for the next one, nothing more.
-        self.by_value = False
-
-    def forget(self) -> None:
-        """A reader has lost a frame with definitions: they are all sent again."""
-        self.groups.clear()
-
-    def undo(self, meta: bytes) -> None:
-        """A frame with a header was encoded and will not be published: its definitions are not sent, and
-        nobody comes for its claims."""
-        definitions, _, _ = unpack(meta)
-        self.groups.difference_update(tokens[0] for tokens, _, _ in definitions)
-        self._withdraw(meta, self.readers)
-
-    def unclaimed(self, meta: bytes, left: Iterable[int]) -> None:
-        """The readers with these numbers never come for the claims of a frame with a header."""
-        self._withdraw(meta, [self.readers[i] for i in left] if self.readers else ())
-
-    def _withdraw(self, meta: bytes, readers: Sequence[Reader]) -> None:
-        from conveyor.channel import claims  # which is above
-
-        _, made, _ = unpack(meta)
-        claims.withdraw(made, readers)
-
-
-class KnownDefinitions:
-    """Which groups a channel has brought. Belongs to the channel's reader.
-
-    Holds what the writer believes to be known; the definitions can be forgotten when the last
-    channel that brought them is gone and nothing is made of them any more.
-    """
-
-    __slots__ = ("pins",)
-
-    def __init__(self) -> None:
-        self.pins: dict[Token, _Pin] = {}
-
-    def learn(self, definitions: Iterable[Definition]) -> None:
-        """Take note of the groups in a frame. Loads nothing."""
-        for tokens, payload, needs in definitions:
-            key = tokens[0]
-            if key not in self.pins:
-                self.pins[key] = _pin(tokens, payload, needs)
-
-
-Definition = tuple[tuple[Token, ...], bytes, tuple[Token, ...]]
-"""How a group looks in a frame: tokens, payload, keys of the groups it needs."""
-
-_header_size = struct.Struct("<I")
-
-
-def pack(definitions: Sequence[Definition], pickled: bytes, claims: Sequence[Any] = ()) -> bytes:
-    """The meta bytes of a frame with definitions, or with claims to refs (``channel.claims``)."""
-    header = pickle.dumps((definitions, claims), 5)
-    return b"".join((_header_size.pack(len(header)), header, pickled))
-
-
-def unpack(meta: bytes) -> tuple[Sequence[Definition], Sequence[Any], memoryview]:
-    """The definitions, the claims and the pickle in a frame's meta bytes. Runs no code of the user's."""
-    view = memoryview(meta)
-    (size,) = _header_size.unpack_from(view)
-    body = _header_size.size + size
-    definitions, claims = pickle.loads(view[_header_size.size : body])
-    return definitions, claims, view[body:]
-
-
-def definitions_of(groups: Iterable[Group], sent: SentDefinitions) -> list[Definition]:
-    """What a frame that refers to ``groups`` must carry, in the order to learn it in.
-
-    Leaves ``sent`` alone: its ``groups`` are to be updated once nothing can fail any more.
-    """
-    missing: dict[Token, Group] = {}
-
-    def visit(group: Group) -> None:
-        if group.key not in sent.groups and group.key not in missing:
-            for needed in group.needs:
-                visit(needed)
-            missing[group.key] = group
-
-    for group in groups:
-        visit(group)
-    return [(g.tokens, g.payload, tuple(n.key for n in g.needs)) for g in missing.values()]
-
-
 # The registry. Everything in it is weak, so it ends nothing and keeps nothing:
 # an object keeps its group (through its entry), a known channel keeps the group and the objects.
 
 _entries: dict[int, Entry] = {}
 _refs: dict[Token, weakref.ref[Any]] = {}
 _groups: weakref.WeakValueDictionary[Token, Group] = weakref.WeakValueDictionary()
-_pins: weakref.WeakValueDictionary[Token, _Pin] = weakref.WeakValueDictionary()
+_pins: weakref.WeakValueDictionary[Token, Pin] = weakref.WeakValueDictionary()
 _lock = threading.RLock()  # a collection while it is held may run a finalizer that encodes
 _prefix = os.urandom(8)
 _counter = itertools.count(1)
 
 
-class _Pin:
+class Pin:
     """Keeps a received group and, once it is loaded, its objects."""
 
     __slots__ = ("__weakref__", "group", "objects")
@@ -189,7 +85,8 @@ class _Pin:
         self.objects = tuple(live(token) for token in group.tokens)
 
 
-def _pin(tokens: tuple[Token, ...], payload: bytes, needs: tuple[Token, ...]) -> _Pin:
+def pin(tokens: tuple[Token, ...], payload: bytes, needs: tuple[Token, ...]) -> Pin:
+    """Take note of a group that a channel has brought. It stays as long as this is held."""
     key = tokens[0]
     with _lock:
         group = _groups.get(key)
@@ -202,10 +99,10 @@ def _pin(tokens: tuple[Token, ...], payload: bytes, needs: tuple[Token, ...]) ->
             group = Group(tokens, payload, needed)
             for token in tokens:
                 _groups[token] = group
-        pin = _pins.get(key)
-        if pin is None:
-            pin = _pins[key] = _Pin(group)
-        return pin
+        held = _pins.get(key)
+        if held is None:
+            held = _pins[key] = Pin(group)
+        return held
 
 
 def new_token() -> Token:

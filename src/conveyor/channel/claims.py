@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-from conveyor.channel import byvalue
-from conveyor.channel.byvalue import Reader
+from conveyor.channel.header import unpack
 
 Claim: TypeAlias = Any
+
+Reader = tuple[int, int]
+"""A process that decodes frames: its slot of the board, and which of that slot's processes it is."""
 
 #: Among a pickler's notes: by the id of a ref, the ref and its claim.
 CLAIMS = "claims"
@@ -49,13 +51,13 @@ def install(keeper: Keeper) -> None:
 def take(meta: bytes) -> Sequence[Any]:
     """The refs that the value with these meta bytes (of ``DEFINING``) refers to: to be held as long as it
     may be decoded."""
-    _, claims, _ = byvalue.unpack(meta)
+    _, claims, _ = unpack(meta)
     return () if _keeper is None or not claims else _keeper.take(claims)
 
 
 def give_up(meta: bytes) -> None:
     """This process, which is a reader of the value with these meta bytes, will not decode it."""
-    _, claims, _ = byvalue.unpack(meta)
+    _, claims, _ = unpack(meta)
     if claims and _keeper is not None:
         _keeper.give_up(claims)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from conveyor.channel import arrays, claims, pickling, tensors
 from conveyor.channel.arrays import ARRAY
-from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
+from conveyor.channel.definitions import KnownDefinitions, SentDefinitions
 from conveyor.channel.pickling import DEFINING, FLAG_DEFINITIONS, FLAG_REFS, PICKLE, Encoded
 from conveyor.channel.tensors import TENSOR
 from conveyor.exceptions import SerializationError

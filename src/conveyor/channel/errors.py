@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import conveyor.exceptions
 from conveyor import _core
-from conveyor.channel.byvalue import KnownDefinitions
+from conveyor.channel.definitions import KnownDefinitions
 from conveyor.channel.faults import is_fault
 from conveyor.channel.pickling import dumps_by_value, loads
 from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from conveyor.channel import byvalue, claims
-from conveyor.channel.byvalue import KnownDefinitions, SentDefinitions
+from conveyor.channel.definitions import KnownDefinitions, SentDefinitions, definitions_of
 from conveyor.channel.faults import is_fault
+from conveyor.channel.header import pack, unpack
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         else:
             if not made:
                 return PICKLE, 0, meta, buffers
-            meta = byvalue.pack((), meta, [claim for _, claim in made.values()])
+            meta = pack((), meta, [claim for _, claim in made.values()])
             return DEFINING, FLAG_DEFINITIONS | FLAG_REFS, meta, buffers
         return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
@@ -282,7 +283,7 @@ def _dump_fully(
     definitions = None
     for key in pickler.groups:
         if key not in sent.groups:
-            definitions = byvalue.definitions_of(pickler.groups.values(), sent)
+            definitions = definitions_of(pickler.groups.values(), sent)
             break
     by_value = pickler.by_value
     flags = FLAG_BOUND if pickler.groups else 0
@@ -294,7 +295,7 @@ def _dump_fully(
         return PICKLE, flags, meta, buffers
     if made:
         flags |= FLAG_REFS
-    meta = byvalue.pack(definitions or (), meta, [claim for _, claim in (made or {}).values()])
+    meta = pack(definitions or (), meta, [claim for _, claim in (made or {}).values()])
     sent.groups.update(tokens[0] for tokens, _, _ in definitions or ())
     return DEFINING, flags | FLAG_DEFINITIONS, meta, buffers
 
@@ -381,7 +382,7 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     else:
         pickled = b"".join(fast.parts)
         if not any(pattern in pickled for pattern in _by_value_patterns):
-            return byvalue.pack((), pickled)
+            return pack((), pickled)
     full = _full_pickler(out_of_band=False)
     full.notes[SENT] = sent
     if claims.CLAIMS in fast.notes:
@@ -396,8 +397,8 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
         if not is_fault(error):
             raise
         full = _try_again(value, sent, out_of_band=False)
-    definitions = byvalue.definitions_of(full.groups.values(), sent)
-    data = byvalue.pack(definitions, full.payload())
+    definitions = definitions_of(full.groups.values(), sent)
+    data = pack(definitions, full.payload())
     sent.groups.update(tokens[0] for tokens, _, _ in definitions)
     return data
 
@@ -430,7 +431,7 @@ def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
 
 def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
     """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
-    definitions, _, pickled = byvalue.unpack(meta)
+    definitions, _, pickled = unpack(meta)
     (_known_to_all if known is None else known).learn(definitions)
     return pickled
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.channel.byvalue import SentDefinitions
 from conveyor.channel.codec import decode, encode
+from conveyor.channel.definitions import SentDefinitions
 
 
 @dataclass(frozen=True, slots=True)

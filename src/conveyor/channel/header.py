@@ -1,0 +1,33 @@
+"""The header of a frame's meta bytes: what the frame defines, and which refs its value has."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Definition", "Token", "pack", "unpack"]
+
+Token = bytes
+"""Stands for a class or function that was defined by value; see ``byvalue``."""
+
+Definition = tuple[tuple[Token, ...], bytes, tuple[Token, ...]]
+"""How a group looks in a frame: tokens, payload, keys of the groups it needs."""
+
+_header_size = struct.Struct("<I")
+
+
+def pack(definitions: Sequence[Definition], pickled: bytes, claims: Sequence[Any] = ()) -> bytes:
+    """The meta bytes of a frame with definitions, or with claims to refs (``channel.claims``)."""
+    header = pickle.dumps((definitions, claims), 5)
+    return b"".join((_header_size.pack(len(header)), header, pickled))
+
+
+def unpack(meta: bytes) -> tuple[Sequence[Definition], Sequence[Any], memoryview]:
+    """The definitions, the claims and the pickle in a frame's meta bytes. Runs no code of the user's."""
+    view = memoryview(meta)
+    (size,) = _header_size.unpack_from(view)
+    body = _header_size.size + size
+    definitions, claims = pickle.loads(view[_header_size.size : body])
+    return definitions, claims, view[body:]
