@@ -10,7 +10,7 @@ from conveyor.api.methods import Entry, Table, check_num_returns, make_table
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.calls.generators import RAY_CALL
+from conveyor.runtime.calls.methods import RAY_CALL
 from conveyor.runtime.protocol import ActorId, MethodInfo, Runtime
 
 

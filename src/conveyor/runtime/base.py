@@ -15,8 +15,9 @@ from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime import threads
-from conveyor.runtime.calls.generators import CallStream, Incarnation, Key
+from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.streams import CallStream, Incarnation
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId

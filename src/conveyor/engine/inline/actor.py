@@ -15,7 +15,8 @@ from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.exit_hook import call_exit_hook
-from conveyor.runtime.calls.generators import OpenGenerators, find_method
+from conveyor.runtime.calls.generators import OpenGenerators
+from conveyor.runtime.calls.methods import find_method
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.protocol import ActorId, MethodInfo

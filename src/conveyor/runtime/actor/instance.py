@@ -8,7 +8,8 @@ from typing import Any
 from conveyor.channel import decode_error, encode_error
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook
-from conveyor.runtime.calls.generators import OpenGenerators, find_method
+from conveyor.runtime.calls.generators import OpenGenerators
+from conveyor.runtime.calls.methods import find_method
 
 
 class Instance:

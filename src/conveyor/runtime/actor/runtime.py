@@ -25,8 +25,9 @@ from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Kept, keep
-from conveyor.runtime.calls.generators import Incarnation, Key
+from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.streams import Incarnation
 from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor

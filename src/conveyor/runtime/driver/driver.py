@@ -26,8 +26,9 @@ from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import context, ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
-from conveyor.runtime.calls.generators import Incarnation, Key
+from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.streams import Incarnation
 from conveyor.runtime.driver.actors import BOARD_SLOTS, Actors
 from conveyor.runtime.driver.birth import DRIVER_SLOT
 from conveyor.runtime.driver.engine import Engine

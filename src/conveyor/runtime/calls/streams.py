@@ -1,0 +1,178 @@
+"""The caller's side of a generator method that is called, and not a task of a graph.
+
+Such a call is several on the wire: ``method#open`` with a key and the arguments, then ``method#next``
+(``method#anext`` for an asynchronous generator) for each item, one ahead of who takes them, and
+``method#close``. The items stay with the actor until they are asked for (``calls.generators``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from conveyor import _core
+from conveyor.runtime.calls.generators import Key
+from conveyor.runtime.process import Process
+from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
+from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.waiting.works import Blockers
+
+
+class Incarnation(Protocol):
+    """Leads to an actor as it is now, and to nothing that comes after its death."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether every call raises why."""
+
+    def call(
+        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> Any:
+        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
+
+
+class Caller(Protocol):
+    """Whoever calls: the driver, or an actor."""
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def stream_numbers(self) -> Iterator[int]:
+        """Each names one of its streams."""
+
+    def will(self, work: Callable[[], object]) -> _core.Will:
+        """Have ``work()`` done once what holds the result is garbage."""
+
+    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
+        """Nobody takes the items any more; :meth:`close_dropped_streams` closes the generator."""
+
+    def close_dropped_streams(self) -> None:
+        """Close the generators whose items nobody takes any more."""
+
+    def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
+        """Close a generator: nobody takes its items any more."""
+
+
+class CallStream(StreamRef):
+    """The items of one call."""
+
+    __slots__ = (
+        "_actor_name",
+        "_ahead",
+        "_cancelled",
+        "_error",
+        "_key",
+        "_link",
+        "_method",
+        "_next",
+        "_opened",
+        "_over",
+        "_runtime",
+        "_will",
+    )
+
+    def __init__(
+        self,
+        runtime: Caller,
+        link: Incarnation,
+        actor_name: str,
+        method: str,
+        is_async: bool,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._over = False
+        self._cancelled = False
+        # Of asking for the item after the last that was given.
+        self._error: BaseException | None = None
+        self._key: Key = (runtime.process.slot, next(runtime.stream_numbers))
+        self._runtime = runtime
+        # The generator is in the process at its other end: one that comes after that has none.
+        self._link = link
+        self._actor_name = actor_name
+        self._method = method
+        self._next = f"{method}#{'anext' if is_async else 'next'}"
+        # The generator may go on although its items can come no more: whatever happens here from now on, it
+        # is closed once this is garbage.
+        close = functools.partial(runtime.close_stream, link, method, self._key)
+        self._will = runtime.will(close)
+        try:
+            opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
+        except Exception:  # it was not opened
+            self._will.revoke()
+            raise
+        super().__init__(opened._source)
+        self._opened: Ref | None = opened
+        self._ahead: Ref = self._ask()
+
+    def _ask(self) -> Ref:
+        ref: Ref = self._link.call(self._next, (self._key,), {})
+        return ref
+
+    def _look(self) -> Any:
+        if self._over:
+            raise StopIteration
+        if self._cancelled:
+            raise cancelled_error(f"{self._actor_name}.{self._method}")
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if not self._ahead.done():
+            return EMPTY
+        # What they raise stays theirs: kept here, its frames would keep all that its catchers had.
+        if self._opened is not None:
+            self._opened.get()
+            self._opened = None
+        found = self._ahead.get()
+        if found is None:
+            self._over = True
+            self._will.revoke()
+            raise StopIteration
+        try:
+            self._ahead = self._ask()
+        except Exception as error:  # comes after this item
+            self._error = error
+        return found[0]
+
+    def _is_there(self) -> bool:
+        ended = self._over or self._cancelled or self._error is not None
+        return ended or self._ahead.done()
+
+    def cancel(self) -> bool:
+        ahead = self._ahead
+        if self._over or self._cancelled or self._error is not None:
+            return False
+        if not ahead.cancel() and not _is_item(ahead):
+            return False
+        if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
+            self._opened.cancel()
+        self._cancelled = True
+        self._will.revoke()
+        self._runtime.drop_stream(self._link, self._method, self._key)
+        self._runtime.close_dropped_streams()
+        return True
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def parts(self) -> tuple[Ref, ...]:
+        return (self._ahead,) if self._opened is None else (self._opened, self._ahead)
+
+    def _blockers(self, question: int) -> Blockers | None:
+        return blockers_of(self, question)
+
+    def _describe(self) -> str:
+        return f"the next item of {self._actor_name}.{self._method}"
+
+    def _doing(self) -> str:
+        doing: str = self._source.doing()
+        return doing
+
+
+def _is_item(ahead: Ref) -> bool:
+    """Whether what has come is an item: neither the generator's end nor its error."""
+    try:
+        return ahead.get() is not None
+    except Exception:
+        return ahead._outcome is EMPTY  # it is there, and could not be had just now
