@@ -12,7 +12,8 @@ define install
 	@mkdir -p build; $(PIP) -v $(1) 2>&1 | tee $(LOG) | sed -un \
 		-e 's/^ *\(\[[0-9]*\/[0-9]*\] \)/  \1/p' -e 's/^ *\(Downloading .*\)/  \1/p' || { cat $(LOG); exit 1; }
 endef
-EDITABLE := --no-build-isolation -e
+# The native core that the tests run has its asserts (DEBUG=1); anything else runs it without.
+EDITABLE = --no-build-isolation -C cmake.define.CONVEYOR_DEBUG=$(if $(DEBUG),ON,OFF) -e
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -112,6 +113,7 @@ pythons:
 # The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
 NATIVE_LOG := build/native-tests.log
 
+test: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env JOBS=1 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \

@@ -457,8 +457,8 @@ def test_what_cannot_be_brought_back():
 
 def test_an_actor_dies_again_during_the_restart(tmp_path):
     log = str(tmp_path / "log")
-    Path(log).write_text("xx")
-    unlucky = Unlucky.remote(log, 2)
+    Path(log).write_text("xxxx")
+    unlucky = Unlucky.remote(log, 4)
     with chain(unlucky.echo).compile() as graph:
         assert get(graph.execute(1)) == 1
         os.truncate(log, 0)
@@ -466,9 +466,12 @@ def test_an_actor_dies_again_during_the_restart(tmp_path):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             use(graph)
-        for _ in range(2):
+        refused = 0
+        while os.path.getsize(log) < 4:
             with pytest.raises(ActorDiedError, match="code 9"):
                 restart_and_use(graph)
+            refused += 1
+        assert refused >= 2  # a use may begin anew by itself, and that may be one of them
         graph.restart()
         assert get(graph.execute(2)) == 2
 

@@ -79,7 +79,8 @@ class Laying:
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.bits.take())
-            layout = lay_out(self._plan, places, self._config.slot_bytes, self._config.fail_fast)
+            slot_bytes, fail_fast = self._config.slot_bytes, self._config.fail_fast
+            layout = lay_out(self._plan, places, len(self.labels), slot_bytes, fail_fast)
             self._load(records, places, layout, first)
         except BaseException as error:
             self._leave(records, places)

@@ -156,8 +156,11 @@ class Layout:
         return tuple(sorted(slots))
 
 
-def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int, fail_fast: bool) -> Layout:
-    """Make the graph's segment and say who holds which end. ``places`` includes the driver's."""
+def lay_out(
+    plan: Plan, places: dict[int, Place], tasks: int, slot_bytes: int, fail_fast: bool
+) -> Layout:
+    """Make the graph's segment and say who holds which end. ``places`` includes the driver's; ``tasks`` is
+    how many the graph has, which the driver is not shown where an actor executes it."""
     stride = -(-slot_bytes // 64) * 64
     offsets: list[int] = []
     top = 0
@@ -169,7 +172,7 @@ def lay_out(plan: Plan, places: dict[int, Place], slot_bytes: int, fail_fast: bo
             )
         offsets.append(top)
         top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
-    limits = LimitsPlace(top, _slots(plan.depth), len(plan.tasks))
+    limits = LimitsPlace(top, _slots(plan.depth), tasks)
     top += _core.Limits.bytes(limits.sets, limits.tasks)
     failures = FailureRings(
         top,
