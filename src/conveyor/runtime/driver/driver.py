@@ -169,8 +169,13 @@ class Driver(CallingRuntime):
         self.actors.kill(actor, no_restart, graceful)
 
     def retain(self, actor: ActorId) -> object:
+        release = partial(self.actors.release, actor)
         self.actors.retain(actor)
-        return self.will(partial(self.actors.release, actor))
+        try:
+            return self.will(release)
+        except BaseException:  # no memory: there will be no handle
+            self._throw_away(release)
+            raise
 
     def share(self, actor: ActorId) -> None:
         self.actors.share(actor)
