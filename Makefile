@@ -113,7 +113,7 @@ pythons:
 # The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
 NATIVE_LOG := build/native-tests.log
 
-test: DEBUG := 1
+test quick pytest: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env JOBS=1 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \

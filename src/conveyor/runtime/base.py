@@ -155,7 +155,6 @@ class CallingRuntime:
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
         self.stream_numbers = itertools.count()
-        self._dropped_streams: deque[tuple[Incarnation, str, Key]] = deque()
         # What is left to be done for objects that are garbage: no finalizer in Python has noted it, so none
         # could swallow Ctrl-C.
         self._wills: deque[Callable[[], object]] = deque()
@@ -222,24 +221,8 @@ class CallingRuntime:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> CallStream:
-        self.close_dropped_streams()
-        return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
-
-    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        """Nobody takes the items any more; :meth:`close_dropped_streams` closes the generator."""
-        if not link.gone:  # the session may have ended, and nobody would come for the note
-            self._dropped_streams.append((link, method, key))
-
-    def close_dropped_streams(self) -> None:
-        """Close the generators whose items nobody takes any more."""
         self.carry_out_wills()
-        while self._dropped_streams:
-            try:
-                link, method, key = self._dropped_streams.popleft()
-            except IndexError:
-                return
-            with suppress(ConveyorError):  # its actor is gone, and the generator with it
-                self.close_stream(link, method, key)
+        return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""

@@ -81,9 +81,7 @@ def goes_on(pid: int) -> bool | None:
         if b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status"):
             return False
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (
-        OSError
-    ):  # it is a zombie, or there is no /proc: then nothing can be said, and nothing is done
+    except OSError:  # a zombie, or there is no /proc: nothing can be said, and nothing is done
         return False
     unclear = False
     for thread in threads:

@@ -25,9 +25,7 @@ from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.requests import RequestClient
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Kept, keep
-from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.calls.streams import Incarnation
 from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
@@ -250,10 +248,6 @@ class ActorRuntime(CallingRuntime):
         self._let_go(number, True)
         return []
 
-    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        super().drop_stream(link, method, key)
-        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
-
     def drop(self, number: int) -> None:
         self._garbage.append(number)
         # The main loop calls `tidy` for that.
@@ -268,7 +262,7 @@ class ActorRuntime(CallingRuntime):
             for index, link in list(self.links.items()):
                 if link.gone and not link.has_pending:
                     self.links.pop(index, None)  # refs of its calls keep it as long as they need it
-        self.close_dropped_streams()
+        self.carry_out_wills()
         while self._garbage:
             try:
                 number = self._garbage.popleft()

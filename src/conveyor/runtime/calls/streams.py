@@ -45,11 +45,8 @@ class Caller(Protocol):
     def will(self, work: Callable[[], object]) -> _core.Will:
         """Have ``work()`` done once what holds the result is garbage."""
 
-    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        """Nobody takes the items any more; :meth:`close_dropped_streams` closes the generator."""
-
-    def close_dropped_streams(self) -> None:
-        """Close the generators whose items nobody takes any more."""
+    def carry_out_wills(self) -> None:
+        """Do what is left to be done for those that are garbage."""
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
@@ -97,11 +94,12 @@ class CallStream(StreamRef):
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
-        self._will = runtime.will(close)
+        will = runtime.will(close)
+        self._will: _core.Will | None = will
         try:
             opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
         except Exception:  # it was not opened
-            self._will.revoke()
+            will.revoke()
             raise
         super().__init__(opened._source)
         self._opened: Ref | None = opened
@@ -127,7 +125,8 @@ class CallStream(StreamRef):
         found = self._ahead.get()
         if found is None:
             self._over = True
-            self._will.revoke()
+            if self._will is not None:
+                self._will.revoke()
             raise StopIteration
         try:
             self._ahead = self._ask()
@@ -148,9 +147,8 @@ class CallStream(StreamRef):
         if self._opened is not None:  # the actor may be busy: nobody has to wait until it begins
             self._opened.cancel()
         self._cancelled = True
-        self._will.revoke()
-        self._runtime.drop_stream(self._link, self._method, self._key)
-        self._runtime.close_dropped_streams()
+        self._will = None  # as if this were garbage
+        self._runtime.carry_out_wills()
         return True
 
     def cancelled(self) -> bool:

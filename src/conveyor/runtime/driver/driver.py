@@ -26,9 +26,7 @@ from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import context, ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
-from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.calls.streams import Incarnation
 from conveyor.runtime.driver.actors import BOARD_SLOTS, Actors
 from conveyor.runtime.driver.birth import DRIVER_SLOT
 from conveyor.runtime.driver.engine import Engine
@@ -258,10 +256,6 @@ class Driver(CallingRuntime):
         laying = self._layings.pop(number, None)
         return [] if laying is None else [*laying.unload()]
 
-    def drop_stream(self, link: Incarnation, method: str, key: Key) -> None:
-        super().drop_stream(link, method, key)
-        self._throw_away(self.close_dropped_streams)
-
     def drop(self, number: int) -> None:
         self._throw_away(lambda: self.unlay(number))
 
@@ -385,7 +379,6 @@ class Driver(CallingRuntime):
         self._layings.clear()
         self._garbage.clear()
         self._unsaid.clear()
-        self._dropped_streams.clear()
         self._wills.clear()
 
     def _close_descriptors(self) -> None:
