@@ -79,7 +79,8 @@ class Hold {
 // How many holds there are.
 size_t live_holds();
 // What that thread does, whenever a child has ended: whatever only waited for it. False if no child is left
-// to wait for, and the thread ends.
+// to wait for, and the thread ends. Nobody else may in a process that has the thread: it would sleep for ever
+// on descriptors that were closed behind it.
 bool release_unpinned();
 void install_fork_handlers();
 

@@ -90,6 +90,16 @@ void guarded(const char* name, Body&& body) {
   }
 }
 
+// Waits until `condition` holds; false after 10 s.
+template <class Condition>
+bool soon(Condition&& condition) {
+  for (int i = 0; i < 10'000; ++i) {
+    if (condition()) return true;
+    ::usleep(1'000);
+  }
+  return false;
+}
+
 // A forked process that runs `body` and ends; ended with this one.
 class Child {
  public:

@@ -60,15 +60,6 @@ struct Setup {
   }
 };
 
-// Waits until `condition` holds; false after 10 s.
-bool soon(const std::function<bool()>& condition) {
-  for (int i = 0; i < 10'000; ++i) {
-    if (condition()) return true;
-    ::usleep(1'000);
-  }
-  return false;
-}
-
 size_t mappings() {
   FILE* file = std::fopen("/proc/self/maps", "r");
   REQUIRE(file != nullptr);
@@ -638,16 +629,16 @@ TEST(what_is_idle_goes_back_by_itself) {
   CHECK(peer.memory() >= 35 * kMiB);
   CHECK_EQ(s.board->header()->memory.bytes.load(), peer.arena.bytes_touched());
   // The thread sleeps while nothing is free.
-  CHECK(soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+  CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
   held.clear();
   peer.arena.release(made);
   const uint64_t start = now_ns();
-  CHECK(soon([&] { return peer.memory() < 2 * kMiB; }));
+  CHECK(check::soon([&] { return peer.memory() < 2 * kMiB; }));
   CHECK(now_ns() - start > 200'000'000);  // not at once: what is used again is warm
   CHECK_EQ(s.board->slot(0)->memory.load(), peer.arena.bytes_touched());
   kept.reset();
   peer.arena.give_back_soon();
-  CHECK(soon([&] { return peer.memory() == 0; }));
+  CHECK(check::soon([&] { return peer.memory() == 0; }));
 }
 
 // Nobody ends a lease then, and so nobody else wakes the thread.
@@ -658,10 +649,10 @@ TEST(what_is_published_for_readers_that_are_gone_goes_back_by_itself) {
   const auto publish = [&] {
     Block* block = peer.arena.allocate(kMiB);
     // The thread has looked, found nothing that is free, and sleeps.
-    CHECK(soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
+    CHECK(check::soon([&] { return s.board->slot(0)->returns.wanted.load() == 1; }));
     ::usleep(20'000);
     peer.arena.publish(block, set, 0, 7);
-    CHECK(soon([&] { return peer.memory() == 0; }));
+    CHECK(check::soon([&] { return peer.memory() == 0; }));
   };
   s.board->announce_death(1);
   s.cursors[1].end.store(1);  // left, before it took anything
@@ -920,7 +911,7 @@ TEST(nothing_is_held_where_the_file_has_been_let_go_of) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   CHECK_EQ(held->data()[0], 0);
   before.leave([] {});
-  CHECK(soon([&] { return open_descriptors() == descriptors - 1; }));
+  CHECK(check::soon([&] { return open_descriptors() == descriptors - 1; }));
 }
 
 TEST(an_arena_is_its_parent_s_in_a_forked_child) {
@@ -1020,12 +1011,12 @@ TEST(a_value_stays_while_a_forked_child_may_read_it) {
   CHECK(next != block);
   pause.go_on();
   CHECK(child.passed());
-  CHECK(soon([&] { return !s.is_out(block); }));
+  CHECK(check::soon([&] { return !s.is_out(block); }));
   s.lease(next).reset();
   CHECK(!s.is_out(next));  // it was made after the fork
   ::close(std::exchange(pause.ends[0], ::dup(2)));
   ::close(pause.ends[0]);
-  CHECK(soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
   pause.ends[0] = -1;
 }
 
@@ -1040,7 +1031,7 @@ TEST(a_child_that_ended_first_delays_nothing) {
     lease.reset();
     CHECK(!s.is_out(block));
   }
-  CHECK(soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
 }
 
 TEST(only_living_children_cost_descriptors) {
@@ -1049,7 +1040,7 @@ TEST(only_living_children_cost_descriptors) {
   auto lease = s.lease(s.publish(5'000));
   const int descriptors = open_descriptors();
   for (int i = 0; i < 50; ++i) CHECK(check::Child([] {}).passed());
-  CHECK(soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
   {
     Pause pause;
     std::vector<check::Child> children;
@@ -1058,7 +1049,7 @@ TEST(only_living_children_cost_descriptors) {
     pause.go_on();
     for (auto& child : children) CHECK(child.passed());
   }
-  CHECK(soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
 }
 
 // Whoever lowers the limit later has more of them than it says.
@@ -1077,7 +1068,7 @@ TEST(children_are_heard_of_beyond_the_limit_of_descriptors) {
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
   pause.go_on();
   for (auto& child : children) CHECK(child.passed());
-  CHECK(soon([&] { return !s.is_out(block); }));
+  CHECK(check::soon([&] { return !s.is_out(block); }));
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
@@ -1154,7 +1145,7 @@ TEST(what_is_held_in_ones_own_arena_is_private_in_a_child_too) {
     s.arena.close();  // the child needs no descriptor of it
     pause.go_on();
     CHECK(child.passed());
-    CHECK(soon([&] { return back.load(); }));
+    CHECK(check::soon([&] { return back.load(); }));
   }
 }
 
@@ -1181,7 +1172,7 @@ TEST(a_grandchild_holds_on_to_it_too) {
   CHECK(child.passed());
   CHECK(s.is_out(block));
   pause.go_on();
-  CHECK(soon([&] { return !s.is_out(block); }));
+  CHECK(check::soon([&] { return !s.is_out(block); }));
   ::close(started[0]);
   ::close(started[1]);
 }
@@ -1206,7 +1197,7 @@ TEST(each_child_has_its_own_hold) {
   CHECK(s.is_out(block));
   first_pause.go_on();
   CHECK(first.passed());
-  CHECK(soon([&] { return !s.is_out(block); }));
+  CHECK(check::soon([&] { return !s.is_out(block); }));
 }
 
 // A lease that was dropped and only waits for the first child is not the second child's to end.
@@ -1228,7 +1219,7 @@ TEST(a_child_ends_nothing_that_waits_for_another_child) {
   });
   first_pause.go_on();
   CHECK(first.passed());
-  CHECK(soon([&] { return !s.is_out(block); }));
+  CHECK(check::soon([&] { return !s.is_out(block); }));
   Block* again = s.publish(5'000);
   CHECK(again == block);
   lease = s.lease(again);
@@ -1278,5 +1269,5 @@ TEST(forks_and_leases_meet_in_any_order) {
   }
   stop.store(true);
   reader.join();
-  CHECK(soon([&] { return s.arena.give_back(kNever), s.arena.blocks_out() == 0; }));
+  CHECK(check::soon([&] { return s.arena.give_back(kNever), s.arena.blocks_out() == 0; }));
 }
