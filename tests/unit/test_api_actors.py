@@ -414,9 +414,22 @@ def test_num_returns_of_the_wrong_type(wrong, runtime):
         Echo.remote().echo.options(num_returns=wrong)
 
 
-def test_method_without_parentheses():
-    with pytest.raises(TypeError, match="used with parentheses"):
-        method(function)
+def test_method_without_parentheses_changes_nothing(runtime):
+    class Marked:
+        @method
+        def plain(self, x):
+            return x
+
+    assert Marked().plain(3) == 3
+    handle = remote(Marked).remote()
+    assert handle.plain.remote(3) == "ref1.0"
+
+
+def test_wrong_uses_of_method():
+    with pytest.raises(TypeError, match="method is used as"):
+        method(3)
+    with pytest.raises(TypeError, match="method is used as"):
+        method(function, function)
     with pytest.raises(TypeError, match="tensor_transprt"):
         method(tensor_transprt="gloo")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from conveyor.api import graphs as _graphs
 from conveyor.api.actor_class import ActorClass
-from conveyor.api.actor_handle import ActorHandle, ActorMethod
+from conveyor.api.actor_handle import ActorHandle, ActorMethod, ActorProxy
 from conveyor.api.functions import cancel, get, get_actor, kill, put, wait
 from conveyor.api.machine import (
     available_resources,
@@ -15,8 +15,8 @@ from conveyor.api.machine import (
     get_runtime_context,
     nodes,
 )
-from conveyor.api.methods import method
-from conveyor.api.remote import remote
+from conveyor.api.method import method
+from conveyor.api.remote import actor, remote
 from conveyor.api.remote_function import RemoteFunction
 from conveyor.api.session import init, is_initialized, shutdown, start_default
 from conveyor.runtime import context as _context
@@ -29,7 +29,9 @@ __all__ = [
     "ActorClass",
     "ActorHandle",
     "ActorMethod",
+    "ActorProxy",
     "RemoteFunction",
+    "actor",
     "available_resources",
     "cancel",
     "cluster_resources",

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import Table, make_table, methods_of
@@ -14,6 +14,14 @@ from conveyor.api.options import ActorOptions
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorSpec, MethodInfo
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    from conveyor.api.actor_handle import ActorProxy
+    from conveyor.api.arguments import takes_refs
+
+    P = ParamSpec("P")
 
 T = TypeVar("T")
 
@@ -34,7 +42,7 @@ class ActorClass(Generic[T]):
         functools.update_wrapper(self, cls, assigned=_NAMES, updated=())
         self._options = options
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[T]:
         """Start an actor with these arguments for its ``__init__``. Returns at once.
 
         Raises:
@@ -125,3 +133,13 @@ class ActorClass(Generic[T]):
         # The names are sent too, since the class may have none yet when this is received.
         names = {name: self.__dict__[name] for name in _NAMES}
         return ActorClass, (self.__wrapped__, self._options), names
+
+
+if TYPE_CHECKING:
+
+    class TypedActorClass(ActorClass[T], Generic[P, T]):
+        """What ``actor`` makes of a class, to a type checker."""
+
+        @takes_refs
+        def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorProxy[T]: ...  # type: ignore[override]
+        def options(self, **options: Any) -> TypedActorClass[P, T]: ...

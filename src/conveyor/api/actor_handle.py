@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
+from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import Entry, Table, check_num_returns, make_table
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.calls.methods import RAY_CALL
 from conveyor.runtime.protocol import ActorId, MethodInfo, Runtime
+from conveyor.typevars import InstanceT, P, ResultT
+
+if TYPE_CHECKING:
+    from conveyor.dag import MethodNode, OutputElementNode
+    from conveyor.runtime.refs.ref import Ref
 
 
-class ActorHandle:
+class ActorHandle(Generic[InstanceT]):
     """An actor: its methods are the handle's attributes.
 
     Handles can be kept, compared, used as dict keys, and sent to other actors. The actor ends
@@ -35,11 +41,11 @@ class ActorHandle:
         # Its end is the handle's: see `Runtime.retain`.
         self._retained = runtime.retain(actor)
 
-    def __getattr__(self, name: str) -> ActorMethod:
+    def __getattr__(self, name: str) -> AnyMethod:
         # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
         # table yet. None of them is a method but `__call__`, if the class has it.
         if name == RAY_CALL:
-            return ActorMethod(self, _RAY_CALL_ENTRY, 1)
+            return ActorMethod(self, _RAY_CALL_ENTRY, 1)  # type: ignore[return-value]
         if name.startswith("_") and name != "__call__":
             raise AttributeError(
                 f"an actor's handle has no attribute {name!r}: what starts with an underscore is "
@@ -48,7 +54,7 @@ class ActorHandle:
         entry = self._table.get(name)
         if entry is None:
             raise AttributeError(_no_method(self, name))
-        return ActorMethod(self, entry, entry.info.num_returns)
+        return ActorMethod(self, entry, entry.info.num_returns)  # type: ignore[return-value]
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self._table])
@@ -65,10 +71,10 @@ class ActorHandle:
         return f"Actor({self._id.name}, {self._id.index})"
 
     # A handle never changes, so a copy within a process is as good as the handle itself.
-    def __copy__(self) -> ActorHandle:
+    def __copy__(self) -> ActorHandle[InstanceT]:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle[InstanceT]:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,7 +89,7 @@ class ActorHandle:
 _RAY_CALL_ENTRY = Entry(MethodInfo(RAY_CALL, 1, False, False, None))
 
 
-class ActorMethod:
+class ActorMethod(Generic[P, ResultT]):
     """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph. It can be sent to
     other actors, as the handle can."""
 
@@ -94,7 +100,8 @@ class ActorMethod:
         self._entry = entry
         self._num_returns = num_returns
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    @takes_refs
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         """Call the method. References that are arguments are replaced by their values, those
         inside of arguments arrive as references.
 
@@ -111,9 +118,19 @@ class ActorMethod:
             check_usable(handle)
         self._entry.check(handle._id.name, args, kwargs)
         info = self._entry.info
+        started: ResultT
         if info.is_generator and self._num_returns == 1:
-            return runtime.stream(handle._id, info.name, info.is_async, args, kwargs)
-        return runtime.call(handle._id, info.name, args, kwargs, self._num_returns)
+            started = runtime.stream(handle._id, info.name, info.is_async, args, kwargs)
+        else:
+            started = runtime.call(handle._id, info.name, args, kwargs, self._num_returns)
+        return started
+
+    @overload
+    def bind(
+        self: ActorMethod[P, list[Ref[Any]]], *args: Any, **kwargs: Any
+    ) -> tuple[OutputElementNode, ...]: ...
+    @overload
+    def bind(self, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the method a task of a graph; see ``InputNode``.
@@ -138,7 +155,12 @@ class ActorMethod:
             owner=self._handle,
         )
 
-    def options(self, *, num_returns: int | None = None) -> ActorMethod:
+    @overload
+    def options(self, *, num_returns: None = None) -> ActorMethod[P, ResultT]: ...
+    @overload
+    def options(self, *, num_returns: int) -> ActorMethod[P, Any]: ...
+
+    def options(self, *, num_returns: int | None = None) -> ActorMethod[P, Any]:
         """The same method with other options.
 
         Args:
@@ -176,10 +198,10 @@ class ActorMethod:
         return self._handle, self._entry.info.name, self._num_returns
 
     # It never changes either.
-    def __copy__(self) -> ActorMethod:
+    def __copy__(self) -> ActorMethod[P, ResultT]:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ActorMethod:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorMethod[P, ResultT]:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,6 +209,22 @@ class ActorMethod:
 
     def __repr__(self) -> str:
         return f"<method {self._entry.info.name} of {self._handle!r}>"
+
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    class AnyMethod(ActorMethod[..., Any]):
+        """A method of which no types are known."""
+
+        def bind(self, *args: Any, **kwargs: Any) -> Any: ...
+        def options(self, *, num_returns: int | None = None) -> AnyMethod: ...
+
+    ActorProxy: TypeAlias = type[InstanceT]
+else:
+    #: The handle of an actor whose class is under ``actor``. Type checkers see in it the attributes of the
+    #: class, where ``@method`` has made methods of actors of them.
+    ActorProxy = ActorHandle
 
 
 def check_usable(handle: ActorHandle) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, overload
 
-from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
 from conveyor.api.methods import make_table
 from conveyor.checks import check_count, check_flag
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
+
+T = TypeVar("T")
+KeyT = TypeVar("KeyT")
+
+
+@overload
+def get(refs: Ref[T], *, timeout: float | None = None) -> T: ...
+@overload
+def get(refs: Sequence[Ref[T]], *, timeout: float | None = None) -> list[T]: ...
+@overload
+def get(refs: Mapping[KeyT, Ref[T]], *, timeout: float | None = None) -> dict[KeyT, T]: ...
+@overload
+def get(refs: Sequence[Any] | Mapping[Any, Any], *, timeout: float | None = None) -> Any: ...
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
@@ -30,18 +43,19 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     return context.current().get(refs, timeout)
 
 
-def put(value: Any) -> Any:
+def put(value: T) -> Ref[T]:
     """Keep ``value`` as it is now for others, and return a reference to it."""
-    return context.current().put(value)
+    ref: Ref[T] = context.current().put(value)
+    return ref
 
 
 def wait(
-    refs: Sequence[Any],
+    refs: Sequence[Ref[T]],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
     fetch_local: bool = True,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Ref[T]], list[Ref[T]]]:
     """Wait until some references have their values (or their errors).
 
     Args:
@@ -53,14 +67,15 @@ def wait(
     Returns:
         Those that are ready, at most ``num_returns`` of them, and the rest, in the order given.
     """
-    if isinstance(refs, (str, bytes)) or not isinstance(refs, Sequence):
-        raise TypeError(f"wait() takes a list of references, not {type(refs).__name__}")
+    given: Any = refs
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise TypeError(f"wait() takes a list of references, not {type(given).__name__}")
     wanted = f"from 1 to the number of references, which is {len(refs)}"
     check_count(num_returns, "num_returns", wanted, 1, len(refs))
     return context.current().wait(list(refs), num_returns, timeout)
 
 
-def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
+def cancel(ref: Ref, *, force: bool = False, recursive: bool = True) -> None:
     """Cancel what ``ref`` is the result of; nothing if that is done already. See ``ref.cancel()``, which
     also says whether it came in time.
 
@@ -76,7 +91,9 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     ref.cancel()
 
 
-def kill(actor: ActorHandle, *, no_restart: bool = True, graceful: bool = False) -> None:
+def kill(
+    actor: ActorHandle | ActorProxy, *, no_restart: bool = True, graceful: bool = False
+) -> None:
     """End an actor at once, whatever it does. Everyone who waits for it gets ``ActorDiedError``.
 
     Args:

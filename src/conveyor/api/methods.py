@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime.protocol import MethodInfo
 
-# Where `method` leaves what it was told; copied along by `functools.wraps`.
-_MARK = "__conveyor_num_returns__"
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def method(*wrong: Any, num_returns: int = 1) -> Callable[[FunctionT], FunctionT]:
-    """Declare how an actor's method is called. ::
-
-        @conveyor.remote
-        class Splitter:
-            @conveyor.method(num_returns=2)
-            def split(self, batch):
-                return batch[::2], batch[1::2]
-
-        even, odd = splitter.split.remote(batch)
-
-    Args:
-        num_returns: how many values the method returns separately, each with a reference (or a
-            graph node) of its own.
-    """
-    if wrong:
-        raise TypeError("method is used with parentheses and by name: @method(num_returns=2)")
-    check_num_returns(num_returns)
-
-    def mark(function: FunctionT) -> FunctionT:
-        # A static or class method passes the mark on to nobody: it belongs on the function inside.
-        setattr(getattr(function, "__func__", function), _MARK, num_returns)
-        return function
-
-    return mark
+#: Where `method` leaves what it was told; copied along by `functools.wraps`.
+MARK = "__conveyor_num_returns__"
 
 
 def check_num_returns(num_returns: Any) -> None:
@@ -125,7 +96,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
     function = getattr(cls, name)
     return MethodInfo(
         name=name,
-        num_returns=getattr(function, _MARK, 1),
+        num_returns=getattr(function, MARK, 1),
         is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
         is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
         signature=_signature(cls, name, raw),

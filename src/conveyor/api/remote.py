@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.methods import check_num_returns
 from conveyor.api.options import ActorOptions
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import Literal, ParamSpec, Protocol
+
+    from conveyor.api.actor_class import TypedActorClass
+    from conveyor.runtime.refs.ref import Ref
+    from conveyor.runtime.refs.streams import StreamRef
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+
+    class Decorator(Protocol):
+        """``remote`` with options. A class is a callable, too: the first that fits counts."""
+
+        @overload
+        def __call__(self, made: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
+        @overload
+        def __call__(
+            self, made: Callable[P, Coroutine[Any, Any, T]], /
+        ) -> RemoteFunction[P, Ref[T]]: ...
+        @overload
+        def __call__(
+            self, made: Callable[P, AsyncIterator[T]], /
+        ) -> RemoteFunction[P, StreamRef[T]]: ...
+        @overload
+        def __call__(
+            self, made: Callable[P, Iterator[T]], /
+        ) -> RemoteFunction[P, StreamRef[T]]: ...
+        @overload
+        def __call__(self, made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
+
+    class DecoratorOfMany(Protocol):
+        """``remote(num_returns=n)``, which is for functions."""
+
+        def __call__(self, made: Callable[P, Any], /) -> RemoteFunction[P, list[Ref[Any]]]: ...
+
+    class ActorDecorator(Protocol):
+        """``actor`` with options."""
+
+        def __call__(self, made: Callable[P, T], /) -> TypedActorClass[P, T]: ...
 
 
-class _Decorator(Protocol):
-    @overload
-    def __call__(self, made: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
-
-    @overload
-    def __call__(self, made: Callable[..., Any], /) -> RemoteFunction: ...
-
-
-# A class is a callable, too: the first that fits counts.
 @overload
 def remote(made: type[T], /) -> ActorClass[T]: ...  # type: ignore[overload-overlap]
-
-
 @overload
-def remote(made: Callable[..., Any], /) -> RemoteFunction: ...
-
-
+def remote(made: Callable[P, Coroutine[Any, Any, T]], /) -> RemoteFunction[P, Ref[T]]: ...
 @overload
-def remote(**options: Any) -> _Decorator: ...
+def remote(made: Callable[P, AsyncIterator[T]], /) -> RemoteFunction[P, StreamRef[T]]: ...
+@overload
+def remote(made: Callable[P, Iterator[T]], /) -> RemoteFunction[P, StreamRef[T]]: ...
+@overload
+def remote(made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
+@overload
+def remote(*, num_returns: Literal[1] = 1, **options: Any) -> Decorator: ...
+@overload
+def remote(*, num_returns: int, **options: Any) -> DecoratorOfMany: ...
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -84,7 +117,54 @@ def remote(*args: Any, **options: Any) -> Any:
     return _remote(args[0], {})
 
 
-def _remote(made: Any, options: Mapping[str, Any]) -> ActorClass[Any] | RemoteFunction:
+@overload
+def actor(made: Callable[P, T], /) -> TypedActorClass[P, T]: ...
+@overload
+def actor(**options: Any) -> ActorDecorator: ...
+
+
+def actor(*args: Any, **options: Any) -> Any:
+    """``remote`` for classes whose actors type checkers and editors shall know. ::
+
+        @conveyor.actor
+        class Counter:
+            def __init__(self, start: int = 0) -> None:
+                self.count = start
+
+            @conveyor.method
+            def add(self, step: int) -> int:
+                self.count += step
+                return self.count
+
+        counter = Counter.remote(start=5)
+        ref = counter.add.remote(3)  # a Ref[int]
+
+    At run time it is ``remote``. To a type checker ``Counter.remote`` has the parameters of ``__init__``,
+    and its actor (an ``ActorProxy[Counter]``) has the methods that are under ``@conveyor.method``, each
+    with its own parameters and result. Its other methods are plain functions to a checker.
+
+    Raises:
+        TypeError: what is decorated is no class, or an option does not exist.
+    """
+    if args and not isinstance(args[0], type):
+        raise TypeError(
+            f"actor takes classes, not {args[0]!r}; functions are made remote by remote"
+        )
+    decorate = remote(*args, **options)
+    if args:
+        return decorate
+
+    def checked(made: Any) -> Any:
+        if not isinstance(made, type):
+            raise TypeError(
+                f"actor takes classes, not {made!r}; functions are made remote by remote"
+            )
+        return decorate(made)
+
+    return checked
+
+
+def _remote(made: Any, options: Mapping[str, Any]) -> ActorClass[Any] | RemoteFunction[..., Any]:
     if isinstance(made, (ActorClass, RemoteFunction)):
         kind = "an actor class" if isinstance(made, ActorClass) else "a remote function"
         raise TypeError(f"{made!r} is {kind} already")

@@ -6,10 +6,11 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, check_usable
+from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import check_num_returns
 from conveyor.api.options import ActorOptions
 from conveyor.api.unused import FUNCTION_OPTIONS, take_out
@@ -18,6 +19,11 @@ from conveyor.dag.methods import bind, check_arguments
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
+from conveyor.typevars import P, ResultT
+
+if TYPE_CHECKING:
+    from conveyor.dag import MethodNode, OutputElementNode
+    from conveyor.runtime.refs.ref import Ref
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _WORKER_OPTIONS = ("num_cpus", "num_gpus")
@@ -38,7 +44,7 @@ class AsyncWorker:
 Worker.__name__ = AsyncWorker.__name__ = "<functions>"
 
 
-class RemoteFunction:
+class RemoteFunction(Generic[P, ResultT]):
     """What ``remote`` makes of a function; the function itself is ``__wrapped__``."""
 
     __wrapped__: Callable[..., Any]
@@ -56,7 +62,8 @@ class RemoteFunction:
         self._on = on
         self._function = function_of(function, worker)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    @takes_refs
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         """Call the function in a process of its own kind (or in the actor chosen with ``on``), which is
         kept for later calls. References that are arguments are replaced by their values.
 
@@ -65,7 +72,15 @@ class RemoteFunction:
             ``StreamRef`` for a generator.
         """
         self._check(args, kwargs)
-        return call_function(self._function, self._on, args, kwargs, self._num_returns)
+        started: ResultT = call_function(self._function, self._on, args, kwargs, self._num_returns)
+        return started
+
+    @overload
+    def bind(
+        self: RemoteFunction[P, list[Ref[Any]]], *args: Any, **kwargs: Any
+    ) -> tuple[OutputElementNode, ...]: ...
+    @overload
+    def bind(self, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the function a task of a graph. The graph starts a worker for it, unless an
@@ -89,13 +104,18 @@ class RemoteFunction:
             owner=self._on,
         )
 
+    @overload
     def options(
-        self,
-        *,
-        num_returns: int | None = None,
-        on: ActorHandle | None = None,
-        **worker: Any,
-    ) -> RemoteFunction:
+        self, *, num_returns: None = None, on: ActorHandle | None = None, **worker: Any
+    ) -> RemoteFunction[P, ResultT]: ...
+    @overload
+    def options(
+        self, *, num_returns: int, on: ActorHandle | None = None, **worker: Any
+    ) -> RemoteFunction[P, Any]: ...
+
+    def options(
+        self, *, num_returns: int | None = None, on: ActorHandle | None = None, **worker: Any
+    ) -> RemoteFunction[P, Any]:
         """The same function with other options.
 
         Args:

@@ -11,9 +11,10 @@ from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.functions import Function
 from conveyor.dag.node import ActorRef, DAGNode, Record, assign
 from conveyor.exceptions import GraphError
+from conveyor.typevars import ResultT
 
 
-class MethodNode(DAGNode):
+class MethodNode(DAGNode[ResultT]):
     """What ``actor.method.bind(...)`` gives: a method call at each execution, and its result.
 
     The tasks of one actor run in the order in which they were bound.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from conveyor.config import Config
 from conveyor.dag import hooks
 from conveyor.dag.context import DAGContext
 from conveyor.dag.hints import TransportHint
 from conveyor.exceptions import NodeSentError
+from conveyor.typevars import ResultT
+
+if TYPE_CHECKING:
+    # What the host makes of a graph, which is above.
+    from conveyor.runtime.graph.compiled import CompiledGraph
 
 # Bind order. One counter for the whole process, because the order of an actor's tasks must not
 # depend on which of its handles a task was bound through. ``next`` on it is atomic.
@@ -47,10 +52,10 @@ class Record:
         self.consumers: list[Record] = []
 
 
-NodeT = TypeVar("NodeT", bound="DAGNode")
+NodeT = TypeVar("NodeT", bound="DAGNode[Any]")
 
 
-class DAGNode:
+class DAGNode(Generic[ResultT]):
     """A value that a graph will have at each execution. Made by ``bind``, never changed afterwards but
     for how it should travel (``with_tensor_transport``).
 
@@ -95,7 +100,7 @@ class DAGNode:
     def __deepcopy__(self: NodeT, memo: dict[int, Any]) -> NodeT:
         return self
 
-    def compile(self, config: Config | None = None, **options: Any) -> Any:
+    def compile(self, config: Config | None = None, **options: Any) -> CompiledGraph[ResultT]:
         """Compile the graph that ends in this node.
 
         Args:
@@ -120,7 +125,8 @@ class DAGNode:
         if options:
             config = config.with_options(**options)
         self._record.ends_graph = True
-        return hooks.host().compile(self, config)
+        graph: CompiledGraph[ResultT] = hooks.host().compile(self, config)
+        return graph
 
     def experimental_compile(
         self,
@@ -131,7 +137,7 @@ class DAGNode:
         _max_buffered_results: int | None = None,
         _overlap_gpu_communication: bool | None = None,
         _default_communicator: Any = "create",
-    ) -> Any:
+    ) -> CompiledGraph[ResultT]:
         """``compile`` under Ray's name and with Ray's parameters.
 
         ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
@@ -147,7 +153,7 @@ class DAGNode:
             options["submit_timeout"] = None if _submit_timeout < 0 else _submit_timeout
         return self.compile(**options)
 
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
+    def execute(self, *args: Any, **kwargs: Any) -> ResultT:
         """Run the graph once without compiling it, through ordinary actor calls.
 
         Takes what the compiled graph's ``execute`` takes, and gives the same values; slower, and
@@ -161,7 +167,8 @@ class DAGNode:
         from conveyor.dag.eager import execute
 
         self._record.ends_graph = True
-        return execute(self, hooks.host(), args, kwargs)
+        refs: ResultT = execute(self, hooks.host(), args, kwargs)
+        return refs
 
     def with_tensor_transport(
         self: NodeT,

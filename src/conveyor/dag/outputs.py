@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import DAGNode, Record, assign, record_of
 from conveyor.exceptions import GraphError
+from conveyor.typevars import ResultT
+
+ElementT = TypeVar("ElementT")
+KeyT = TypeVar("KeyT")
 
 
-class MultiOutputNode(DAGNode):
+class MultiOutputNode(DAGNode[ResultT]):
     """The end of a graph with several results, in the shape given.
 
     ``execute`` gives one reference for each result, in the same shape: a list for a list, a dict for
@@ -34,6 +38,23 @@ class MultiOutputNode(DAGNode):
     _nodes: tuple[DAGNode, ...]
     _structure: Any
     _effects: tuple[MethodNode, ...]
+
+    @overload
+    def __init__(
+        self: MultiOutputNode[list[ElementT]],
+        nodes: Sequence[DAGNode[ElementT]],
+        effects: Iterable[DAGNode] = (),
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: MultiOutputNode[dict[KeyT, ElementT]],
+        nodes: Mapping[KeyT, DAGNode[ElementT]],
+        effects: Iterable[DAGNode] = (),
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, nodes: Sequence[Any] | Mapping[Any, Any], effects: Iterable[DAGNode] = ()
+    ) -> None: ...
 
     def __init__(
         self, nodes: Sequence[Any] | Mapping[Any, Any], effects: Iterable[DAGNode] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from conveyor.checks import check_deadline
 from conveyor.config import Config
@@ -19,15 +19,16 @@ from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.refs.ref import Ref, cancelled_error
 from conveyor.runtime.waiting.works import Blockers
+from conveyor.typevars import ResultT
 
 if TYPE_CHECKING:
     from conveyor.observe.stats import GraphStats
     from conveyor.observe.trace import Trace
 
-G = TypeVar("G", bound="CompiledGraph")
+G = TypeVar("G", bound="CompiledGraph[Any]")
 
 
-class CompiledGraph(ABC):
+class CompiledGraph(ABC, Generic[ResultT]):
     """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
 
     Any number of threads may execute it and get its results. Use it as a context manager, or call
@@ -65,7 +66,7 @@ class CompiledGraph(ABC):
         timeout: float | None = None,
         deadline: float | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> ResultT:
         """Start one execution and return its ref (a list of refs for ``MultiOutputNode``).
 
         Refs that are arguments are replaced by their values (those inside of arguments arrive as refs);
@@ -86,11 +87,13 @@ class CompiledGraph(ABC):
         """
 
     @abstractmethod
-    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> ResultT:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting for room or for a ref."""
 
     @abstractmethod
-    async def execute_async(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> Any:
+    async def execute_async(
+        self, *args: Any, deadline: float | None = None, **kwargs: Any
+    ) -> ResultT:
         """Like :meth:`execute`; waits for room and for refs without blocking the event loop.
 
         On the inline engine the loop stands still meanwhile, as it does in a debugger.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from conveyor import _core
 from conveyor.channel import Reader, add_sibling, claims, decode_error, drop_picklers
@@ -15,6 +16,18 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
+from conveyor.typevars import ValueT
+
+if TYPE_CHECKING:
+    from typing import Generic
+
+    class _RefCore(_core.RefCore, Generic[ValueT]): ...
+
+else:
+    # A native class has one base only, which this is where it stands for one.
+    _RefCore = GenericAlias(_core.RefCore, ValueT)
+
+_RefT = TypeVar("_RefT", bound="Ref[Any]")
 
 EMPTY = _core.EMPTY
 _CANCELLED = _core.CANCELLED
@@ -107,8 +120,8 @@ class Source(Protocol):
         ...
 
 
-class Ref(_core.RefCore):
-    """The result of one execution or call, which may not be there yet.
+class Ref(_RefCore[ValueT]):
+    """The result of one execution or call, which may not be there yet; ``Ref[int]`` gives an ``int``.
 
     It can be got any number of times, awaited, and waited for together with others
     (:func:`conveyor.wait`). It keeps what has come as it came, and every ``get`` gives a value of its
@@ -117,6 +130,8 @@ class Ref(_core.RefCore):
 
     # What is taken from the channel at once is got in the native part; see ``RefCore.get``.
     __slots__ = ()
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,7 +142,7 @@ class Ref(_core.RefCore):
 
     if TYPE_CHECKING:
 
-        def get(self, timeout: float | None = None) -> Any:
+        def get(self, timeout: float | None = None) -> ValueT:
             """The result; waits for it.
 
             timeout: seconds (``None`` or -1: no limit). Raises ``WaitTimeoutError`` when it is over,
@@ -259,7 +274,7 @@ class Ref(_core.RefCore):
         """``error`` is the outcome; ``again()`` makes another one like it."""
         self._outcome = _Failed(error, again)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, ValueT]:
         if not self.done():
             try:
                 from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
@@ -292,10 +307,10 @@ class Ref(_core.RefCore):
 
         return claim(self, readers)
 
-    def __copy__(self) -> Ref:
+    def __copy__(self: _RefT) -> _RefT:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ref:
+    def __deepcopy__(self: _RefT, memo: dict[int, Any]) -> _RefT:
         return self
 
     def __repr__(self) -> str:

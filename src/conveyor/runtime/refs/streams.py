@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from conveyor import _core
 from conveyor.channel import Reader
@@ -19,9 +19,12 @@ from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
+from conveyor.typevars import ItemT
+
+_StreamT = TypeVar("_StreamT", bound="StreamRef[Any]")
 
 
-class StreamRef(Ref):
+class StreamRef(Ref[list[ItemT]]):
     """The items that a generator method yields, as they come: ``for item in ref``, ``async for``, or
     ``ref.next(timeout)``. Each item can be had once; ``get`` gives a list of those that are left.
 
@@ -34,7 +37,7 @@ class StreamRef(Ref):
     def __init__(self, source: Source) -> None:
         super().__init__(source, -1)
         # Items that a `get` had taken when it was to end with an error.
-        self._back: deque[Any] = deque()
+        self._back: deque[ItemT] = deque()
 
     def _look(self) -> Any:
         """The next item; ``EMPTY`` if it is not there yet. Raises ``StopIteration`` at the end, and
@@ -57,7 +60,7 @@ class StreamRef(Ref):
         """What the actor is doing."""
         raise NotImplementedError
 
-    def next(self, timeout: float | None = None) -> Any:
+    def next(self, timeout: float | None = None) -> ItemT:
         """The next item; waits for it.
 
         timeout: seconds (``None`` or negative: no limit). Raises ``StopIteration`` at the end,
@@ -67,7 +70,7 @@ class StreamRef(Ref):
         timeout = check_timeout(timeout)
         if self._back:
             return self._back.popleft()
-        item = self._look()
+        item: ItemT = self._look()
         if item is not EMPTY:
             return item
         runtime = context.current()
@@ -84,13 +87,13 @@ class StreamRef(Ref):
             wait_patiently(runtime.inbox, ready, patience, self._describe, self._doing, wait)
         return item
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ItemT:
         return self.next()
 
-    def __iter__(self) -> StreamRef:
+    def __iter__(self: _StreamT) -> _StreamT:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> ItemT:
         if not self.done():
             try:
                 from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
@@ -104,17 +107,17 @@ class StreamRef(Ref):
         except StopIteration:
             raise StopAsyncIteration from None
 
-    def __aiter__(self) -> StreamRef:
+    def __aiter__(self: _StreamT) -> _StreamT:
         return self
 
-    def get(self, timeout: float | None = None) -> list[Any]:
+    def get(self, timeout: float | None = None) -> list[ItemT]:
         """A list of all items that have not been taken yet; waits for the generator's end.
 
         If it raises, the items that it had taken can still be had with ``next``.
         """
         timeout = check_timeout(timeout)
         end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
-        items: list[Any] = []
+        items: list[ItemT] = []
         while True:
             try:
                 items.append(self.next(None if end is None else max(end - time.monotonic(), 0.0)))
@@ -124,13 +127,13 @@ class StreamRef(Ref):
                 self._back.extendleft(reversed(items))
                 raise
 
-    def to_send(self) -> list[Any]:
+    def to_send(self) -> list[ItemT]:
         return self.get()
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, list[ItemT]]:
         return self._all().__await__()
 
-    async def _all(self) -> list[Any]:
+    async def _all(self) -> list[ItemT]:
         return [item async for item in self]
 
     def done(self) -> bool:

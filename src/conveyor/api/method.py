@@ -1,0 +1,112 @@
+"""``method``: how an actor's method is called, and what type checkers take it for.
+
+At run time a handle makes its methods from their names. A type checker sees a method under ``@method`` as
+a ``TypedMethod``: on an instance it is the method, on a handle it has ``remote``, ``bind`` and ``options``
+with the method's own types. Ray's typed actors work in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from conveyor.api.methods import MARK, check_num_returns
+
+if TYPE_CHECKING:
+    from typing import Concatenate, Literal, ParamSpec, Protocol
+
+    from conveyor.api.actor_handle import ActorMethod
+    from conveyor.runtime.refs.ref import Ref
+    from conveyor.runtime.refs.streams import StreamRef
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+    ReturnT = TypeVar("ReturnT", covariant=True)
+    ResultT = TypeVar("ResultT", covariant=True)
+
+    class TypedMethod(Protocol[P, ReturnT, ResultT]):
+        """A method under ``@method``."""
+
+        @overload
+        def __get__(self, instance: None, owner: type, /) -> ActorMethod[P, ResultT]: ...
+        @overload
+        def __get__(self, instance: object, owner: type, /) -> Callable[P, ReturnT]: ...
+
+    class Mark(Protocol):
+        """``method(...)`` as a decorator. What a call gives follows from what the method is."""
+
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
+        ) -> TypedMethod[P, Coroutine[Any, Any, T], Ref[T]]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], AsyncIterator[T]], /
+        ) -> TypedMethod[P, AsyncIterator[T], StreamRef[T]]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], Iterator[T]], /
+        ) -> TypedMethod[P, Iterator[T], StreamRef[T]]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], T], /
+        ) -> TypedMethod[P, T, Ref[T]]: ...
+
+    class MarkOfMany(Protocol):
+        """The same where the method returns several values separately."""
+
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], T], /
+        ) -> TypedMethod[P, T, list[Ref[Any]]]: ...
+
+
+@overload
+def method(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
+) -> TypedMethod[P, Coroutine[Any, Any, T], Ref[T]]: ...
+@overload
+def method(
+    function: Callable[Concatenate[Any, P], AsyncIterator[T]], /
+) -> TypedMethod[P, AsyncIterator[T], StreamRef[T]]: ...
+@overload
+def method(
+    function: Callable[Concatenate[Any, P], Iterator[T]], /
+) -> TypedMethod[P, Iterator[T], StreamRef[T]]: ...
+@overload
+def method(function: Callable[Concatenate[Any, P], T], /) -> TypedMethod[P, T, Ref[T]]: ...
+@overload
+def method(*, num_returns: Literal[1] = 1) -> Mark: ...  # type: ignore[overload-overlap]
+@overload
+def method(*, num_returns: int) -> MarkOfMany: ...
+
+
+def method(*function: Any, num_returns: int = 1) -> Any:
+    """Declare how an actor's method is called. ::
+
+        @conveyor.remote
+        class Splitter:
+            @conveyor.method(num_returns=2)
+            def split(self, batch):
+                return batch[::2], batch[1::2]
+
+        even, odd = splitter.split.remote(batch)
+
+    Under ``@conveyor.method`` alone a method is called as without it. Type checkers and editors know its
+    types then, on handles of classes under ``@conveyor.actor``.
+
+    Args:
+        num_returns: how many values the method returns separately, each with a reference (or a
+            graph node) of its own.
+    """
+    if function:
+        if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
+            raise TypeError("method is used as @method, or by name as in @method(num_returns=2)")
+        return _mark(function[0], num_returns)
+    check_num_returns(num_returns)
+    return lambda function: _mark(function, num_returns)
+
+
+def _mark(function: Any, num_returns: int) -> Any:
+    # A static or class method passes the mark on to nobody: it belongs on the function inside.
+    setattr(getattr(function, "__func__", function), MARK, num_returns)
+    return function
