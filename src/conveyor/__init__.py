@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from conveyor import dag, exceptions, observe
+from conveyor import dag, exceptions
 from conveyor.api import (
     ActorClass,
     ActorHandle,
@@ -31,14 +32,14 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
-from conveyor.runtime.graph.compiled import CompiledGraph
-from conveyor.runtime.graph.results import GraphRef
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
-    from conveyor import metrics
+    from conveyor import metrics, observe
+    from conveyor.runtime.graph.compiled import CompiledGraph
+    from conveyor.runtime.graph.results import GraphRef
 
 __version__ = "0.1.0"
 
@@ -77,10 +78,22 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: most programs ask for none of it.
-    if name == "metrics":
-        from importlib import import_module
+# Imported when they are asked for: who only imports the package needs none, nor does an actor's process.
+_LATER = {
+    "CompiledGraph": "conveyor.runtime.graph.compiled",
+    "GraphRef": "conveyor.runtime.graph.results",
+    "metrics": "conveyor.metrics",
+    "observe": "conveyor.observe",
+}
 
-        return import_module("conveyor.metrics")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LATER[name])
+    found = globals()[name] = getattr(module, name, module)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

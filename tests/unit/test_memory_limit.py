@@ -92,7 +92,7 @@ def test_this_machine_s():
 
 def test_groups_from_within(tmp_path):
     root = machine(tmp_path, "0::/a/b\n", {})
-    places = [path.relative_to(root).as_posix() for path in memory_groups(root)]
+    places = [os.path.relpath(path, root) for path in memory_groups(str(root))]
     assert places == [f"{V2}/a/b", f"{V2}/a", V2]
 
 

@@ -9,8 +9,6 @@ from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.remote_function import call_function, cores, start_worker
 from conveyor.config import Config
 from conveyor.dag import hooks
-from conveyor.dag.survey import survey
-from conveyor.plan.place import Worker, place
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Itself, Ref
@@ -18,12 +16,17 @@ from conveyor.runtime.refs.ref import Itself, Ref
 if TYPE_CHECKING:
     from conveyor.dag import ActorRef, DAGNode, MethodNode
     from conveyor.dag.functions import Function
+    from conveyor.plan.place import Worker
 
 
 class _Host:
     """This process's runtime, as graphs see it."""
 
     def compile(self, root: DAGNode, config: Config) -> Any:
+        # Imported here: who only calls actors needs neither.
+        from conveyor.dag.survey import survey
+        from conveyor.plan.place import place
+
         # An actor's index means another actor in another session: look before anything is laid.
         shape = survey(root)
         for task in shape.tasks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
 from conveyor.runtime import context
@@ -29,7 +28,7 @@ class RuntimeContext:
 
     def get_node_id(self) -> str:
         """This machine, as a text."""
-        return socket.gethostname()
+        return os.uname().nodename
 
     def get_worker_id(self) -> str:
         """This process, as a text."""
@@ -48,7 +47,7 @@ def get_runtime_context() -> RuntimeContext:
 
 def nodes() -> list[dict[str, Any]]:
     """This machine, as Ray lists nodes."""
-    host = socket.gethostname()
+    host = os.uname().nodename
     return [
         {
             "NodeID": host,

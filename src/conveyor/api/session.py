@@ -142,6 +142,6 @@ def _default_engine() -> str:
 
 def _start(engine: str, options: dict[str, Any]) -> Runtime:
     # Imported when needed: `import conveyor` stays fast, and a broken engine hurts nobody else.
-    module = import_module(f"conveyor.engine.{engine}")
+    module = import_module(f"conveyor.engine.{engine}.engine")
     runtime: Runtime = module.start(**options)
     return runtime

@@ -1,8 +1,9 @@
-"""Where graphs meet what shows them: ``observe`` lies above and installs itself here."""
+"""Where graphs meet what shows them: ``observe`` lies above, and installs itself here when it is imported."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -38,5 +39,8 @@ def install(views: Views) -> None:
 
 def installed() -> Views:
     """What was installed."""
-    assert _views is not None, "import conveyor, which installs it"
+    if _views is None:
+        # By its name: most programs show no graph.
+        import_module("conveyor.observe")
+    assert _views is not None
     return _views

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from pathlib import Path
 
-from conveyor.runtime.memory_limit import memory_groups
+from conveyor.runtime.memory_limit import memory_groups, read_text
 
 __all__ = ["MemoryKills"]
 
@@ -23,7 +22,7 @@ class MemoryKills:
 
     def __init__(self, root: str = "/") -> None:
         """``root``: where ``proc``, ``sys`` and ``dev`` are."""
-        self._root = Path(root)
+        self._root = root
         self._counter = _cgroup_counter(self._root)
         self._in_cgroup = self._read_cgroup()
         self._on_machine = self._read_machine()
@@ -47,12 +46,13 @@ class MemoryKills:
         return None if self._counter is None else _count(self._counter)
 
     def _read_machine(self) -> int | None:
-        return _count(self._root / "proc/vmstat")
+        return _count(os.path.join(self._root, "proc/vmstat"))
 
     def _logged(self, pid: int) -> bool:
         found = False
         with suppress(OSError):
-            fd = os.open(self._root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            log = os.path.join(self._root, "dev/kmsg")
+            fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 name = re.compile(rb"[Kk]illed process %d[ ,(]" % pid)
                 while not found:
@@ -68,18 +68,19 @@ class MemoryKills:
         return found
 
 
-def _count(path: Path) -> int | None:
+def _count(path: str) -> int | None:
     with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
+        for line in read_text(path).splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
 
 
-def _cgroup_counter(root: Path) -> Path | None:
+def _cgroup_counter(root: str) -> str | None:
     """The file that counts the kills in this process's memory cgroup."""
     for group in memory_groups(root):
         for name in ("memory.events", "memory.oom_control"):
-            if _count(group / name) is not None:
-                return group / name
+            counter = os.path.join(group, name)
+            if _count(counter) is not None:
+                return counter
     return None

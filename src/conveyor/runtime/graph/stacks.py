@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 
 _TIMEOUT = 10.0
@@ -12,6 +10,10 @@ _TIMEOUT = 10.0
 
 def stack_of(pid: int) -> str:
     """The Python stack of every thread of the process, or in brackets why there is none."""
+    # Imported here: they are slow to import, and rarely needed.
+    import shutil
+    import subprocess
+
     program = shutil.which("py-spy") or shutil.which("py-spy", path=os.path.dirname(sys.executable))
     if program is None:
         return "[no stack: py-spy is not installed; pip install py-spy]"

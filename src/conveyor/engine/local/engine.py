@@ -1,0 +1,183 @@
+"""What hosts actors as processes of this machine, and the start of a session of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from conveyor import system_limits
+from conveyor.callers import users_level
+from conveyor.checks import check_env_vars, spin_of_environment
+from conveyor.engine.local.events import EventLoop
+from conveyor.engine.local.launcher import Launcher
+from conveyor.engine.local.logs import LogPrinter
+from conveyor.engine.local.memory_kills import MemoryKills
+from conveyor.engine.local.resources import GpuPool
+from conveyor.engine.local.spec import ChildSpec
+from conveyor.engine.program_end import ProgramEnd, grace_period
+from conveyor.runtime.driver.driver import Driver
+from conveyor.runtime.driver.engine import Spawned
+from conveyor.runtime.process import arena_size
+from conveyor.runtime.protocol import ProcessOptions
+
+#: Dead actors whose last lines of stderr are kept.
+_TAILS_KEPT = 1000
+
+
+def _main() -> tuple[str, str]:
+    """The file that ``__main__`` comes from and the module as which it was run, empty if there is none."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    try:
+        return os.path.abspath(file) if file else "", module or ""
+    except OSError:  # a relative path, and the working directory is gone
+        return "", module or ""
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        text = f"this process's working directory is gone ({error.strerror}): actors start in /"
+        warnings.warn(text, stacklevel=users_level())
+        return "/"
+
+
+class LocalEngine:
+    """Starts and ends processes for the driver."""
+
+    def __init__(self, log_to_driver: bool, env_vars: Mapping[str, str]) -> None:
+        self._env_vars = env_vars
+        self._events = EventLoop()
+        self._printer = LogPrinter(show=log_to_driver)
+        self._gpus = GpuPool()
+        self._memory_kills = MemoryKills()
+        self._out_of_memory: dict[int, bool | None] = {}
+        self._dead: deque[int] = deque()
+        self._gpus_of: dict[int, tuple[tuple[str, ...], float]] = {}
+        self._on_exit: Callable[[int, int], None] = lambda pid, status: None
+        self._launcher = Launcher(self._events, self._exited, self._output)
+
+    def start(self, on_exit: Callable[[int, int], None]) -> None:
+        self._on_exit = on_exit
+        self._launcher.start()
+
+    def spawn(
+        self,
+        name: str,
+        payload: bytes,
+        fds: Sequence[int],
+        options: ProcessOptions,
+        on_spawned: Callable[[int], object],
+    ) -> Spawned:
+        gpus = self._gpus.acquire(options.num_gpus)
+        main_file, main_module = _main()
+        child = ChildSpec(
+            name=name,
+            payload=payload,
+            cwd=_working_directory(),
+            sys_path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            environ=dict(os.environ),
+            env_vars={**self._env_vars, **options.env_vars},
+            num_cpus=options.num_cpus,
+            gpu_ids=gpus,
+            main_file=main_file,
+            main_module=main_module,
+        )
+
+        forked = False
+
+        def spawned(pid: int) -> None:
+            nonlocal forked
+            forked = True  # from now on the GPUs are given back by its exit
+            self._printer.add(pid, name)
+            self._gpus_of[pid] = (gpus, options.num_gpus)
+            on_spawned(pid)
+
+        try:
+            pid = self._launcher.spawn(child, fds, spawned)
+        except BaseException:
+            if not forked:
+                self._gpus.release(gpus, options.num_gpus)
+            raise
+        return Spawned(
+            pid,
+            lambda: self._printer.stderr_tail(pid),
+            lambda: self._out_of_memory.get(pid),
+            lambda: self.end_headless(pid),
+            lambda: pid in self._launcher.went_on,
+        )
+
+    def kill(self, pid: int) -> None:
+        self._launcher.kill(pid)
+
+    def end_headless(self, pid: int) -> None:
+        self._launcher.end_headless(pid)
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        self._events.add(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        self._events.remove(fd)
+
+    def close(self) -> None:
+        try:
+            self._launcher.close()
+        finally:
+            self._events.close()
+
+    def _exited(self, pid: int, status: int) -> None:
+        gpus, amount = self._gpus_of.pop(pid, ((), 0.0))
+        self._gpus.release(gpus, amount)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            self._out_of_memory[pid] = self._memory_kills.killed(pid)
+        self._on_exit(pid, status)
+        # Tails are kept for error reports, of the latest dead only.
+        self._dead.append(pid)
+        if len(self._dead) > _TAILS_KEPT:
+            forgotten = self._dead.popleft()
+            self._printer.forget(forgotten)
+            self._out_of_memory.pop(forgotten, None)
+            self._launcher.went_on.discard(forgotten)
+
+    def _output(self, pid: int, stream: str, data: bytes) -> None:
+        self._printer.feed(pid, stream, data)
+
+
+def start(
+    *,
+    log_to_driver: bool = True,
+    arena_bytes: int | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    grace_seconds: float | None = None,
+    handle_sigterm: bool = True,
+    raise_descriptor_limit: bool = True,
+    **unknown: Any,
+) -> Driver:
+    """Start a session of local processes.
+
+    log_to_driver: print what actors write, each line with the actor's name and pid.
+    arena_bytes: the memory cap of the session: bytes behind the arenas of all its processes together.
+    env_vars: environment variables of all actors, in addition to the driver's; an actor's own win.
+    grace_seconds, handle_sigterm: see ``conveyor.init``.
+    raise_descriptor_limit: raise this process's soft limit of descriptors to the hard one, at most to
+        65,536. Processes that it starts later have that limit too.
+    """
+    if unknown:
+        raise TypeError(f"the local engine has no option {next(iter(unknown))!r}")
+    # All of it before anything is done.
+    size, grace = arena_size(arena_bytes), grace_period(grace_seconds)
+    env_vars = check_env_vars(env_vars)
+    spin_of_environment()
+    if raise_descriptor_limit:
+        system_limits.raise_descriptor_limit()
+    driver = Driver(LocalEngine(log_to_driver, env_vars), size, grace)
+    driver.at_shutdown = ProgramEnd(driver, grace, handle_sigterm).cancel
+    return driver
