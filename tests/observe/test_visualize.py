@@ -53,14 +53,14 @@ def test_long_and_nasty_names():
     text = visualize(plan, None, "svg")
     assert any("n" * 300 in found for found in svg_texts(text))
     assert "数据.run" in svg_texts(text)
-    size_of(write_png(compose(plan, True, True)))
+    size_of(write_png(compose(plan, "", True, True)))
 
 
 def test_png_is_the_svg_at_twice_its_size(tmp_path):
     plan = diamond()
     source = visualize(plan, tmp_path / "graph", "png")
     assert source.startswith("digraph compiled_graph {")
-    picture = compose(plan, False, True)
+    picture = compose(plan, "", False, True)
     width, height = size_of((tmp_path / "graph.png").read_bytes())
     assert (width, height) == pytest.approx((picture.width * 2, picture.height * 2), abs=1)
 
@@ -114,7 +114,7 @@ def test_colours_are_readable_and_differ():
 @given(plan=plans())
 @settings(max_examples=40, deadline=None)
 def test_boxes_and_texts_of_a_picture_stay_within_it(plan):
-    picture = compose(plan, True, True)
+    picture = compose(plan, "", True, True)
     for shape in picture.shapes:
         if isinstance(shape, Rect):
             assert shape.x >= 0
@@ -122,7 +122,7 @@ def test_boxes_and_texts_of_a_picture_stay_within_it(plan):
             assert shape.x + shape.width <= picture.width
             assert shape.y + shape.height <= picture.height
     ElementTree.fromstring(visualize(plan, None, "svg", channel_details=True))
-    assert picture == compose(plan, True, True)
+    assert picture == compose(plan, "", True, True)
 
 
 @given(plan=plans())

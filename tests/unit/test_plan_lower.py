@@ -352,6 +352,14 @@ def test_a_task_without_a_node_among_its_arguments():
     assert isinstance(steps(together)[0], Recv)
 
 
+def test_an_actor_that_needs_no_value_gets_none():
+    inp = InputNode()
+    # Part 0 of the input is not for the actor with the number 0.
+    plan = plan_of(call(B, "f", call(A, "setup"), inp[0]))
+    assert [actor.name for actor in plan.actors] == ["a", "b"]
+    assert edges(plan)[:2] == [("input[0]", DRIVER, (1,)), ("start", DRIVER, (0,))]
+
+
 def test_an_input_as_output():
     inp = InputNode()
     assert "has no task" in refused(inp)

@@ -32,9 +32,9 @@ from conveyor.plan import (
     Send,
     explain,
     fill,
-    global_order,
     lower,
 )
+from conveyor.plan.reading import in_order
 
 
 @dataclass(frozen=True)
@@ -322,11 +322,15 @@ def test_every_plan_is_consistent(root):
     for actor, tasks in enumerate(called):
         assert tasks == sorted(tasks)
         assert {plan.tasks[task].actor for task in tasks} == {actor}
-    order = global_order(plan.programs, plan.tasks, plan.edges)
-    place = {task: i for i, task in enumerate(order)}
-    assert sorted(order) == list(range(len(plan.tasks)))
+    place = {task: i for i, task in enumerate(plan.order)}
+    assert sorted(place) == list(range(len(plan.tasks)))
     for tasks in called:
         assert [place[task] for task in tasks] == sorted(place[task] for task in tasks)
+    published = {bundle.edge for bundle in plan.inputs}
+    for stage in in_order(plan):
+        assert published.issuperset(step.edge for step in stage.receives)
+        published.update(step.edge for step in stage.sends)
+    assert published == {edge.id for edge in plan.edges}
 
     # Nothing is received before it is needed, and nothing is kept that could be sent.
     for program in plan.programs:

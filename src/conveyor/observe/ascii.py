@@ -11,7 +11,7 @@ from conveyor.observe.schedule import columns
 from conveyor.plan.model import DRIVER, Plan
 
 
-def write_ascii(plan: Plan, channel_details: bool, schedule: bool) -> str:
+def write_ascii(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
     """The text. What is drawn is ASCII; names stand as they are. Best for up to 20 tasks."""
     flow = dataflow(plan)
     blocks = [
@@ -22,8 +22,8 @@ def write_ascii(plan: Plan, channel_details: bool, schedule: bool) -> str:
     ]
     if schedule:
         blocks.append(_titled("Schedule", _schedule(plan)))
-    if plan.name:
-        blocks.insert(0, plan.name)
+    if name:
+        blocks.insert(0, name)
     return "\n\n".join(blocks) + "\n"
 
 

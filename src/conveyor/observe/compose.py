@@ -32,9 +32,9 @@ _LINES = 3  # of a box
 _HEAD = 8.0  # the length of an arrow's head
 
 
-def compose(plan: Plan, channel_details: bool, schedule: bool) -> Picture:
+def compose(plan: Plan, name: str, channel_details: bool, schedule: bool) -> Picture:
     """The whole picture."""
-    summary = _summary(plan)
+    summary = _summary(plan, name)
     graph = _graph(plan, dataflow(plan), channel_details)
     legend = _legend(plan, max(graph.width, 360.0))
     parts = [_stack(graph, legend)]
@@ -68,10 +68,10 @@ class _Part:
         self.beside = beside
 
 
-def _summary(plan: Plan) -> str:
+def _summary(plan: Plan, name: str) -> str:
     counts = ((plan.actors, "actor"), (plan.tasks, "task"), (plan.edges, "edge"))
     text = ", ".join(f"{len(what)} {noun}{'' if len(what) == 1 else 's'}" for what, noun in counts)
-    return f"{plan.name}{plan.name and ': '}{text}; depth {plan.depth}"
+    return f"{name}{name and ': '}{text}; depth {plan.depth}"
 
 
 def _graph(plan: Plan, flow: Dataflow, details: bool) -> _Part:

@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conveyor.dag.parts import Key, key_label
-from conveyor.plan.model import (
-    DRIVER,
-    Call,
-    Edge,
-    Passed,
-    Plan,
-    Program,
-    Recv,
-    Send,
-)
-from conveyor.plan.template import registers
+from conveyor.plan.model import DRIVER, Edge, Passed, Plan
+from conveyor.plan.reading import values
+from conveyor.plan.values import Made, Start, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,87 +42,56 @@ class Dataflow:
     arrows: tuple[Arrow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """Where a value comes from: a node and the part of what it makes, over a channel or not."""
-
-    node: int
-    edge: int | None
-    part: str
-
-
 def dataflow(plan: Plan) -> Dataflow:
     """The nodes and arrows of ``plan``. Names are made printable."""
+    found = values(plan)
     nodes = [
         Node("input", printable(plan.edges[bundle.edge].source), DRIVER) for bundle in plan.inputs
     ]
-    inputs = {key: place for place, bundle in enumerate(plan.inputs) for key in bundle.keys}
+    inputs = {bundle.edge: place for place, bundle in enumerate(plan.inputs)}
+    holder = {key: place for place, bundle in enumerate(plan.inputs) for key in bundle.keys}
     passed = _passed(plan)
     for key in passed:
-        if key not in inputs:
-            inputs[key] = len(nodes)
+        if key not in holder:
+            holder[key] = len(nodes)
             nodes.append(Node("input", f"input{_key(key)}", DRIVER))
     first_task = len(nodes)
     nodes += [Node("task", printable(task.label), task.actor) for task in plan.tasks]
+    output = len(nodes)
     nodes.append(Node("output", "output", DRIVER))
 
-    makers = {bundle.edge: place for place, bundle in enumerate(plan.inputs)}
-    parts = dict.fromkeys(makers, "")
-    for program in plan.programs:
-        for edge, (maker_task, element) in _sent(program).items():
-            makers[edge] = first_task + maker_task
-            parts[edge] = element
-    keys = {bundle.edge: bundle.keys for bundle in plan.inputs}
+    def origin(value: Value, edge: int | None) -> tuple[int, str]:
+        """The node that a value comes from, and which part of what that makes it is."""
+        if isinstance(value, Made):
+            return first_task + value.task, "" if value.element is None else f"[{value.element}]"
+        assert edge is not None  # whatever no task makes comes from the driver
+        if isinstance(value, Start):
+            return inputs[edge], "start"
+        # The input's node names its one key already.
+        return inputs[edge], _key(value.key) if len(found.carried[edge]) > 1 else ""
 
     # In the order in which they are found, each once; parts of one frame share an arrow.
-    found: dict[tuple[int, int, int | None], dict[str, None]] = {}
-    for program in plan.programs:
-        values: dict[int, _Value] = {}
-        starts: list[int] = []
-        for step in program.steps:
-            if isinstance(step, Recv):
-                maker = makers[step.edge]
-                if keys.get(step.edge) == ():
-                    # Nothing is in it: it starts the next task.
-                    starts.append(step.edge)
-                if step.reg is not None:
-                    values[step.reg] = _Value(maker, step.edge, parts[step.edge])
-                for key, reg in zip(keys.get(step.edge, ()), step.spread or (), strict=False):
-                    if reg is not None:
-                        # The input's node names its one key already.
-                        part = _key(key) if len(keys[step.edge]) > 1 else ""
-                        values[reg] = _Value(maker, step.edge, part)
-            elif isinstance(step, Call):
-                place = first_task + step.task
-                task = plan.tasks[step.task]
-                for edge in starts:
-                    found.setdefault((makers[edge], place, edge), {})["start"] = None
-                starts.clear()
-                for argument in (*task.args, *(value for _, value in task.kwargs)):
-                    for reg in registers(argument):
-                        value = values[reg]
-                        known = found.setdefault((value.node, place, value.edge), {})
-                        known[value.part] = None
-                if step.out is not None:
-                    values[step.out] = _Value(place, None, "")
-                for i, made in enumerate(step.outs):
-                    if made is not None:
-                        values[made] = _Value(place, None, f"[{i}]")
-    output = len(nodes) - 1
+    arrows: dict[tuple[int, int, int | None], dict[str, None]] = {}
+    for task, needs in enumerate(found.needs, first_task):
+        for held in needs:
+            source, part = origin(held.value, held.edge)
+            arrows.setdefault((source, task, held.edge), {})[part] = None
     for position, edge in enumerate(plan.outputs):
-        known = found.setdefault((makers[edge], output, edge), {parts[edge]: None})
+        source, part = origin(found.carried[edge][0], edge)
+        parts = arrows.setdefault((source, output, edge), {part: None})
         if plan.multi_output and plan.shape is None:
-            known[f"-> [{position}]"] = None
+            parts[f"-> [{position}]"] = None
     for edge in plan.effects:
-        found.setdefault((makers[edge], output, edge), {})["done"] = None
+        source, _ = origin(found.carried[edge][0], edge)
+        arrows.setdefault((source, output, edge), {})["done"] = None
     for key in passed:
-        found.setdefault((inputs[key], output, None), {})
-    arrows = [
-        Arrow(source, target, by, tuple(part for part in known if part))
-        for (source, target, by), known in found.items()
+        arrows.setdefault((holder[key], output, None), {})
+    made = [
+        Arrow(source, target, edge, tuple(part for part in parts if part))
+        for (source, target, edge), parts in arrows.items()
     ]
-    arrows.sort(key=lambda arrow: (arrow.target, arrow.source))
-    return Dataflow(tuple(nodes), tuple(arrows))
+    made.sort(key=lambda arrow: (arrow.target, arrow.source))
+    return Dataflow(tuple(nodes), tuple(made))
 
 
 def arrow_lines(plan: Plan, arrow: Arrow, details: bool) -> tuple[str, ...]:
@@ -182,19 +143,3 @@ def _passed(plan: Plan) -> list[Key | None]:
 def _key(key: Key | None) -> str:
     """A part of the input, as it is written after ``input``."""
     return printable(key_label(key, ""))
-
-
-def _sent(program: Program) -> dict[int, tuple[int, str]]:
-    """For each edge that ``program`` writes: the task that makes the value, and which element."""
-    made: dict[int, tuple[int, str]] = {}
-    sent: dict[int, tuple[int, str]] = {}
-    for step in program.steps:
-        if isinstance(step, Call):
-            if step.out is not None:
-                made[step.out] = (step.task, "")
-            made.update(
-                (reg, (step.task, f"[{i}]")) for i, reg in enumerate(step.outs) if reg is not None
-            )
-        elif isinstance(step, Send):
-            sent[step.edge] = made[step.reg]
-    return sent

@@ -8,7 +8,7 @@ from conveyor.observe.schedule import columns
 from conveyor.plan.model import Plan
 
 
-def write_dot(plan: Plan, channel_details: bool, schedule: bool) -> str:
+def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
     """The source of a digraph named ``compiled_graph``."""
     flow = dataflow(plan)
     lines = [
@@ -16,8 +16,8 @@ def write_dot(plan: Plan, channel_details: bool, schedule: bool) -> str:
         f'  node [style=filled, fontname="monospace", fontcolor="{INK}"];',
         '  edge [fontname="monospace", fontsize=10];',
     ]
-    if plan.name:
-        lines.append(f'  label={_quoted(plan.name)}; labelloc=t; fontname="monospace";')
+    if name:
+        lines.append(f'  label={_quoted(name)}; labelloc=t; fontname="monospace";')
     for place, node in enumerate(flow.nodes):
         colour = actor_colour(node.actor)
         shape = "box" if node.kind == "task" else "oval"

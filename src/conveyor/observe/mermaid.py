@@ -10,10 +10,10 @@ from conveyor.observe.schedule import columns
 from conveyor.plan.model import DRIVER, Plan
 
 
-def write_mermaid(plan: Plan, channel_details: bool, schedule: bool) -> str:
+def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
     """The source of a flowchart from top to bottom."""
     flow = dataflow(plan)
-    title = ["---", f"title: {json.dumps(plan.name)}", "---"] if plan.name else []
+    title = ["---", f"title: {json.dumps(name)}", "---"] if name else []
     lines = [*title, "flowchart TD"]
     for place, node in enumerate(flow.nodes):
         left, right = ("[", "]") if node.kind == "task" else ("([", "])")

@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 
 def graph_html(graph: CompiledGraph) -> str:
     """Its state, its drawing and what it has counted."""
-    drawing = write_svg(compose(graph.plan, channel_details=False, schedule=False))
+    drawing = write_svg(compose(graph.plan, graph.name, channel_details=False, schedule=False))
     return f"<p><b>{escape(repr(graph))}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.plan.model import DRIVER, Plan, Program, Recv, Send
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.reading import Move, moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +36,16 @@ class Column:
 
 def columns(plan: Plan) -> tuple[Column, ...]:
     """The driver's column, then one for each actor."""
-    driver = [_send(plan, bundle.edge) for bundle in plan.inputs]
-    driver += [_recv(plan, edge) for edge in dict.fromkeys((*plan.outputs, *plan.effects))]
-    made = [Column(DRIVER, place_name(plan, DRIVER), tuple(driver))]
-    for program in plan.programs:
-        title = place_name(plan, program.actor)
-        made.append(Column(program.actor, title, tuple(_rows(plan, program))))
-    return tuple(made)
+    return tuple(
+        Column(place, place_name(plan, place), tuple(_row(plan, m) for m in moves(plan, place)))
+        for place in (DRIVER, *range(len(plan.actors)))
+    )
 
 
-def _rows(plan: Plan, program: Program) -> Iterable[Row]:
-    for step in program.steps:
-        if isinstance(step, Recv):
-            yield _recv(plan, step.edge)
-        elif isinstance(step, Send):
-            yield _send(plan, step.edge)
-        else:
-            yield Row("call", printable(plan.tasks[step.task].label), "")
-
-
-def _recv(plan: Plan, edge: int) -> Row:
-    return Row("recv", _value(plan, edge), place_name(plan, plan.edges[edge].writer))
-
-
-def _send(plan: Plan, edge: int) -> Row:
-    readers = ", ".join(place_name(plan, reader) for reader in plan.edges[edge].readers)
-    return Row("send", _value(plan, edge), readers)
-
-
-def _value(plan: Plan, edge: int) -> str:
-    return f"#{edge} {printable(plan.edges[edge].source)}"
+def _row(plan: Plan, move: Move) -> Row:
+    if move.kind == "call":
+        return Row(move.kind, printable(plan.tasks[move.number].label), "")
+    edge = plan.edges[move.number]
+    peers = edge.readers if move.kind == "send" else (edge.writer,)
+    names = ", ".join(place_name(plan, peer) for peer in peers)
+    return Row(move.kind, f"#{edge.id} {printable(edge.source)}", names)

@@ -35,6 +35,7 @@ def visualize(
     view: bool = False,
     channel_details: bool = False,
     schedule: bool = True,
+    name: str = "",
 ) -> str:
     """Draw ``plan``: its graph, a colour for each actor, and every actor's schedule beside it.
 
@@ -47,6 +48,7 @@ def visualize(
         view: show it: a picture's file is opened as by a web browser, any other text is printed.
         channel_details: write at each edge its transport, its depth and the reason for it.
         schedule: whether to show what every actor does, in order.
+        name: what the graph is called.
 
     Returns:
         The DOT source when a picture is written to a file or the format is ``"png"``; otherwise the text of
@@ -64,19 +66,19 @@ def visualize(
     if graphic and view and filename is None:
         raise ValueError(f"view=True opens the {format} file: it needs a filename")
     if format == "ascii":
-        text = write_ascii(plan, channel_details, schedule)
+        text = write_ascii(plan, name, channel_details, schedule)
     elif format == "mermaid":
-        text = write_mermaid(plan, channel_details, schedule)
+        text = write_mermaid(plan, name, channel_details, schedule)
     elif format == "svg" and filename is None:
-        return write_svg(compose(plan, channel_details, schedule))
+        return write_svg(compose(plan, name, channel_details, schedule))
     else:
-        text = write_dot(plan, channel_details, schedule)
+        text = write_dot(plan, name, channel_details, schedule)
     if filename is not None and format != "ascii":
         # All of it is made before the file is opened, so none is left half written by a failure.
         if format == "png":
-            data = write_png(compose(plan, channel_details, schedule))
+            data = write_png(compose(plan, name, channel_details, schedule))
         elif format == "svg":
-            data = write_svg(compose(plan, channel_details, schedule)).encode()
+            data = write_svg(compose(plan, name, channel_details, schedule)).encode()
         else:
             data = text.encode()
         path = Path(f"{os.fspath(filename)}.{_ENDINGS[format]}")

@@ -11,7 +11,6 @@ from conveyor.plan.model import (
     DRIVER,
     ActorInfo,
     Argument,
-    Call,
     Const,
     Edge,
     InputBundle,
@@ -19,14 +18,11 @@ from conveyor.plan.model import (
     Passed,
     Plan,
     Program,
-    Recv,
     Reg,
-    Send,
     Shape,
-    Step,
     Task,
 )
-from conveyor.plan.schedule import global_order
+from conveyor.plan.steps import Call, Recv, Send, Step
 from conveyor.plan.template import fill
 
 __all__ = [
@@ -49,6 +45,5 @@ __all__ = [
     "Task",
     "explain",
     "fill",
-    "global_order",
     "lower",
 ]

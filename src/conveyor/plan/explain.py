@@ -10,18 +10,17 @@ from conveyor.dag.parts import key_label, root_of
 from conveyor.plan.model import (
     DRIVER,
     Argument,
-    Call,
     Const,
     Fields,
     Leaf,
     Nested,
     Passed,
     Plan,
-    Program,
-    Recv,
     Reg,
-    Send,
+    Task,
 )
+from conveyor.plan.reading import Held, Values, moves, values
+from conveyor.plan.values import Made, value_label
 
 #: The widest column of the table of edges, in characters.
 _WIDEST = 48
@@ -47,15 +46,14 @@ def explain(plan: Plan, name: str = "") -> str:
     edges
       #0  input   driver → a   shm, depth 16: same host
     """
+    held, actors = values(plan), range(len(plan.actors))
     blocks = [
         f"{name}{name and ': '}{counted(len(plan.actors), 'actor')}, {counted(len(plan.tasks), 'task')}, "
         f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
-        _block("driver", _driver_steps(plan)),
+        *(_block(_name(plan, place), _steps(plan, place, held)) for place in (DRIVER, *actors)),
+        _edges(plan),
     ]
-    for actor, program in zip(plan.actors, plan.programs, strict=True):
-        blocks.append(_block(actor.name, _actor_steps(plan, program)))
-    blocks.append(_edges(plan))
     return "\n\n".join(blocks)
 
 
@@ -87,51 +85,33 @@ def _leaf(leaf: Leaf, sources: Sequence[str]) -> str:
     return sources[leaf]
 
 
-def _driver_steps(plan: Plan) -> list[tuple[str, str, str]]:
-    steps = [
-        ("send", plan.edges[bundle.edge].source, _to(plan, bundle.edge)) for bundle in plan.inputs
-    ]
-    streams = dict(plan.streams)
-    for edge in dict.fromkeys((*plan.outputs, *plan.effects)):
-        if edge in streams:
-            items = streams[edge]
-            steps.append(("recv", plan.edges[items].source, _from(plan, items)))
-        steps.append(("recv", plan.edges[edge].source, _from(plan, edge)))
-    return steps
-
-
-def _actor_steps(plan: Plan, program: Program) -> list[tuple[str, str, str]]:
-    names: dict[int, str] = {}
+def _steps(plan: Plan, place: int, values: Values) -> list[tuple[str, str, str]]:
+    """What the process at ``place`` does: the kind, what it is about, and with whom."""
     steps: list[tuple[str, str, str]] = []
-    keys = {bundle.edge: bundle.keys for bundle in plan.inputs}
-    for step in program.steps:
-        if isinstance(step, Recv):
-            source = plan.edges[step.edge].source
-            if step.reg is not None:
-                names[step.reg] = source
-            for key, reg in zip(keys.get(step.edge, ()), step.spread or (), strict=False):
-                if reg is not None:
-                    names[reg] = key_label(key, "input")
-            steps.append(("recv", source, _from(plan, step.edge)))
-        elif isinstance(step, Send):
-            steps.append(("send", plan.edges[step.edge].source, _to(plan, step.edge)))
+    for kind, number in moves(plan, place):
+        if kind == "call":
+            task, held = plan.tasks[number], values.held[place]
+            steps.append((kind, _call(plan, task, held), _unused(task, held)))
         else:
-            task = plan.tasks[step.task]
-            shown = [_argument(argument, names) for argument in task.args]
-            shown += [f"{name}={_argument(value, names)}" for name, value in task.kwargs]
-            steps.append(("call", f"{task.label}({', '.join(shown)})", _unused(step)))
-            if step.stream is not None:
-                steps.append(("send", plan.edges[step.stream].source, _to(plan, step.stream)))
-            if step.out is not None:
-                names[step.out] = task.label
-            names.update(
-                (r, f"{task.label}[{i}]") for i, r in enumerate(step.outs) if r is not None
-            )
+            edge = plan.edges[number]
+            sends = kind == "send"
+            peers = f"→ {_names(plan, edge.readers)}" if sends else f"← {_name(plan, edge.writer)}"
+            steps.append((kind, edge.source, peers))
     return steps
 
 
-def _unused(call: Call) -> str:
-    unused = [f"[{i}]" for i, reg in enumerate(call.outs) if reg is None]
+def _call(plan: Plan, task: Task, held: Mapping[int, Held]) -> str:
+    labels = [task.label for task in plan.tasks]
+    names = {reg: value_label(known.value, labels) for reg, known in held.items()}
+    shown = [_argument(argument, names) for argument in task.args]
+    shown += [f"{name}={_argument(value, names)}" for name, value in task.kwargs]
+    return f"{task.label}({', '.join(shown)})"
+
+
+def _unused(task: Task, held: Mapping[int, Held]) -> str:
+    kept = {known.value for known in held.values()}
+    elements = range(task.num_returns or 0)
+    unused = [f"[{i}]" for i in elements if Made(task.id, i) not in kept]
     return f"({', '.join(unused)} unused)" if unused else ""
 
 
@@ -211,14 +191,6 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
             at += " " * (width + 2)
         lines.append(line.rstrip())
     return lines
-
-
-def _to(plan: Plan, edge: int) -> str:
-    return f"→ {_names(plan, plan.edges[edge].readers)}"
-
-
-def _from(plan: Plan, edge: int) -> str:
-    return f"← {_name(plan, plan.edges[edge].writer)}"
 
 
 def _names(plan: Plan, places: Iterable[int]) -> str:

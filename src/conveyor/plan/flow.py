@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from conveyor.dag import (
     DAGNode,
@@ -17,49 +17,9 @@ from conveyor.dag import (
 )
 from conveyor.dag.inputs import key_of
 from conveyor.dag.node import hint_of, upstream_of
-from conveyor.dag.parts import Key, key_label
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import DRIVER, ActorInfo
-
-
-class Part(NamedTuple):
-    """A value from the driver: an argument of ``execute`` or a part of one, or (``None``) its whole
-    input."""
-
-    key: Key | None
-
-
-class Start(NamedTuple):
-    """That an execution has begun, for ``actor``, which has a task that needs no value."""
-
-    actor: int
-
-
-class Made(NamedTuple):
-    """A value made by a task: its result, or one element of it."""
-
-    task: int
-    element: int | None
-
-
-Source = Part | Made | Start
-
-
-# No named tuples: those are equal when their contents are, whatever they mean.
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """What a generator yields, as it comes."""
-
-    made: Made
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """That a task has run, which the driver wants to hear of one that runs for its effect."""
-
-    made: Made
+from conveyor.plan.values import Made, Part, Start, Value, value_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +40,20 @@ class Flow:
     nodes: tuple[MethodNode, ...]
     labels: tuple[str, ...]
     actor_of: tuple[int, ...]
-    needs: tuple[tuple[Source, ...], ...]
-    readers: Mapping[Source, tuple[int, ...]]
-    hints: Mapping[Source, tuple[TransportHint, ...]]
+    needs: tuple[tuple[Value, ...], ...]
+    readers: Mapping[Value, tuple[int, ...]]
+    hints: Mapping[Value, tuple[TransportHint, ...]]
     outputs: tuple[Made, ...]
     effects: tuple[Made, ...]
     task_of: Mapping[MethodNode, int]
 
-    def label(self, source: Source) -> str:
-        """``source`` in the user's words."""
-        if isinstance(source, Part):
-            return key_label(source.key, "input")
-        if isinstance(source, Start):
-            return "start"
-        label = self.labels[source.task]
-        return label if source.element is None else f"{label}[{source.element}]"
+    def label(self, value: Value) -> str:
+        """``value`` in the user's words."""
+        return value_label(value, self.labels)
 
-    def source(self, node: DAGNode) -> Source:
+    def value(self, node: DAGNode) -> Value:
         """The value that ``node`` stands for."""
-        return _source(node, self.task_of)
+        return _value(node, self.task_of)
 
 
 def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
@@ -113,18 +68,18 @@ def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
     )
     actors = _named(list(index_of))
 
-    readers: dict[Source, set[int]] = {}
-    hints: dict[Source, list[TransportHint]] = {}
+    readers: dict[Value, set[int]] = {}
+    hints: dict[Value, list[TransportHint]] = {}
 
-    def read(node: DAGNode, reader: int) -> Source:
-        source = _source(node, task_of)
-        at = readers.setdefault(source, set())
-        if reader != (actor_of[source.task] if isinstance(source, Made) else DRIVER):
+    def read(node: DAGNode, reader: int) -> Value:
+        value = _value(node, task_of)
+        at = readers.setdefault(value, set())
+        if reader != (actor_of[value.task] if isinstance(value, Made) else DRIVER):
             at.add(reader)
         hint = hint_of(node)
         if hint is not None:
-            hints.setdefault(source, []).append(hint)
-        return source
+            hints.setdefault(value, []).append(hint)
+        return value
 
     needs = tuple(
         tuple(dict.fromkeys(read(node, actor) for node in upstream_of(task)))
@@ -133,44 +88,46 @@ def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
     needs = _started(needs, actor_of, readers)
     made = [n for n in shape.outputs if not isinstance(n, (InputNode, InputAttributeNode))]
     outputs = tuple(read(node, DRIVER) for node in made)
-    effects = tuple(_source(task, task_of) for task in shape.effects)
+    effects = tuple(_value(task, task_of) for task in shape.effects)
     return Flow(
         actors=actors,
         nodes=shape.tasks,
         labels=_labels(shape.tasks, actor_of, actors),
         actor_of=actor_of,
         needs=needs,
-        readers={source: tuple(sorted(at)) for source, at in readers.items()},
-        hints={source: tuple(given) for source, given in hints.items()},
-        outputs=tuple(source for source in outputs if isinstance(source, Made)),
-        effects=tuple(source for source in effects if isinstance(source, Made)),
+        readers={value: tuple(sorted(at)) for value, at in readers.items()},
+        hints={value: tuple(given) for value, given in hints.items()},
+        outputs=tuple(value for value in outputs if isinstance(value, Made)),
+        effects=tuple(value for value in effects if isinstance(value, Made)),
         task_of=task_of,
     )
 
 
 def _started(
-    needs: tuple[tuple[Source, ...], ...],
+    needs: tuple[tuple[Value, ...], ...],
     actor_of: tuple[int, ...],
-    readers: dict[Source, set[int]],
-) -> tuple[tuple[Source, ...], ...]:
+    readers: dict[Value, set[int]],
+) -> tuple[tuple[Value, ...], ...]:
     """``needs``, with what begins an execution of the tasks that need no value: some input that
     their actor gets anyway, or one that says nothing but that."""
-    parts: dict[int, Source] = {}
+    if all(needs):
+        return needs
+    parts: dict[int, Value] = {}
     for wanted, actor in zip(needs, actor_of, strict=True):
-        for source in wanted:
-            if isinstance(source, Part):
-                parts.setdefault(actor, source)
-    begun: list[tuple[Source, ...]] = []
+        for value in wanted:
+            if isinstance(value, Part):
+                parts.setdefault(actor, value)
+    begun: list[tuple[Value, ...]] = []
     for wanted, actor in zip(needs, actor_of, strict=True):
         if not wanted:
-            source = parts.setdefault(actor, Start(actor))
-            readers.setdefault(source, set()).add(actor)
-            wanted = (source,)
+            value = parts.setdefault(actor, Start(actor))
+            readers.setdefault(value, set()).add(actor)
+            wanted = (value,)
         begun.append(wanted)
     return tuple(begun)
 
 
-def _source(node: DAGNode, task_of: Mapping[MethodNode, int]) -> Source:
+def _value(node: DAGNode, task_of: Mapping[MethodNode, int]) -> Value:
     if isinstance(node, InputNode):
         return Part(None)
     if isinstance(node, InputAttributeNode):
@@ -198,10 +155,10 @@ def _labels(
     nodes: tuple[MethodNode, ...], actor_of: tuple[int, ...], actors: tuple[ActorInfo, ...]
 ) -> tuple[str, ...]:
     """``actor.method`` for each task, with ``#2``, ``#3`` where it is bound again."""
-    times: Counter[str] = Counter()
+    times: dict[str, int] = {}
     labels = []
     for node, actor in zip(nodes, actor_of, strict=True):
         label = f"{actors[actor].name}.{node.method}"
-        times[label] += 1
-        labels.append(label if times[label] == 1 else f"{label}#{times[label]}")
+        times[label] = time = times.get(label, 0) + 1
+        labels.append(label if time == 1 else f"{label}#{time}")
     return tuple(labels)

@@ -10,21 +10,12 @@ from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
 from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
-from conveyor.plan.flow import Done, Flow, Items, Made, Part, Source, Start, trace
-from conveyor.plan.model import (
-    DRIVER,
-    Const,
-    Edge,
-    InputBundle,
-    Leaf,
-    Passed,
-    Plan,
-    Reg,
-    Shape,
-)
-from conveyor.plan.route import choose
-from conveyor.plan.schedule import global_order, write_programs
+from conveyor.plan.channels import lay_channels
+from conveyor.plan.flow import trace
+from conveyor.plan.model import Const, Leaf, Passed, Plan, Reg, Shape
+from conveyor.plan.schedule import make_schedule
 from conveyor.plan.template import template
+from conveyor.plan.values import Done, Items
 
 
 def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | None = None) -> Plan:
@@ -37,30 +28,30 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
     shape = survey(root)
     _check(shape, config)
     flow = trace(shape, placement or {})
-    edges, inputs, edge_of = _edges(flow, shape, config)
-    tasks, programs = write_programs(flow, inputs, edge_of)
-    global_order(programs, tasks, edges)
+    channels = lay_channels(flow, shape.keys, config)
+    edge_of = channels.edge_of
+    schedule = make_schedule(flow, channels)
     positional, keywords = shape.parameters
     return Plan(
         actors=flow.actors,
-        tasks=tasks,
-        edges=edges,
-        programs=programs,
-        inputs=inputs,
-        outputs=tuple(edge_of[source] for source in flow.outputs),
+        tasks=schedule.tasks,
+        edges=channels.edges,
+        programs=schedule.programs,
+        order=schedule.order,
+        inputs=channels.inputs,
+        outputs=tuple(edge_of[value] for value in flow.outputs),
         multi_output=shape.multi_output,
         positional=positional,
         keywords=keywords,
-        whole_input=shape.whole and not shape.keys and len(inputs) == 1,
+        whole_input=shape.whole and not shape.keys and len(channels.inputs) == 1,
         depth=config.depth,
         shape=_shape(shape),
-        effects=tuple(edge_of[Done(source)] for source in flow.effects),
+        effects=tuple(edge_of[Done(value)] for value in flow.effects),
         streams=tuple(
             (edge_of[items.made], edge)
             for items, edge in edge_of.items()
             if isinstance(items, Items)
         ),
-        name=config.name,
     )
 
 
@@ -103,65 +94,3 @@ def _shape(shape: Survey) -> Shape | None:
 
 def _is_made(item: object) -> bool:
     return isinstance(item, DAGNode) and not isinstance(item, (InputNode, InputAttributeNode))
-
-
-def _edges(
-    flow: Flow, shape: Survey, config: Config
-) -> tuple[tuple[Edge, ...], tuple[InputBundle, ...], dict[Source | Done | Items, int]]:
-    """One edge for each value that leaves its process; inputs with the same readers share one."""
-    edges: list[Edge] = []
-    edge_of: dict[Source | Done | Items, int] = {}
-
-    def lay_plain(
-        what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
-    ) -> None:
-        edge_of[what] = len(edges)
-        edges.append(Edge(len(edges), writer, (DRIVER,), label, depth, "shm", reason))
-
-    def lay(writer: int, readers: tuple[int, ...], sources: list[Source]) -> int:
-        label = ", ".join(dict.fromkeys(flow.label(source) for source in sources))
-        hints = [hint for source in sources for hint in flow.hints.get(source, ())]
-        route = choose(label, hints)
-        edge = Edge(len(edges), writer, readers, label, config.depth, route.name, route.reason)
-        edges.append(edge)
-        edge_of.update((source, edge.id) for source in sources)
-        return edge.id
-
-    bundles: dict[tuple[int, ...], list[Part]] = {}
-    for part in [Part(key) for key in shape.keys]:
-        if part in flow.readers:  # else only the driver uses it, as a result
-            bundles.setdefault(flow.readers[part], []).append(part)
-    inputs = [
-        InputBundle(lay(DRIVER, readers, [*parts]), tuple(part.key for part in parts))
-        for readers, parts in bundles.items()
-    ]
-    whole = Part(None)
-    if whole in flow.readers:
-        # Alone in its frame, which then is the value itself.
-        inputs.append(InputBundle(lay(DRIVER, flow.readers[whole], [whole]), (None,)))
-    starts: list[Source] = [source for source in flow.readers if isinstance(source, Start)]
-    if starts:
-        started = sorted(source.actor for source in starts if isinstance(source, Start))
-        inputs.append(InputBundle(lay(DRIVER, tuple(started), starts), ()))
-
-    made = sorted(
-        (source for source in flow.readers if isinstance(source, Made)),
-        key=lambda source: (source.task, -1 if source.element is None else source.element),
-    )
-    for source in made:
-        writer, label = flow.actor_of[source.task], flow.label(source)
-        if flow.nodes[source.task].streams:
-            choose(label, flow.hints.get(source, ()))
-            lay_plain(source, writer, label, config.depth, "only that its items have ended")
-            credit = config.stream_items
-            lay_plain(Items(source), writer, f"items of {label}", credit, "a generator's items")
-        elif flow.readers[source]:
-            lay(flow.actor_of[source.task], flow.readers[source], [source])
-        else:
-            # It stays on its actor, in a register; but what was asked for it must still exist.
-            choose(flow.label(source), flow.hints.get(source, ()))
-    for source in flow.effects:
-        label = f"done {flow.label(source)}"
-        reason = "an effect: only that it has run"
-        lay_plain(Done(source), flow.actor_of[source.task], label, config.depth, reason)
-    return tuple(edges), tuple(inputs), edge_of

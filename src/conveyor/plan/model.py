@@ -12,6 +12,7 @@ from typing import Any
 
 from conveyor.dag.parts import Key
 from conveyor.plan.portable import Portable
+from conveyor.plan.steps import Call, Recv, Send, Step  # noqa: F401
 
 #: The driver's place in ``writer`` and ``readers``; actors count from 0.
 DRIVER = -1
@@ -100,41 +101,6 @@ class Edge(Portable):
 
 
 @dataclass(frozen=True, slots=True)
-class Recv(Portable):
-    """Receive one frame of ``edge``. With ``spread`` the frame is a tuple, one register for each
-    element this program uses (``None``: unused here); otherwise it goes whole to ``reg``."""
-
-    edge: int
-    reg: int | None
-    spread: tuple[int | None, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Portable):
-    """Run ``task``. The result goes to ``out`` (whole, ``None`` if nobody here or elsewhere reads
-    it), its elements to ``outs`` when ``num_returns`` is set (``None``: element unused). A generator's
-    items go out on edge ``stream`` as they come, and ``out`` is ``None`` (or the error) at its end."""
-
-    task: int
-    out: int | None
-    outs: tuple[int | None, ...] = ()
-    stream: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Send(Portable):
-    """Publish register ``reg`` on ``edge``; with ``only_done``, only that it is there (``None``, or
-    the error that is there instead)."""
-
-    edge: int
-    reg: int
-    only_done: bool = False
-
-
-Step = Recv | Call | Send
-
-
-@dataclass(frozen=True, slots=True)
 class Program(Portable):
     """What one actor does for one execution, in order."""
 
@@ -179,18 +145,29 @@ class Shape(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Portable):
-    """A compiled graph as data. ``outputs`` are edges read by the driver, one for each output in
-    order (an edge may stand there twice); ``multi_output`` tells a list of results from one, and
-    ``shape`` any other shape from a list. ``effects`` are the edges on which the driver hears that
-    a task without a result has run. ``streams`` are pairs of edges: an output that says that a
-    generator has ended, and the one on which its items come. ``positional`` and ``keywords`` are what
-    ``execute`` must be given; ``whole_input`` tells that this is one argument and that it travels as
-    it is. ``name`` is the graph's, if it was given one."""
+    """A compiled graph as data.
+
+    actors, tasks, edges: each stands at its own number.
+    programs: one for each actor, at the actor's number.
+    order: the numbers of all tasks in an order that every program keeps to; whatever a task needs is
+        made before it.
+    inputs: the edges that the executor writes.
+    outputs: the edges that it reads, one for each output in order (an edge may stand there twice).
+    multi_output: a list of results is asked for, not one.
+    positional, keywords: what ``execute`` must be given.
+    whole_input: this is one argument, and it travels as it is.
+    depth: so many executions may be under way.
+    shape: the form of the results, where it is not a list.
+    effects: the edges on which the executor hears that a task without a result has run.
+    streams: pairs of edges: an output that says that a generator has ended, and the one on which its
+        items come.
+    """
 
     actors: tuple[ActorInfo, ...]
     tasks: tuple[Task, ...]
     edges: tuple[Edge, ...]
     programs: tuple[Program, ...]
+    order: tuple[int, ...]
     inputs: tuple[InputBundle, ...]
     outputs: tuple[int, ...]
     multi_output: bool
@@ -201,4 +178,3 @@ class Plan(Portable):
     shape: Shape | None = None
     effects: tuple[int, ...] = ()
     streams: tuple[tuple[int, int], ...] = ()
-    name: str = ""

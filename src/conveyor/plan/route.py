@@ -35,6 +35,8 @@ def choose(source: str, hints: Iterable[TransportHint]) -> Route:
                 f"transport to it available yet; 'default' and 'cpu' are"
             )
         forced |= hint.transport == "shm"
-    if forced:
-        return Route("shm", "asked for by with_tensor_transport")
-    return Route("shm", "same host")
+    return _FORCED if forced else _SAME_HOST
+
+
+_FORCED = Route("shm", "asked for by with_tensor_transport")
+_SAME_HOST = Route("shm", "same host")

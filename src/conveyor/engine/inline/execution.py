@@ -12,10 +12,10 @@ from conveyor.engine.inline.actor import Actor, Expired, Failure, interrupts
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.notes import Notes
-from conveyor.engine.inline.order import Stage, in_order
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError, SerializationError
 from conveyor.plan import DRIVER, Argument, Const, Plan, Reg, Task, fill
+from conveyor.plan.reading import Stage, in_order
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.unsendable import blame_input, blame_tasks
 from conveyor.runtime.refs.values import with_bound_values

@@ -13,8 +13,9 @@ from conveyor import _core
 from conveyor.channel import encode_error
 from conveyor.channel.sealed import Sealed
 from conveyor.plan import fill
-from conveyor.plan.model import Argument, Call, Const, Recv, Reg, Send, Step, Task
-from conveyor.plan.template import registers
+from conveyor.plan.model import Argument, Const, Reg, Task
+from conveyor.plan.reading import registers_read
+from conveyor.plan.steps import Call, Recv, Send, assert_never
 from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
@@ -101,35 +102,38 @@ def make_program(
     producers = Producers()
     steps = assignment.program.steps
     for i, step in enumerate(steps):
-        if isinstance(step, Recv):
-            reg = -1 if step.reg is None else step.reg
-            spread = [] if step.spread is None else _places(step.spread)
-            program.add_receive(readers[step.edge], reg, spread, assignment.sources[step.edge])
-        elif isinstance(step, Call):
-            task = tasks[step.task]
-            if step.stream is None:
-                _add_call(worker, program, step, task, start)
-            else:
+        match step:
+            case Recv():
+                reg = -1 if step.reg is None else step.reg
+                spread = [] if step.spread is None else _places(step.spread)
+                source = assignment.sources[step.edge]
+                program.add_receive(readers[step.edge], reg, spread, source)
+            case Call():
+                task = tasks[step.task]
+                if step.stream is None:
+                    _add_call(worker, program, step, task, start)
+                    continue
                 index = assignment.recorder.sends.index(step.stream)
                 outlet = Outlet(writers[step.stream], recorder, index, process.inbox, task.label)
-                producers.add(
-                    _add_generator(
-                        worker,
-                        program,
-                        assignment.graph,
-                        step,
-                        task,
-                        outlet,
-                        start,
-                        running,
-                        limits,
-                    )
+                generator = _add_generator(
+                    worker,
+                    program,
+                    assignment.graph,
+                    step,
+                    task,
+                    outlet,
+                    start,
+                    running,
+                    limits,
                 )
-        else:
-            last = all(step.reg not in _uses(other, tasks) for other in steps[i + 1 :])
-            label = assignment.sources[step.edge]
-            output = step.edge in assignment.recorder.outputs
-            program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
+                producers.add(generator)
+            case Send():
+                last = all(step.reg not in registers_read(other, tasks) for other in steps[i + 1 :])
+                label = assignment.sources[step.edge]
+                output = step.edge in assignment.recorder.outputs
+                program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
+            case _:
+                assert_never(step)
     return program, producers, labels
 
 
@@ -165,7 +169,7 @@ def _add_generator(
         limits,
         task.id,
     )
-    uses = sorted(_uses(step, {task.id: task}))
+    uses = sorted(set(registers_read(step, {task.id: task})))
     out = -1 if step.out is None else step.out
     program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
     return producer
@@ -218,7 +222,7 @@ def _add_call(
         task.label,
         args,
         constants,
-        sorted(_uses(step, {task.id: task})),
+        sorted(set(registers_read(step, {task.id: task}))),
         None if plain or is_async else invoke,
         start if is_async else None,
         -1 if step.out is None else step.out,
@@ -229,17 +233,6 @@ def _add_call(
 
 def _places(regs: Sequence[int | None]) -> list[int]:
     return [-1 if reg is None else reg for reg in regs]
-
-
-def _uses(step: Step, tasks: dict[int, Task]) -> set[int]:
-    """The registers that ``step`` reads."""
-    if isinstance(step, Send):
-        return {step.reg}
-    if isinstance(step, Recv):
-        return set()
-    task = tasks[step.task]
-    arguments = (*task.args, *(argument for _, argument in task.kwargs))
-    return {reg for argument in arguments for reg in registers(argument)}
 
 
 def _value(argument: Argument, regs: list[Any]) -> Any:

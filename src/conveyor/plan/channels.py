@@ -1,0 +1,118 @@
+"""The channels of a graph: an edge for each value that leaves its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conveyor.config import Config
+from conveyor.dag.parts import Key
+from conveyor.plan.flow import Flow
+from conveyor.plan.model import DRIVER, Edge, InputBundle
+from conveyor.plan.route import choose
+from conveyor.plan.values import Done, Items, Made, Part, Start, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What crosses from process to process, and on which edge.
+
+    edges: all of them, by their numbers.
+    inputs: the edges that the executor writes.
+    edge_of: the edge of each value that has one. Inputs with the same readers share theirs.
+    """
+
+    edges: tuple[Edge, ...]
+    inputs: tuple[InputBundle, ...]
+    edge_of: Mapping[Value | Done | Items, int]
+
+
+def lay_channels(flow: Flow, keys: Sequence[Key], config: Config) -> Channels:
+    """One edge for each value that leaves its process; ``keys`` are the parts of the input."""
+    laying = _Laying(flow, config)
+    inputs = laying.inputs(keys)
+    laying.results()
+    laying.effects()
+    return Channels(tuple(laying.edges), inputs, laying.edge_of)
+
+
+class _Laying:
+    """The edges of one graph in the making."""
+
+    def __init__(self, flow: Flow, config: Config) -> None:
+        self.flow = flow
+        self.config = config
+        self.edges: list[Edge] = []
+        self.edge_of: dict[Value | Done | Items, int] = {}
+
+    def inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
+        """Lay the edges on which the executor gives what an execution begins with."""
+        readers = self.flow.readers
+        bundles: dict[tuple[int, ...], list[Part]] = {}
+        for part in map(Part, keys):
+            if part in readers:  # else only the executor uses it, as a result
+                bundles.setdefault(readers[part], []).append(part)
+        laid = [
+            InputBundle(self._lay(DRIVER, to, parts), tuple(part.key for part in parts))
+            for to, parts in bundles.items()
+        ]
+        whole = Part(None)
+        if whole in readers:
+            # Alone in its frame, which then is the value itself.
+            laid.append(InputBundle(self._lay(DRIVER, readers[whole], [whole]), (None,)))
+        starts = [value for value in readers if isinstance(value, Start)]
+        if starts:
+            to = tuple(sorted(value.actor for value in starts))
+            laid.append(InputBundle(self._lay(DRIVER, to, starts), ()))
+        return tuple(laid)
+
+    def results(self) -> None:
+        """Lay the edges of what tasks make."""
+        flow, depth = self.flow, self.config.depth
+        made = [value for value in flow.readers if isinstance(value, Made)]
+        for value in sorted(made, key=_in_order):
+            writer, label = flow.actor_of[value.task], flow.label(value)
+            if flow.nodes[value.task].streams:
+                choose(label, flow.hints.get(value, ()))
+                self._lay_plain(value, writer, label, depth, "only that its items have ended")
+                credit = self.config.stream_items
+                self._lay_plain(
+                    Items(value), writer, f"items of {label}", credit, "a generator's items"
+                )
+            elif flow.readers[value]:
+                self._lay(writer, flow.readers[value], [value])
+            else:
+                # It stays on its actor, in a register; but what was asked for it must still exist.
+                choose(label, flow.hints.get(value, ()))
+
+    def effects(self) -> None:
+        """Lay the edges on which the executor hears that a task has run for its effect."""
+        for value in self.flow.effects:
+            writer, label = self.flow.actor_of[value.task], f"done {self.flow.label(value)}"
+            reason = "an effect: only that it has run"
+            self._lay_plain(Done(value), writer, label, self.config.depth, reason)
+
+    def _lay(self, writer: int, readers: tuple[int, ...], values: Sequence[Value]) -> int:
+        label = ", ".join(dict.fromkeys(map(self.flow.label, values)))
+        hints = [hint for value in values for hint in self.flow.hints.get(value, ())]
+        route = choose(label, hints)
+        edge = len(self.edges)
+        self.edges.append(
+            Edge(edge, writer, readers, label, self.config.depth, route.name, route.reason)
+        )
+        for value in values:
+            self.edge_of[value] = edge
+        return edge
+
+    def _lay_plain(
+        self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
+    ) -> None:
+        """Lay an edge to the executor that no hint is about."""
+        edge = len(self.edges)
+        self.edges.append(Edge(edge, writer, (DRIVER,), label, depth, "shm", reason))
+        self.edge_of[what] = edge
+
+
+def _in_order(value: Made) -> tuple[int, int]:
+    """By task; a whole result stands before its elements."""
+    return value.task, -1 if value.element is None else value.element

@@ -1,0 +1,126 @@
+"""The proof that programs fit together, for steps of any kind that say what they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from conveyor.exceptions import GraphError
+
+Event = TypeVar("Event", bound=Hashable)
+_Event_co = TypeVar("_Event_co", bound=Hashable, covariant=True)
+_Event_contra = TypeVar("_Event_contra", bound=Hashable, contravariant=True)
+
+
+class Blocking(Protocol[_Event_co]):
+    """A step, as far as it concerns others. One of several that meet enables its own event and waits
+    for those of the others."""
+
+    def waits_for(self) -> Iterable[_Event_co]:
+        """The step ends once all of these events have happened."""
+        ...
+
+    def enables(self) -> Iterable[_Event_co]:
+        """These events happen when a program comes to the step, before it waits."""
+        ...
+
+
+class Words(Protocol[_Event_contra]):
+    """How the proof speaks of programs, which it knows by their numbers."""
+
+    def step(self, program: int, place: int) -> str:
+        """What ``program`` does with its step at ``place``."""
+        ...
+
+    def event(self, event: _Event_contra) -> str:
+        """What a step waits for."""
+        ...
+
+
+def prove(
+    programs: Sequence[Sequence[Blocking[Event]]], given: Iterable[Event], words: Words[Event]
+) -> None:
+    """Prove that all programs come to their end, however fast each of them is.
+
+    What has happened stays so, and no step is the less able to go on for it. So it does not matter who
+    is followed first: the programs fit together exactly if following them all, each as far as it comes,
+    ends with all of them done.
+
+    Args:
+        given: the events that happen whatever the programs do.
+
+    Raises:
+        GraphError: some wait for each other, or for what never happens; the message says who.
+    """
+    places = [0] * len(programs)
+    happened = set(given)
+    waiting: dict[Event, list[int]] = {}
+    ready = list(range(len(programs)))
+    while ready:
+        program = ready.pop()
+        steps = programs[program]
+        while places[program] < len(steps):
+            step = steps[places[program]]
+            for event in step.enables():
+                happened.add(event)
+                if event in waiting:
+                    ready += waiting.pop(event)
+            missing = _missing(step.waits_for(), happened)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(program)
+                break
+            places[program] += 1
+    if waiting:
+        raise GraphError(_why(programs, places, happened, words))
+
+
+def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
+    """The first of ``events`` that has not happened."""
+    for event in events:
+        if event not in happened:
+            return event
+    return None
+
+
+def _why(
+    programs: Sequence[Sequence[Blocking[Event]]],
+    places: Sequence[int],
+    happened: set[Event],
+    words: Words[Event],
+) -> str:
+    """Why the programs are stuck at ``places``."""
+    # Whoever is stuck waits for someone who is stuck, so following them must come around.
+    program = next(i for i, steps in enumerate(programs) if places[i] < len(steps))
+    trail: dict[
+        int, tuple[Event, int]
+    ] = {}  # what each waits for, and where the next one enables it
+    while program not in trail:
+        missing = _missing(programs[program][places[program]].waits_for(), happened)
+        assert missing is not None
+        enabler = _enabler(programs, places, missing)
+        if enabler is None:
+            doing = words.step(program, places[program])
+            return f"{doing} waits for {words.event(missing)}, which nothing makes"
+        trail[program] = missing, enabler[1]
+        program = enabler[0]
+    cycle = list(trail)[list(trail).index(program) :]
+    clauses = []
+    for member, maker in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        missing, place = trail[member]
+        clause = f"{words.step(member, places[member])} waits for {words.event(missing)}"
+        first = words.step(maker, places[maker])
+        if words.step(maker, place) != first:
+            clause += f", which its actor makes after {first}"
+        clauses.append(clause)
+    return f"no order of the graph's tasks is possible: {'; '.join(clauses)}"
+
+
+def _enabler(
+    programs: Sequence[Sequence[Blocking[Event]]], places: Sequence[int], event: Event
+) -> tuple[int, int] | None:
+    """The program that would still enable ``event``, and at which place."""
+    for program, steps in enumerate(programs):
+        for place in range(places[program], len(steps)):
+            if event in steps[place].enables():
+                return program, place
+    return None

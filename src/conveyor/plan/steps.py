@@ -1,0 +1,97 @@
+"""The kinds of steps that a program has: what an actor does for one execution.
+
+They are a closed union. Whoever treats steps by their kind does so with ``match`` and ends with
+:func:`assert_never`, so the type checker finds each place that must know of a new kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from conveyor.plan.portable import Portable
+
+Event = tuple[Literal["frame"], int]
+"""What a step can wait for: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
+execution has been published on edge e."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recv(Portable):
+    """Receives one frame.
+
+    edge: the edge that the frame comes on.
+    reg: the register that a whole frame goes to; ``None`` if it is spread.
+    spread: of a frame that is a tuple, the register for each element; ``None`` for one that this
+        program does not use.
+    """
+
+    edge: int
+    reg: int | None
+    spread: tuple[int | None, ...] | None = None
+
+    def waits_for(self) -> tuple[Event, ...]:
+        """The step ends once all of these events have happened."""
+        return (("frame", self.edge),)
+
+    def enables(self) -> tuple[Event, ...]:
+        """These events happen when an actor comes to the step, before it waits."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Portable):
+    """Runs a task.
+
+    task: the task's number.
+    out: the register that the whole result goes to; ``None`` if nobody reads it. Of a generator it
+        gets ``None`` (or the error) at its end.
+    outs: the register of each element, where the task has a ``num_returns``; ``None`` for one that
+        nobody uses.
+    stream: the edge that a generator's items go out on, as they come. They may wait for room, which
+        whoever reads them gives without a step of any program.
+    """
+
+    task: int
+    out: int | None
+    outs: tuple[int | None, ...] = ()
+    stream: int | None = None
+
+    def waits_for(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return ()
+
+    def enables(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Portable):
+    """Publishes a value. There is always room: depth is granted when an execution is submitted.
+
+    edge: the edge that the frame goes out on.
+    reg: the register that holds the value.
+    only_done: only that the value is there is published: ``None``, or the error in its place.
+    """
+
+    edge: int
+    reg: int
+    only_done: bool = False
+
+    def waits_for(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return ()
+
+    def enables(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return (("frame", self.edge),)
+
+
+Step = Recv | Call | Send
+
+
+def assert_never(step: NoReturn) -> NoReturn:
+    """Have the type checker prove that no kind of step comes here."""
+    # Python 3.10 has none in `typing`.
+    raise AssertionError(f"a step that nobody here knows: {step!r}")

@@ -1,0 +1,60 @@
+"""The values of a graph: what its tasks need and make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from conveyor.dag.parts import Key, key_label
+
+
+class Part(NamedTuple):
+    """A value that the executor gives: an argument of ``execute`` or a part of one, or (``None``) the
+    whole input."""
+
+    key: Key | None
+
+
+class Made(NamedTuple):
+    """A value that a task makes: its result, or one element of it."""
+
+    task: int
+    element: int | None
+
+
+# These are no named tuples, which are equal to others with the same contents, whatever they mean.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The news that an execution has begun, for ``actor``, which has a task that needs no value."""
+
+    actor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What a generator yields, as it comes."""
+
+    made: Made
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The news that a task has run, which the executor wants of one that runs for its effect."""
+
+    made: Made
+
+
+Value = Part | Made | Start
+
+
+def value_label(value: Value, task_labels: Sequence[str]) -> str:
+    """``value`` in the user's words."""
+    if isinstance(value, Part):
+        return key_label(value.key, "input")
+    if isinstance(value, Start):
+        return "start"
+    label = task_labels[value.task]
+    return label if value.element is None else f"{label}[{value.element}]"
