@@ -12,7 +12,7 @@ from typing import Any
 
 from conveyor.dag.parts import Key
 from conveyor.plan.portable import Portable
-from conveyor.plan.steps import Call, Recv, Send, Step  # noqa: F401
+from conveyor.plan.steps import Step
 
 #: The driver's place in ``writer`` and ``readers``; actors count from 0.
 DRIVER = -1

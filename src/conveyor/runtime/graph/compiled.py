@@ -180,7 +180,9 @@ class CompiledGraph(ABC, Generic[ResultT]):
             format, ``ImportError`` for PNG without that extra, and ``OSError`` if the file cannot be
             written.
         """
-        return views.installed().draw(self.plan, filename, format, view, channel_details, schedule)
+        return views.installed().draw(
+            self.plan, filename, format, view, channel_details, schedule, self.name
+        )
 
     def stats(self) -> GraphStats:
         """What was counted and timed since the graph was compiled.

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
-from conveyor.plan.model import DRIVER, Call, Plan, Recv, Send
+from conveyor.plan.model import DRIVER, Plan
 from conveyor.plan.portable import Portable
+from conveyor.plan.reading import outline
 
 #: Events of one process that can wait to be taken by the driver.
 EVENT_CAPACITY = 1 << 15
@@ -73,14 +74,12 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
         DRIVER: ((0, 1), result_edges(plan), tuple(bundle.edge for bundle in plan.inputs), ())
     }
     for program in plan.programs:
-        calls = [step for step in program.steps if isinstance(step, Call)]
-        sent = [step.edge for step in program.steps if isinstance(step, Send)]
+        does = outline(program)
         parts[program.actor] = (
-            tuple(step.task for step in calls),
-            tuple(step.edge for step in program.steps if isinstance(step, Recv)),
-            # What generators send is no step.
-            (*sent, *(step.stream for step in calls if step.stream is not None)),
-            tuple(edge for edge in sent if DRIVER in plan.edges[edge].readers),
+            does.tasks,
+            does.receives,
+            (*does.sends, *(edge for _, edge in does.streams)),
+            tuple(edge for edge in does.sends if DRIVER in plan.edges[edge].readers),
         )
     offsets = {}
     for place, (tasks, receives, sends, outputs) in parts.items():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from conveyor import _core
 from conveyor.channel import summarize_error
-from conveyor.plan.model import DRIVER, Plan, Recv, Send
+from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.reading import outline
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
 
@@ -125,15 +126,9 @@ class Progress:
 
     def at(self, actor: int) -> tuple[int, EdgeWait | None]:
         """The execution that the actor is at, and what it needs for that; ``None``: it has all."""
-        received: list[tuple[int, int]] = []
-        sent: list[int] = []
-        for program in self.plan.programs:
-            if program.actor == actor:
-                for step in program.steps:
-                    if isinstance(step, Recv):
-                        received.append((step.edge, self.rings[step.edge][1][actor]))
-                    elif isinstance(step, Send):
-                        sent.append(self.rings[step.edge][0])
+        does = outline(self.plan.programs[actor])
+        received = [(edge, self.rings[edge][1][actor]) for edge in does.receives]
+        sent = [self.rings[edge][0] for edge in does.sends]
         begun = min((taken for _, taken in received), default=0)
         if sent and min(sent) < begun:
             return min(sent) + self.first, None  # what it has taken is not all worked off
