@@ -12,9 +12,9 @@ from conveyor.runtime.status import ActorStatus, EdgeWait
 __all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"]
 
 if TYPE_CHECKING:
+    from conveyor.observe.observed import Observed
     from conveyor.observe.stats import GraphStats
     from conveyor.observe.trace import Trace
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
 
 class _Views:
@@ -25,17 +25,17 @@ class _Views:
 
         return visualize(*args)
 
-    def stats(self, graph: CompiledGraph) -> GraphStats:
+    def stats(self, graph: Observed) -> GraphStats:
         from conveyor.observe.stats import read_stats
 
         return read_stats(graph)
 
-    def trace(self, graph: CompiledGraph, path: str | os.PathLike[str], max_events: int) -> Trace:
+    def trace(self, graph: Observed, path: str | os.PathLike[str], max_events: int) -> Trace:
         from conveyor.observe.trace import Trace
 
         return Trace(graph, path, max_events)
 
-    def html(self, graph: CompiledGraph) -> str:
+    def html(self, graph: Observed) -> str:
         from conveyor.observe.notebook import graph_html
 
         return graph_html(graph)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from conveyor.observe.compose import compose
+from conveyor.observe.observed import Observed
 from conveyor.observe.stats import read_stats
 from conveyor.observe.svg import write_svg
 
-if TYPE_CHECKING:
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
-
-def graph_html(graph: CompiledGraph) -> str:
+def graph_html(graph: Observed) -> str:
     """Its state, its drawing and what it has counted."""
     drawing = write_svg(compose(graph.plan, graph.name, channel_details=False, schedule=False))
     return f"<p><b>{escape(repr(graph))}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.observed import Observed
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import DRIVER, Plan
-
-if TYPE_CHECKING:
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
 #: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
 Histogram = tuple[int, int, list[tuple[int, int, int]]]
@@ -112,7 +110,7 @@ class GraphStats:
         return f"<p>{escape(_summary(self))}</p>" + "".join(map(_html, _tables(self)))
 
 
-def read_stats(graph: CompiledGraph) -> GraphStats:
+def read_stats(graph: Observed) -> GraphStats:
     """What ``graph`` has noted until now."""
     plan, recording = graph.plan, graph.recording
     progress = graph.progress()

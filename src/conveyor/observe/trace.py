@@ -9,13 +9,11 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from conveyor import _core
+from conveyor.observe.observed import Observed
 from conveyor.observe.traceevents import Slices, write_events
-
-if TYPE_CHECKING:
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
 logger = logging.getLogger("conveyor")
 
@@ -24,7 +22,7 @@ class Trace:
     """The body of ``with graph.trace(path)``. Afterwards ``events`` says how many slices the file
     has, and ``dropped`` for how many there was no room."""
 
-    def __init__(self, graph: CompiledGraph, path: str | os.PathLike[str], max_events: int) -> None:
+    def __init__(self, graph: Observed, path: str | os.PathLike[str], max_events: int) -> None:
         if max_events < 1:
             raise ValueError(f"max_events must be at least 1, not {max_events}")
         self.path = Path(path)
