@@ -7,7 +7,7 @@ from typing import Literal
 
 from conveyor.dag.parts import Key, key_label
 from conveyor.plan.model import DRIVER, Edge, Passed, Plan
-from conveyor.plan.reading import values
+from conveyor.plan.reading import Values
 from conveyor.plan.values import Made, Start, Value
 
 
@@ -44,7 +44,7 @@ class Dataflow:
 
 def dataflow(plan: Plan) -> Dataflow:
     """The nodes and arrows of ``plan``. Names are made printable."""
-    found = values(plan)
+    found = Values(plan)
     nodes = [
         Node("input", printable(plan.edges[bundle.edge].source), DRIVER) for bundle in plan.inputs
     ]

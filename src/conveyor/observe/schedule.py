@@ -43,9 +43,10 @@ def columns(plan: Plan) -> tuple[Column, ...]:
 
 
 def _row(plan: Plan, move: Move) -> Row:
-    if move.kind == "call":
-        return Row(move.kind, printable(plan.tasks[move.number].label), "")
-    edge = plan.edges[move.number]
-    peers = edge.readers if move.kind == "send" else (edge.writer,)
+    kind, number = move
+    if kind == "call":
+        return Row(kind, printable(plan.tasks[number].label), "")
+    edge = plan.edges[number]
+    peers = edge.readers if kind == "send" else (edge.writer,)
     names = ", ".join(place_name(plan, peer) for peer in peers)
-    return Row(move.kind, f"#{edge.id} {printable(edge.source)}", names)
+    return Row(kind, f"#{edge.id} {printable(edge.source)}", names)

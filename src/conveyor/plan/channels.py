@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from conveyor.config import Config
 from conveyor.dag.parts import Key
@@ -13,41 +12,27 @@ from conveyor.plan.route import choose
 from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
 
-@dataclass(frozen=True, slots=True)
 class Channels:
-    """What crosses from process to process, and on which edge.
+    """What crosses from process to process, and on which edge: an edge for each value that leaves its
+    process. ``keys`` are the parts of the input that are used.
 
     edges: all of them, by their numbers.
-    inputs: the edges that the executor writes.
+    inputs: those that the executor writes.
     edge_of: the edge of each value that has one. Inputs with the same readers share theirs.
     """
 
-    edges: tuple[Edge, ...]
-    inputs: tuple[InputBundle, ...]
-    edge_of: Mapping[Value | Done | Items, int]
-
-
-def lay_channels(flow: Flow, keys: Sequence[Key], config: Config) -> Channels:
-    """One edge for each value that leaves its process; ``keys`` are the parts of the input."""
-    laying = _Laying(flow, config)
-    inputs = laying.inputs(keys)
-    laying.results()
-    laying.effects()
-    return Channels(tuple(laying.edges), inputs, laying.edge_of)
-
-
-class _Laying:
-    """The edges of one graph in the making."""
-
-    def __init__(self, flow: Flow, config: Config) -> None:
-        self.flow = flow
-        self.config = config
+    def __init__(self, flow: Flow, keys: Sequence[Key], config: Config) -> None:
         self.edges: list[Edge] = []
         self.edge_of: dict[Value | Done | Items, int] = {}
+        self._flow = flow
+        self._config = config
+        self.inputs = self._lay_inputs(keys)
+        self._lay_results()
+        self._lay_effects()
 
-    def inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
-        """Lay the edges on which the executor gives what an execution begins with."""
-        readers = self.flow.readers
+    def _lay_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
+        """The edges on which the executor gives what an execution begins with."""
+        readers = self._flow.readers
         bundles: dict[tuple[int, ...], list[Part]] = {}
         for part in map(Part, keys):
             if part in readers:  # else only the executor uses it, as a result
@@ -66,16 +51,16 @@ class _Laying:
             laid.append(InputBundle(self._lay(DRIVER, to, starts), ()))
         return tuple(laid)
 
-    def results(self) -> None:
-        """Lay the edges of what tasks make."""
-        flow, depth = self.flow, self.config.depth
+    def _lay_results(self) -> None:
+        """The edges of what tasks make."""
+        flow, depth = self._flow, self._config.depth
         made = [value for value in flow.readers if isinstance(value, Made)]
         for value in sorted(made, key=_in_order):
             writer, label = flow.actor_of[value.task], flow.label(value)
             if flow.nodes[value.task].streams:
                 choose(label, flow.hints.get(value, ()))
                 self._lay_plain(value, writer, label, depth, "only that its items have ended")
-                credit = self.config.stream_items
+                credit = self._config.stream_items
                 self._lay_plain(
                     Items(value), writer, f"items of {label}", credit, "a generator's items"
                 )
@@ -85,20 +70,20 @@ class _Laying:
                 # It stays on its actor, in a register; but what was asked for it must still exist.
                 choose(label, flow.hints.get(value, ()))
 
-    def effects(self) -> None:
-        """Lay the edges on which the executor hears that a task has run for its effect."""
-        for value in self.flow.effects:
-            writer, label = self.flow.actor_of[value.task], f"done {self.flow.label(value)}"
+    def _lay_effects(self) -> None:
+        """The edges on which the executor hears that a task has run for its effect."""
+        for value in self._flow.effects:
+            writer, label = self._flow.actor_of[value.task], f"done {self._flow.label(value)}"
             reason = "an effect: only that it has run"
-            self._lay_plain(Done(value), writer, label, self.config.depth, reason)
+            self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
     def _lay(self, writer: int, readers: tuple[int, ...], values: Sequence[Value]) -> int:
-        label = ", ".join(dict.fromkeys(map(self.flow.label, values)))
-        hints = [hint for value in values for hint in self.flow.hints.get(value, ())]
+        label = ", ".join(dict.fromkeys(map(self._flow.label, values)))
+        hints = [hint for value in values for hint in self._flow.hints.get(value, ())]
         route = choose(label, hints)
         edge = len(self.edges)
         self.edges.append(
-            Edge(edge, writer, readers, label, self.config.depth, route.name, route.reason)
+            Edge(edge, writer, readers, label, self._config.depth, route.name, route.reason)
         )
         for value in values:
             self.edge_of[value] = edge
@@ -107,7 +92,7 @@ class _Laying:
     def _lay_plain(
         self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
     ) -> None:
-        """Lay an edge to the executor that no hint is about."""
+        """An edge to the executor that no hint is about."""
         edge = len(self.edges)
         self.edges.append(Edge(edge, writer, (DRIVER,), label, depth, "shm", reason))
         self.edge_of[what] = edge

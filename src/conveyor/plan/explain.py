@@ -19,7 +19,7 @@ from conveyor.plan.model import (
     Reg,
     Task,
 )
-from conveyor.plan.reading import Held, Values, moves, values
+from conveyor.plan.reading import Held, Values, moves
 from conveyor.plan.values import Made, value_label
 
 #: The widest column of the table of edges, in characters.
@@ -46,12 +46,12 @@ def explain(plan: Plan, name: str = "") -> str:
     edges
       #0  input   driver → a   shm, depth 16: same host
     """
-    held, actors = values(plan), range(len(plan.actors))
+    values, actors = Values(plan), range(len(plan.actors))
     blocks = [
         f"{name}{name and ': '}{counted(len(plan.actors), 'actor')}, {counted(len(plan.tasks), 'task')}, "
         f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
-        *(_block(_name(plan, place), _steps(plan, place, held)) for place in (DRIVER, *actors)),
+        *(_block(_name(plan, place), _steps(plan, place, values)) for place in (DRIVER, *actors)),
         _edges(plan),
     ]
     return "\n\n".join(blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from conveyor.plan.model import Program
-from conveyor.plan.reading import registers_written
 from conveyor.plan.steps import Call, Recv, Send, Step, assert_never
 
 
@@ -14,22 +13,30 @@ def hoist(program: Program) -> Program:
     wait for, and how long they run, would keep others from what they could do first.
     """
     groups: list[tuple[Step, list[Send]]] = []
-    sends_of: dict[int, list[Send]] = {}  # by register: the sends behind the step that fills it
+    sends_of: dict[
+        int | None, list[Send]
+    ] = {}  # by register: the sends behind the step that fills it
+    filled: tuple[int | None, ...]
     for step in program.steps:
         match step:
-            case Recv() | Call():
-                sends: list[Send] = []
-                groups.append((step, sends))
-                for reg in registers_written(step):
-                    sends_of[reg] = sends
+            case Recv():
+                filled = (step.reg,) if step.spread is None else step.spread
+            case Call():
+                filled = (step.out, *step.outs)
             case Send():
                 sends_of[step.reg].append(step)
+                continue
             case _:
                 assert_never(step)
+        sends: list[Send] = []
+        groups.append((step, sends))
+        for reg in filled:
+            sends_of[reg] = sends
     steps: list[Step] = []
     for first, sends in groups:
         steps.append(first)
         # In the order of the edges' numbers, which is the order in which the values come to be.
         sends.sort(key=lambda send: send.edge)
         steps += sends
-    return Program(program.actor, program.registers, tuple(steps))
+    made = tuple(steps)
+    return program if made == program.steps else Program(program.actor, program.registers, made)

@@ -10,7 +10,7 @@ from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
 from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
-from conveyor.plan.channels import lay_channels
+from conveyor.plan.channels import Channels
 from conveyor.plan.flow import trace
 from conveyor.plan.model import Const, Leaf, Passed, Plan, Reg, Shape
 from conveyor.plan.schedule import make_schedule
@@ -28,16 +28,16 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
     shape = survey(root)
     _check(shape, config)
     flow = trace(shape, placement or {})
-    channels = lay_channels(flow, shape.keys, config)
+    channels = Channels(flow, shape.keys, config)
     edge_of = channels.edge_of
-    schedule = make_schedule(flow, channels)
+    order, tasks, programs = make_schedule(flow, channels)
     positional, keywords = shape.parameters
     return Plan(
         actors=flow.actors,
-        tasks=schedule.tasks,
-        edges=channels.edges,
-        programs=schedule.programs,
-        order=schedule.order,
+        tasks=tasks,
+        edges=tuple(channels.edges),
+        programs=programs,
+        order=order,
         inputs=channels.inputs,
         outputs=tuple(edge_of[value] for value in flow.outputs),
         multi_output=shape.multi_output,

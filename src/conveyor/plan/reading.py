@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from conveyor.plan.model import DRIVER, Plan, Program, Task
@@ -29,24 +28,9 @@ def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tu
             assert_never(step)
 
 
-def registers_written(step: Step) -> tuple[int, ...]:
-    """The registers that ``step`` fills."""
-    match step:
-        case Recv():
-            filled = (step.reg,) if step.spread is None else step.spread
-        case Call():
-            filled = (step.out, *step.outs)
-        case Send():
-            return ()
-        case _:
-            assert_never(step)
-    return tuple([reg for reg in filled if reg is not None])
-
-
 # A program
 
 
-@dataclass(frozen=True, slots=True)
 class Outline:
     """What a program does, by kind; each in the program's order.
 
@@ -56,61 +40,50 @@ class Outline:
     streams: a generator's task, and the edge that it gives any number of frames to.
     """
 
-    tasks: tuple[int, ...]
-    receives: tuple[int, ...]
-    sends: tuple[int, ...]
-    streams: tuple[tuple[int, int], ...]
+    def __init__(self, program: Program) -> None:
+        self.tasks: list[int] = []
+        self.receives: list[int] = []
+        self.sends: list[int] = []
+        self.streams: list[tuple[int, int]] = []
+        for step in program.steps:
+            match step:
+                case Recv():
+                    self.receives.append(step.edge)
+                case Call():
+                    self.tasks.append(step.task)
+                    if step.stream is not None:
+                        self.streams.append((step.task, step.stream))
+                case Send():
+                    self.sends.append(step.edge)
+                case _:
+                    assert_never(step)
 
 
-def outline(program: Program) -> Outline:
-    """What ``program`` does, by kind."""
-    tasks: list[int] = []
-    receives: list[int] = []
-    sends: list[int] = []
-    streams: list[tuple[int, int]] = []
-    for step in program.steps:
-        match step:
-            case Recv():
-                receives.append(step.edge)
-            case Call():
-                tasks.append(step.task)
-                if step.stream is not None:
-                    streams.append((step.task, step.stream))
-            case Send():
-                sends.append(step.edge)
-            case _:
-                assert_never(step)
-    return Outline(tuple(tasks), tuple(receives), tuple(sends), tuple(streams))
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """One task, with what its actor's program has it receive before and send afterwards."""
 
     actor: int
-    receives: tuple[Recv, ...]
+    receives: list[Recv]
     call: Call
-    sends: tuple[Send, ...]
+    sends: list[Send]
 
 
-def stages(program: Program) -> tuple[Stage, ...]:
+def stages(program: Program) -> list[Stage]:
     """``program``, task by task."""
-    made: list[tuple[list[Recv], Call, list[Send]]] = []
+    made: list[Stage] = []
     receives: list[Recv] = []
     for step in program.steps:
         match step:
             case Recv():
                 receives.append(step)
             case Call():
-                made.append((receives, step, []))
+                made.append(Stage(program.actor, receives, step, []))
                 receives = []
             case Send():
-                made[-1][2].append(step)
+                made[-1].sends.append(step)
             case _:
                 assert_never(step)
-    return tuple(
-        Stage(program.actor, tuple(before), call, tuple(after)) for before, call, after in made
-    )
+    return made
 
 
 def task_of_each_step(program: Program) -> list[int | None]:
@@ -146,40 +119,37 @@ def in_order(plan: Plan) -> tuple[Stage, ...]:
     return tuple(stage_of[task] for task in plan.order)
 
 
-class Move(NamedTuple):
-    """Something that a process does in each execution, as people are shown it. ``number`` is that of the
-    task that is called, or of the edge."""
-
-    kind: Literal["recv", "call", "send"]
-    number: int
+Move = tuple[Literal["recv", "call", "send"], int]
+"""Something that a process does in each execution, as people are shown it: its kind, and the number of the
+task that is called or of the edge."""
 
 
 def moves(plan: Plan, place: int) -> Iterator[Move]:
     """What the process at ``place`` (an actor's number, or ``DRIVER``) does, in order."""
     if place == DRIVER:
-        yield from (Move("send", bundle.edge) for bundle in plan.inputs)
+        for bundle in plan.inputs:
+            yield "send", bundle.edge
         streams = dict(plan.streams)
         for edge in dict.fromkeys((*plan.outputs, *plan.effects)):
             if edge in streams:
-                yield Move("recv", streams[edge])
-            yield Move("recv", edge)
+                yield "recv", streams[edge]
+            yield "recv", edge
         return
     for step in plan.programs[place].steps:
         match step:
             case Recv():
-                yield Move("recv", step.edge)
+                yield "recv", step.edge
             case Call():
-                yield Move("call", step.task)
+                yield "call", step.task
                 if step.stream is not None:
-                    yield Move("send", step.stream)
+                    yield "send", step.stream
             case Send():
-                yield Move("send", step.edge)
+                yield "send", step.edge
             case _:
                 assert_never(step)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """What a register holds.
 
     value: a part of the input, or what a task has made.
@@ -190,7 +160,6 @@ class Held:
     edge: int | None
 
 
-@dataclass(frozen=True, slots=True)
 class Values:
     """Where the values of a Plan are.
 
@@ -200,37 +169,39 @@ class Values:
         in order.
     """
 
-    carried: Mapping[int, tuple[Value, ...]]
-    held: tuple[Mapping[int, Held], ...]
-    needs: tuple[tuple[Held, ...], ...]
+    def __init__(self, plan: Plan) -> None:
+        self.carried: dict[int, tuple[Value, ...]] = {
+            bundle.edge: tuple([Part(key) for key in bundle.keys]) for bundle in plan.inputs
+        }
+        self.held: list[dict[int, Held]] = [{} for _ in plan.programs]
+        self.needs: list[list[Held]] = [[] for _ in plan.tasks]
+        for stage in in_order(plan):
+            needs = self.needs[stage.call.task]
+            for step in stage.receives:
+                needs += self._receive(step, stage.actor)
+            here = self.held[stage.actor]
+            needs += [here[reg] for reg in registers_read(stage.call, plan.tasks)]
+            self._call(stage.call, stage.actor)
+            for send in stage.sends:
+                self.carried[send.edge] = (here[send.reg].value,)
 
-
-def values(plan: Plan) -> Values:
-    """Follow the values of ``plan`` through registers and edges."""
-    carried: dict[int, tuple[Value, ...]] = {
-        bundle.edge: tuple([Part(key) for key in bundle.keys]) for bundle in plan.inputs
-    }
-    held: list[dict[int, Held]] = [{} for _ in plan.programs]
-    needs: list[tuple[Held, ...]] = [()] * len(plan.tasks)
-    for stage in in_order(plan):
-        here, task = held[stage.actor], stage.call.task
-        starts = []
-        for step in stage.receives:
-            filled = (step.reg,) if step.spread is None else step.spread
-            frame = carried[step.edge]
-            if not frame:
-                frame = (Start(stage.actor),)
-                starts.append(Held(frame[0], step.edge))
-            for value, reg in zip(frame, filled, strict=True):
-                if reg is not None:
-                    here[reg] = Held(value, step.edge)
-        used = [here[reg] for reg in registers_read(stage.call, plan.tasks)]
-        needs[task] = (*starts, *used)
-        for element, reg in enumerate((stage.call.out, *stage.call.outs), -1):
+    def _receive(self, step: Recv, actor: int) -> list[Held]:
+        """Fill registers with a frame; what starts the next task, if the frame only does that."""
+        frame = self.carried[step.edge] or (Start(actor),)
+        filled = (step.reg,) if step.spread is None else step.spread
+        come = [Held(value, step.edge) for value in frame]
+        for held, reg in zip(come, filled, strict=True):
             if reg is not None:
-                here[reg] = Held(Made(task, element if element >= 0 else None), None)
-        if stage.call.stream is not None:
-            carried[stage.call.stream] = (Made(task, None),)
-        for send in stage.sends:
-            carried[send.edge] = (here[send.reg].value,)
-    return Values(carried, tuple(held), tuple(needs))
+                self.held[actor][reg] = held
+        return [held for held in come if isinstance(held.value, Start)]
+
+    def _call(self, step: Call, actor: int) -> None:
+        """Fill registers with what a task makes."""
+        here = self.held[actor]
+        if step.out is not None:
+            here[step.out] = Held(Made(step.task, None), None)
+        for element, reg in enumerate(step.outs):
+            if reg is not None:
+                here[reg] = Held(Made(step.task, element), None)
+        if step.stream is not None:
+            self.carried[step.stream] = (Made(step.task, None),)

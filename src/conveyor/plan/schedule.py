@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
@@ -15,31 +14,20 @@ from conveyor.plan.steps import Event
 from conveyor.plan.transfers import place_transfers
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What every actor does when.
-
-    order: the numbers of all tasks, one after the other.
-    tasks: each at its number, with the registers of its arguments.
-    programs: one for each actor, at its number.
-    """
-
-    order: tuple[int, ...]
-    tasks: tuple[Task, ...]
-    programs: tuple[Program, ...]
-
-
-def make_schedule(flow: Flow, channels: Channels) -> Schedule:
-    """The schedule of a graph whose channels are laid.
+def make_schedule(
+    flow: Flow, channels: Channels
+) -> tuple[tuple[int, ...], tuple[Task, ...], tuple[Program, ...]]:
+    """The order of the tasks, the tasks with the registers of their arguments, and a program for each
+    actor.
 
     Raises:
-        GraphError: no order of its tasks is possible.
+        GraphError: the programs would wait for each other.
     """
     order = order_tasks(flow)
     tasks, programs = place_transfers(flow, order, channels)
     programs = tuple([hoist(program) for program in programs])
     prove_programs(programs, tasks, channels.edges)
-    return Schedule(order, tasks, programs)
+    return order, tasks, programs
 
 
 def order_tasks(flow: Flow) -> tuple[int, ...]:

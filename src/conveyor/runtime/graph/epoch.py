@@ -11,7 +11,7 @@ from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.plan.model import Plan
-from conveyor.plan.reading import outline
+from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.hosting import Laid
 from conveyor.runtime.graph.layout import make_budget
 from conveyor.runtime.graph.recording import Recording, result_edges
@@ -72,7 +72,7 @@ class Epoch:
         self.recording = Recording(plan, name, laid.recorders, laid.segment)
         laid.segment.close_fd()
         task_of = {
-            edge: task for program in plan.programs for task, edge in outline(program).streams
+            edge: task for program in plan.programs for task, edge in Outline(program).streams
         }
         self._items = {
             ended: Items(readers[edge], process, first, self.limits, task_of[edge])

@@ -17,7 +17,7 @@ from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.plan.portable import Portable
-from conveyor.plan.reading import outline
+from conveyor.plan.reading import Outline
 
 #: Events of one process that can wait to be taken by the driver.
 EVENT_CAPACITY = 1 << 15
@@ -74,10 +74,10 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
         DRIVER: ((0, 1), result_edges(plan), tuple(bundle.edge for bundle in plan.inputs), ())
     }
     for program in plan.programs:
-        does = outline(program)
+        does = Outline(program)
         parts[program.actor] = (
-            does.tasks,
-            does.receives,
+            tuple(does.tasks),
+            tuple(does.receives),
             (*does.sends, *(edge for _, edge in does.streams)),
             tuple(edge for edge in does.sends if DRIVER in plan.edges[edge].readers),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from conveyor import _core
 from conveyor.channel import summarize_error
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.plan.reading import outline
+from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
 
@@ -126,7 +126,7 @@ class Progress:
 
     def at(self, actor: int) -> tuple[int, EdgeWait | None]:
         """The execution that the actor is at, and what it needs for that; ``None``: it has all."""
-        does = outline(self.plan.programs[actor])
+        does = Outline(self.plan.programs[actor])
         received = [(edge, self.rings[edge][1][actor]) for edge in does.receives]
         sent = [self.rings[edge][0] for edge in does.sends]
         begun = min((taken for _, taken in received), default=0)
