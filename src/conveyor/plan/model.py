@@ -14,13 +14,19 @@ from conveyor.dag.parts import Key
 from conveyor.plan.portable import Portable
 from conveyor.plan.steps import Step
 
-#: The driver's place in ``writer`` and ``readers``; actors count from 0.
+#: The place, among the writers and readers of edges, of the process that executes the graph (in most programs
+#: the driver). Actors count from 0.
 DRIVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ActorInfo(Portable):
-    """One actor of the graph. ``key`` is the engine's identity of it, ``name`` is for people."""
+    """One actor of the graph.
+
+    index: its number.
+    key: what the engine knows it by.
+    name: what people know it by; no two actors of a graph share it.
+    """
 
     index: int
     key: Any
@@ -29,17 +35,20 @@ class ActorInfo(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Reg(Portable):
-    """A place in a program's register file, used where an argument's value will stand."""
+    """A register of a program, where the value of an argument will stand.
+
+    index: the register's number.
+    """
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Nested(Portable):
-    """A container argument with nodes inside: ``template`` is the container with ``Reg`` leaves.
+    """A container argument with nodes inside. One without nodes is a ``Const`` as a whole, so ``fill``
+    need not look inside it.
 
-    A container without nodes in it stands there whole as a ``Const``, so ``fill`` need not look
-    inside it.
+    template: the container with a ``Reg`` for each node.
     """
 
     template: Any
@@ -47,9 +56,10 @@ class Nested(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Fields(Portable):
-    """In a ``Nested`` template, a dataclass: ``instance`` with other values in some of its fields.
+    """A dataclass with nodes inside, in the template of a ``Nested``.
 
-    ``instance`` has ``None`` there, so that it can be pickled without the nodes.
+    instance: the dataclass with ``None`` in the fields that have nodes, so that it can be pickled.
+    changed: the names of these fields, each with the template of its value.
     """
 
     instance: Any
@@ -58,7 +68,10 @@ class Fields(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Const(Portable):
-    """A constant argument."""
+    """A constant argument.
+
+    value: what every execution gets.
+    """
 
     value: Any
 
@@ -68,9 +81,17 @@ Argument = Reg | Const | Nested
 
 @dataclass(frozen=True, slots=True)
 class Task(Portable):
-    """One bound method call, or, with ``function``, a function's. ``label`` names it in errors:
-    ``"stage1.forward"``, with ``#2`` where a graph binds the same method of the same actor more than
-    once."""
+    """One bound method call, or a function's.
+
+    id: its number.
+    actor: the number of the actor that runs it.
+    method: the name of what is called.
+    args, kwargs: what it is called with.
+    num_returns: into how many values its result is taken apart; ``None``: it is one value.
+    label: what errors call it: ``"stage1.forward"``, with ``#2`` where a graph binds the same method of
+        the same actor once more.
+    function: what is called, where it is no method of the actor's.
+    """
 
     id: int
     actor: int
@@ -84,11 +105,16 @@ class Task(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Edge(Portable):
-    """One channel: what ``source`` makes, from one writer to a fixed set of readers.
+    """One channel, from one writer to a fixed set of readers.
 
-    ``source`` is a label for people (``"input"``, ``"input[0], input['k']"``, ``"a.echo"``,
-    ``"a.split[1]"``). ``readers`` are sorted, without the writer. ``depth`` is the ring's number of
-    slots. ``route`` names the transport and ``reason`` says why it was chosen.
+    id: its number.
+    writer: the process that writes it: an actor's number, or ``DRIVER``.
+    readers: the processes that read it, sorted; the writer is none of them.
+    source: what people call what comes on it: ``"input"``, ``"input[0], input['k']"``, ``"a.echo"``,
+        ``"a.split[1]"``.
+    depth: how many slots its ring has.
+    route: the name of its transport.
+    reason: why this transport was chosen.
     """
 
     id: int
@@ -102,7 +128,12 @@ class Edge(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Program(Portable):
-    """What one actor does for one execution, in order."""
+    """What one actor does for one execution.
+
+    actor: the actor's number.
+    registers: how many registers the steps use; each of them is filled once.
+    steps: what is done, in order.
+    """
 
     actor: int
     registers: int
@@ -111,12 +142,13 @@ class Program(Portable):
 
 @dataclass(frozen=True, slots=True)
 class InputBundle(Portable):
-    """Inputs with the same set of readers travel in one frame on one edge.
+    """Inputs with the same set of readers, which travel in one frame.
 
-    ``keys == (None,)`` is the whole input: the frame is the value itself. ``keys == ()`` carries
-    nothing (``None``): it starts an execution at readers that get no other input. Otherwise the frame
-    is a tuple in the order of ``keys``: arguments of ``execute`` by position or name, and parts of
-    them (``conveyor.dag.parts.Path``).
+    edge: the edge that the frame goes out on.
+    keys: what is in the frame. ``(None,)``: the frame is the whole input, as it is. ``()``: there is
+        nothing in it (``None``); it starts an execution at readers that get no other input. Otherwise
+        it is a tuple in this order: arguments of ``execute`` by position or name, and parts of them
+        (``conveyor.dag.parts.Path``).
     """
 
     edge: int
@@ -125,7 +157,10 @@ class InputBundle(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Passed(Portable):
-    """A result that is a part of the input (``None``: the whole)."""
+    """A result that is a part of the input.
+
+    key: which part; ``None``: the whole input.
+    """
 
     key: Key | None
 
@@ -136,8 +171,11 @@ Leaf = int | Passed | Const
 
 @dataclass(frozen=True, slots=True)
 class Shape(Portable):
-    """Results that are more than a list of what tasks made: ``template`` is a container with ``Reg``
-    leaves, each the place of a result in ``leaves``."""
+    """The form of results that are more than a list of what tasks have made.
+
+    template: a container with a ``Reg`` for each result; its index is the result's place in ``leaves``.
+    leaves: the results.
+    """
 
     template: Any
     leaves: tuple[Leaf, ...]
