@@ -315,6 +315,22 @@ def test_the_name_of_a_graph_is_in_what_shows_it(graph, tmp_path):
     assert "1 task on 1 actor" in repr(graph)
 
 
+def test_a_graph_without_a_name_is_called_the_same_everywhere(echo, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with echo.echo.bind(InputNode()).compile() as graph:
+        assert graph.name.startswith("graph ")
+        assert graph.explain().startswith(f"{graph.name}: 1 actor, 1 task")
+        text = graph.visualize(format="ascii", view=True)
+        assert text.startswith(f"{graph.name}\n")
+        # It goes into no file, and is printed if it is to be viewed.
+        assert capsys.readouterr().out == text + "\n"
+        assert list(tmp_path.iterdir()) == []
+        assert f'label="{graph.name}"' in graph.visualize(None, "dot")
+        assert f'title: "{graph.name}"' in graph.visualize(None, "mermaid")
+        assert f"{graph.name}: 1 actor" in graph.visualize(None, "svg")
+        assert f"{graph.name}: 1 actor" in graph._repr_html_()
+
+
 def test_the_table_of_edges_keeps_its_columns(echo):
     long = conveyor.remote(type("A" * 60, (), {"f": lambda self, x: x})).remote()
     with InputNode() as inp:

@@ -306,7 +306,9 @@ def test_items_are_counted(source):
 def test_it_is_explained_and_drawn(source):
     with source.count.bind(InputNode()).compile() as graph:
         assert "items of source.count" in graph.explain()
-        assert "source.count" in graph.visualize(None, format="ascii")
+        drawing = graph.visualize(None, format="ascii")
+        assert drawing.count("recv  #2 items of source.count") == 1
+        assert drawing.count("send  #2 items of source.count") == 1
         assert "source.count" in graph.visualize(None, format="mermaid", channel_details=True)
 
 
