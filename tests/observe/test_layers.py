@@ -33,10 +33,10 @@ def test_nothing_overlaps_and_every_arrow_points_down(graph):
     sizes, links = graph
     layout = lay_out(sizes, links, spacing=7, port=3, gap=lambda spans: 5)
     assert len(layout.boxes) == len(sizes)
-    assert len(layout.routes) == len(links)
+    assert len(layout.courses) == len(links)
     things = [(box.x, box.y, box.width, box.height) for box in layout.boxes]
-    for link, route in zip(links, layout.routes, strict=True):
-        x, top, _ = route.stops[route.label]
+    for link, course in zip(links, layout.courses, strict=True):
+        x, top, _ = course.stops[course.label]
         if link.width and link.height:
             things.append((x - link.width / 2, top, link.width, link.height))
     for (ax, ay, aw, ah), (bx, by, bw, bh) in combinations(things, 2):
@@ -47,16 +47,16 @@ def test_nothing_overlaps_and_every_arrow_points_down(graph):
         assert y >= 0
         assert x + width <= layout.width
         assert y + height <= layout.height
-    for link, route in zip(links, layout.routes, strict=True):
+    for link, course in zip(links, layout.courses, strict=True):
         source, target = layout.boxes[link.source], layout.boxes[link.target]
-        heights = [y for _, top, bottom in route.stops for y in (top, bottom)]
+        heights = [y for _, top, bottom in course.stops for y in (top, bottom)]
         assert heights == sorted(heights)
         assert heights[0] == source.y + source.height
         assert heights[-1] == target.y
-        assert source.x < route.stops[0][0] < source.x + source.width
-        assert target.x < route.stops[-1][0] < target.x + target.width
+        assert source.x < course.stops[0][0] < source.x + source.width
+        assert target.x < course.stops[-1][0] < target.x + target.width
         # Between its ends an arrow runs through no box.
-        for x, top, bottom in route.stops[1:-1]:
+        for x, top, bottom in course.stops[1:-1]:
             for box in layout.boxes:
                 beside = not box.x < x < box.x + box.width
                 assert beside or bottom <= box.y or top >= box.y + box.height

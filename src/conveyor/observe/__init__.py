@@ -1,4 +1,4 @@
-"""Read-only views of what is compiled and what runs."""
+"""Users look at what is compiled and at what runs, and change nothing by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Plan as plain text: nodes, edges, a drawing of the graph, and the schedule."""
+"""A Plan is drawn as plain text: nodes, edges, a drawing of the graph, and the schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conveyor.plan.model import DRIVER, Plan
 
 
 def write_ascii(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
-    """The text. What is drawn is ASCII; names stand as they are. Best for up to 20 tasks."""
+    """Write the text. What is drawn is ASCII; names stand as they are. It is best for up to 20 tasks."""
     flow = dataflow(plan)
     blocks = [
         _titled("Nodes", _nodes(plan, flow)),

@@ -1,4 +1,4 @@
-"""A Plan as a picture: the graph, its legend, and every actor's schedule."""
+"""A Plan becomes a picture: the graph, its legend, and every actor's schedule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conveyor.observe.dataflow import Dataflow, arrow_lines, dataflow, place_name
-from conveyor.observe.layers import Link, Route, lay_out
+from conveyor.observe.layers import Course, Link, lay_out
 from conveyor.observe.palette import INK, LINE, MUTED, PAPER, actor_colour
 from conveyor.observe.picture import (
     ADVANCE,
@@ -22,6 +22,7 @@ from conveyor.observe.picture import (
     text_width,
 )
 from conveyor.observe.schedule import Column, columns
+from conveyor.plan.explain import counted
 from conveyor.plan.model import DRIVER, Plan
 
 _SIZE, _SMALL, _TITLE = 13.0, 11.0, 15.0
@@ -33,7 +34,7 @@ _HEAD = 8.0  # the length of an arrow's head
 
 
 def compose(plan: Plan, name: str, channel_details: bool, schedule: bool) -> Picture:
-    """The whole picture."""
+    """Make the whole picture."""
     summary = _summary(plan, name)
     graph = _graph(plan, dataflow(plan), channel_details)
     legend = _legend(plan, max(graph.width, 360.0))
@@ -70,7 +71,7 @@ class _Part:
 
 def _summary(plan: Plan, name: str) -> str:
     counts = ((plan.actors, "actor"), (plan.tasks, "task"), (plan.edges, "edge"))
-    text = ", ".join(f"{len(what)} {noun}{'' if len(what) == 1 else 's'}" for what, noun in counts)
+    text = ", ".join(counted(len(what), noun) for what, noun in counts)
     return f"{name}{name and ': '}{text}; depth {plan.depth}"
 
 
@@ -98,10 +99,10 @@ def _graph(plan: Plan, flow: Dataflow, details: bool) -> _Part:
     ]
     layout = lay_out(sizes, links, spacing=18, port=12, gap=_gap)
     shapes: list[Shape] = []
-    for arrow, route in zip(flow.arrows, layout.routes, strict=True):
-        shapes += _arrow(route, actor_colour(flow.nodes[arrow.source].actor).stroke, arrow.edge)
-    for lines, route in zip(written, layout.routes, strict=True):
-        shapes += _label(lines, route)
+    for arrow, course in zip(flow.arrows, layout.courses, strict=True):
+        shapes += _arrow(course, actor_colour(flow.nodes[arrow.source].actor).stroke, arrow.edge)
+    for lines, course in zip(written, layout.courses, strict=True):
+        shapes += _label(lines, course)
     for node, lines, box in zip(flow.nodes, texts, layout.boxes, strict=True):
         colour = actor_colour(node.actor)
         radius = 5.0 if node.kind == "task" else min(box.height / 2, 16.0)
@@ -119,27 +120,27 @@ def _graph(plan: Plan, flow: Dataflow, details: bool) -> _Part:
 
 
 def _gap(spans: list[tuple[float, float]]) -> float:
-    """Higher where arrows run far to the side, so that they do not lie flat."""
+    """Leave more height where arrows run far to the side, so that they do not lie flat."""
     far = max((abs(x1 - x0) for x0, x1 in spans), default=0.0)
     return 14 + min(far * 0.12, 60)
 
 
-def _arrow(route: Route, stroke: str, edge: int | None) -> list[Shape]:
-    points: list[Point] = [(route.stops[0][0], route.stops[0][1])]
-    for number, (x, top, bottom) in enumerate(route.stops):
+def _arrow(course: Course, stroke: str, edge: int | None) -> list[Shape]:
+    points: list[Point] = [(course.stops[0][0], course.stops[0][1])]
+    for number, (x, top, bottom) in enumerate(course.stops):
         # The line ends within the head, whose tip touches the box.
-        back = _HEAD - 1 if number == len(route.stops) - 1 else 0.0
+        back = _HEAD - 1 if number == len(course.stops) - 1 else 0.0
         if number:
             points += _curve(points[-1], (x, top - back))
         if bottom > top:
             points.append((x, bottom - back))
-    x, _, tip = route.stops[-1]
+    x, _, tip = course.stops[-1]
     head = ((x, tip), (x - _HEAD / 2.2, tip - _HEAD), (x + _HEAD / 2.2, tip - _HEAD))
     return [Line(tuple(points), stroke, dashed=edge is None), Polygon(head, stroke)]
 
 
 def _curve(start: Point, end: Point) -> list[Point]:
-    """Points of a Bezier curve that leaves and arrives upright, without ``start``."""
+    """Make the points of a Bezier curve that leaves and arrives upright, without ``start``."""
     (x0, y0), (x1, y1) = start, end
     if abs(x1 - x0) < 0.5:
         return [end]
@@ -153,10 +154,10 @@ def _curve(start: Point, end: Point) -> list[Point]:
     return made
 
 
-def _label(lines: Sequence[str], route: Route) -> list[Shape]:
+def _label(lines: Sequence[str], course: Course) -> list[Shape]:
     if not lines:
         return []
-    x, top, _ = route.stops[route.label]
+    x, top, _ = course.stops[course.label]
     width = max(text_width(line, _SMALL) for line in lines)
     height = len(lines) * _SMALL * _LEADING
     shapes: list[Shape] = [Rect(x - width / 2 - 3, top, width + 6, height, PAPER)]
@@ -167,7 +168,7 @@ def _label(lines: Sequence[str], route: Route) -> list[Shape]:
 
 
 def _legend(plan: Plan, room: float) -> _Part:
-    """The actors with their colours, and what the lines mean; rows as wide as ``room``."""
+    """Draw the actors with their colours, and what the lines mean; rows are as wide as ``room``."""
     shapes: list[Shape] = []
     x, y, row, right = 0.0, 0.0, 22.0, 0.0
 
@@ -195,7 +196,7 @@ def _legend(plan: Plan, room: float) -> _Part:
 
 
 def _schedule(plan: Plan, graph: _Part) -> _Part:
-    """All columns, in rows of as many as make the page's shape best."""
+    """Draw all columns, in rows of as many as make the page's shape best."""
     made = [_column(column) for column in columns(plan)]
     best: tuple[float, list[list[_Part]], bool] | None = None
     for count in range(1, len(made) + 1):
@@ -271,7 +272,7 @@ def _moved(shapes: Sequence[Shape], dx: float, dy: float) -> list[Shape]:
 
 
 def _wrapped(text: str) -> list[str]:
-    """``text`` in a few lines; the last tells if there is more."""
+    """Break ``text`` into a few lines; the last tells if there is more."""
     if cells(text) <= _LONGEST:
         return [text]
     lines = textwrap.wrap(text, _LONGEST) or [""]

@@ -1,4 +1,4 @@
-"""A Plan as what is drawn of it: nodes, and an arrow for each value that one needs of another."""
+"""What is drawn of a Plan: it has nodes, and an arrow for each value that one needs of another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from conveyor.plan.values import Made, Start, Value
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box of the drawing. ``actor`` is the index of the actor, ``DRIVER`` for its own ends."""
+    """A box of the drawing.
+
+    kind: what it stands for.
+    label: what is written in it.
+    actor: the number of the actor, or ``DRIVER`` for an end of the graph.
+    """
 
     kind: Literal["input", "task", "output"]
     label: str
@@ -22,10 +27,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """What ``target`` needs of ``source``: both are places in ``Dataflow.nodes``.
+    """What one node needs of another.
 
-    ``parts`` are the elements or outputs meant, in the user's notation (``"[0]"``); none for a
-    whole value. ``edge`` is the channel; ``None``: the value stays in its process.
+    source, target: their places in ``Dataflow.nodes``.
+    edge: the channel; ``None``: the value stays in its process.
+    parts: the elements or outputs that are meant, in the user's notation (``"[0]"``); none for a whole
+        value.
     """
 
     source: int
@@ -36,14 +43,18 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """``nodes``: the inputs, then the tasks in the order of the Plan, then the output."""
+    """A graph as boxes and arrows.
+
+    nodes: the inputs, then the tasks in the order of the Plan, then the output.
+    arrows: by their targets, from the first to the last.
+    """
 
     nodes: tuple[Node, ...]
     arrows: tuple[Arrow, ...]
 
 
 def dataflow(plan: Plan) -> Dataflow:
-    """The nodes and arrows of ``plan``. Names are made printable."""
+    """Find the nodes and arrows of ``plan``. Names are made printable."""
     found = Values(plan)
     nodes = [
         Node("input", printable(plan.edges[bundle.edge].source), DRIVER) for bundle in plan.inputs
@@ -61,7 +72,7 @@ def dataflow(plan: Plan) -> Dataflow:
     nodes.append(Node("output", "output", DRIVER))
 
     def origin(value: Value, edge: int | None) -> tuple[int, str]:
-        """The node that a value comes from, and which part of what that makes it is."""
+        """Find the node that a value comes from, and which part of what that makes it is."""
         if isinstance(value, Made):
             return first_task + value.task, "" if value.element is None else f"[{value.element}]"
         assert edge is not None  # whatever no task makes comes from the driver
@@ -95,9 +106,9 @@ def dataflow(plan: Plan) -> Dataflow:
 
 
 def arrow_lines(plan: Plan, arrow: Arrow, details: bool) -> tuple[str, ...]:
-    """What is written at an arrow, line by line: the edge's number and the parts of the value.
+    """Write what stands at an arrow, line by line: the edge's number and the parts of the value.
 
-    With ``details`` the transport, the depth and the reason of the route as well.
+    With ``details`` the transport, the depth and the reason of the route stand there as well.
     """
     what = ", ".join(part for part in arrow.parts if not part.startswith("->"))
     where = ", ".join(part[3:] for part in arrow.parts if part.startswith("->"))
@@ -117,17 +128,17 @@ def arrow_lines(plan: Plan, arrow: Arrow, details: bool) -> tuple[str, ...]:
 
 
 def edge_details(edge: Edge) -> tuple[str, str]:
-    """How an edge's values travel, and why so."""
+    """Say how an edge's values travel, and why so."""
     return printable(f"{edge.route}, depth {edge.depth}"), printable(edge.reason)
 
 
 def place_name(plan: Plan, place: int) -> str:
-    """The name of an actor, or of the driver."""
+    """Name an actor, or the driver."""
     return "driver" if place == DRIVER else printable(plan.actors[place].name)
 
 
 def printable(text: str) -> str:
-    """``text`` on one line and free of control characters; they show as Python escapes."""
+    """Put ``text`` on one line and free it of control characters, which show as Python escapes."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in text
@@ -135,11 +146,11 @@ def printable(text: str) -> str:
 
 
 def _passed(plan: Plan) -> list[Key | None]:
-    """The parts of the input that are results as they are."""
+    """Find the parts of the input that are results as they are."""
     leaves = () if plan.shape is None else plan.shape.leaves
     return list(dict.fromkeys(leaf.key for leaf in leaves if isinstance(leaf, Passed)))
 
 
 def _key(key: Key | None) -> str:
-    """A part of the input, as it is written after ``input``."""
+    """Write a part of the input, as it stands after ``input``."""
     return printable(key_label(key, ""))

@@ -1,4 +1,4 @@
-"""A Plan in Graphviz's language, DOT."""
+"""A Plan is written in Graphviz's language, DOT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conveyor.plan.model import Plan
 
 
 def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
-    """The source of a digraph named ``compiled_graph``."""
+    """Write the source of a digraph named ``compiled_graph``."""
     flow = dataflow(plan)
     lines = [
         "digraph compiled_graph {",
@@ -47,7 +47,7 @@ def write_dot(plan: Plan, name: str, channel_details: bool, schedule: bool) -> s
 
 
 def _quoted(*lines: str, left: bool = False) -> str:
-    """A label of the given lines. A backslash would begin an escape, so it is doubled."""
+    """Make a label of the given lines. A backslash would begin an escape, so it is doubled."""
     escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     text = "".join(line + "\\l" for line in escaped) if left else "\\n".join(escaped)
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""A layered layout: every arrow points down, few cross, and lines are straight where they can be.
+"""Boxes are laid out in layers: every arrow points down, few cross, and lines are straight if they can be.
 
 Lengths have no unit here: pixels for pictures, characters for text. With whole numbers given, all
 positions of boxes are whole numbers.
@@ -17,7 +17,11 @@ _SWEEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An arrow between two boxes, by their indices, and the size of what is written at it."""
+    """An arrow between two boxes.
+
+    source, target: the numbers of the boxes.
+    width, height: the size of what is written at it.
+    """
 
     source: int
     target: int
@@ -27,7 +31,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a box is: its left upper corner and its size."""
+    """Where a box is.
+
+    x, y: its left upper corner.
+    width, height: its size.
+    """
 
     x: float
     y: float
@@ -36,7 +44,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Course:
     """How an arrow runs.
 
     ``stops`` are places ``(x, top, bottom)``, from the source's port (where top is bottom) to the
@@ -50,10 +58,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``boxes`` and ``routes`` are in the order of what was given."""
+    """Where everything is.
+
+    boxes, courses: in the order of what was given.
+    width, height: the room that all of it takes.
+    """
 
     boxes: tuple[Placed, ...]
-    routes: tuple[Route, ...]
+    courses: tuple[Course, ...]
     width: float
     height: float
 
@@ -152,7 +164,7 @@ def lay_out(
         y += height
         if layer + 1 < len(layers):
             y += gap(spans[layer])
-    routes = []
+    courses = []
     for chain, xs, label in zip(chains, crossings, labels, strict=True):
         source, target = cells[chain[0]], cells[chain[-1]]
         # A box lower than its band: the arrow still starts where the band ends, by a stop.
@@ -162,10 +174,10 @@ def lay_out(
             (x, *bands[cells[cell].layer]) for cell, x in zip(chain[1:-1], xs[1:-1], strict=True)
         ]
         stops.append((xs[-1], bands[target.layer][0], end))
-        routes.append(Route(tuple(stops), label))
+        courses.append(Course(tuple(stops), label))
     return Layout(
         boxes=tuple(Placed(c.x, c.y, c.width, c.height) for c in cells if c.real),
-        routes=tuple(routes),
+        courses=tuple(courses),
         width=max((cell.x + cell.width for cell in cells), default=0),
         height=y,
     )
@@ -174,7 +186,7 @@ def lay_out(
 def _widths(
     sizes: Sequence[tuple[float, float]], links: Sequence[Link], port: float
 ) -> list[float]:
-    """The boxes' widths, with room for the arrows at either side."""
+    """Make the boxes wide enough for the arrows at either side."""
     leaving, coming = [0] * len(sizes), [0] * len(sizes)
     for link in links:
         leaving[link.source] += 1
@@ -186,7 +198,7 @@ def _widths(
 
 
 def _depths(count: int, links: Sequence[Link]) -> list[int]:
-    """For each box, the number of arrows on the longest way to it."""
+    """Count for each box the arrows on the longest way to it."""
     below: list[list[int]] = [[] for _ in range(count)]
     missing = [0] * count
     for link in links:
@@ -206,7 +218,7 @@ def _depths(count: int, links: Sequence[Link]) -> list[int]:
 
 
 def _order(cells: list[_Cell], up: list[list[int]], down: list[list[int]]) -> list[list[int]]:
-    """The layers, each from left to right: the order with the fewest crossings that was found."""
+    """Order the layers, each from left to right, with the fewest crossings that were found."""
     layers: list[list[int]] = [[] for _ in range(max((c.layer for c in cells), default=-1) + 1)]
     # Depth first from the top, so that what hangs together starts side by side.
     seen = [False] * len(cells)
@@ -247,7 +259,7 @@ def _sort(layer: list[int], beside: list[list[int]], place: dict[int, int]) -> N
 
 
 def _crossings(layers: list[list[int]], down: list[list[int]]) -> int:
-    """How many arrows cross between neighbouring layers."""
+    """Count the arrows that cross between neighbouring layers."""
     place = _places(layers)
     total = 0
     for layer in layers:
@@ -318,7 +330,7 @@ def _snap(
 
 
 def _apart(wanted: list[float], weights: list[float], steps: list[float]) -> list[float]:
-    """The positions nearest to ``wanted`` (least squares) that are at least ``steps`` apart.
+    """Find the positions nearest to ``wanted`` (least squares) that are at least ``steps`` apart.
 
     Less the steps before it, every position must be no lower than the one before: neighbours that
     violate that are pooled at their mean until none do.
@@ -339,7 +351,7 @@ def _apart(wanted: list[float], weights: list[float], steps: list[float]) -> lis
 
 
 def _ports(cells: list[_Cell], chains: list[list[int]], port: float) -> list[tuple[float, float]]:
-    """For each chain, where it leaves its source and where it comes to its target.
+    """Find for each chain where it leaves its source and where it comes to its target.
 
     The arrows at one side of a box stand in the order of where they lead.
     """

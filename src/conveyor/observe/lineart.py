@@ -1,4 +1,4 @@
-"""A graph drawn with characters."""
+"""A graph is drawn with characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conveyor.plan.model import Plan
 
 
 def draw(plan: Plan, flow: Dataflow) -> list[str]:
-    """The rows of the drawing, from the inputs down to the output."""
+    """Draw all rows, from the inputs down to the output."""
     texts = []
     for place, node in enumerate(flow.nodes):
         left, right = "[]" if node.kind == "task" else "()"
@@ -36,11 +36,11 @@ def draw(plan: Plan, flow: Dataflow) -> list[str]:
     gaps: dict[int, list[int]] = {}
     spans: dict[int, list[tuple[int, int]]] = {}
     ends: dict[int, int] = {}
-    for index, route in enumerate(layout.routes):
-        for x, top, bottom in route.stops:
+    for index, course in enumerate(layout.courses):
+        for x, top, bottom in course.stops:
             for row in range(int(top), int(bottom)):
                 grid.down(int(x), row, dashed[index])
-        for (x0, _, start), (x1, end, _) in pairwise(route.stops):
+        for (x0, _, start), (x1, end, _) in pairwise(course.stops):
             gaps.setdefault(int(start), []).append(index)
             spans.setdefault(int(start), []).append((int(x0), int(x1)))
             ends[int(start)] = int(end)
@@ -48,12 +48,12 @@ def draw(plan: Plan, flow: Dataflow) -> list[str]:
         turns = tracks(spans[start])
         for index, span, turn in zip(lines, spans[start], turns, strict=True):
             grid.step(span, start, ends[start], turn, dashed[index])
-    for route in layout.routes:
-        x, _, y = route.stops[-1]
+    for course in layout.courses:
+        x, _, y = course.stops[-1]
         grid.write(int(x), int(y) - 1, "v")
-    for label, route in zip(labels, layout.routes, strict=True):
+    for label, course in zip(labels, layout.courses, strict=True):
         if label:
-            x, y, _ = route.stops[route.label]
+            x, y, _ = course.stops[course.label]
             grid.write(int(x) - (cells(label) | 1) // 2, int(y), label)
     for text, box in zip(texts, layout.boxes, strict=True):
         grid.write(int(box.x) + (int(box.width) - cells(text)) // 2, int(box.y), text)
@@ -65,7 +65,7 @@ def _columns(spans: list[tuple[float, float]]) -> list[tuple[int, int]]:
 
 
 def _height(spans: list[tuple[int, int]]) -> int:
-    """Room for the tracks, and for an arrow's head below them."""
+    """Leave room for the tracks, and for an arrow's head below them."""
     return max(tracks(spans), default=-1) + 2
 
 
@@ -76,17 +76,17 @@ class _Grid:
         self._at: dict[tuple[int, int], str] = {}
 
     def down(self, x: int, y: int, dashed: bool) -> None:
-        """A piece of a line that runs down."""
+        """Draw a piece of a line that runs down."""
         flat = self._at.get((x, y)) in ("-", "~")
         self._at[x, y] = "+" if flat else ":" if dashed else "|"
 
     def flat(self, x: int, y: int, dashed: bool) -> None:
-        """A piece of a line that runs to the side."""
+        """Draw a piece of a line that runs to the side."""
         steep = self._at.get((x, y)) in ("|", ":")
         self._at[x, y] = "+" if steep else "~" if dashed else "-"
 
     def step(self, span: tuple[int, int], top: int, bottom: int, track: int, dashed: bool) -> None:
-        """A line through a gap: down to its track, along it, and down from there."""
+        """Draw a line through a gap: down to its track, along it, and down from there."""
         x0, x1 = span
         turn = top + max(track, 0)
         for y in range(top, bottom):
@@ -98,7 +98,7 @@ class _Grid:
                 self.flat(x, turn, dashed)
 
     def write(self, x: int, y: int, text: str) -> None:
-        """``text`` from (``x``, ``y``) on; a wide character takes two places."""
+        """Write ``text`` from (``x``, ``y``) on; a wide character takes two places."""
         for char in text:
             width = cells(char)
             if width == 0:
@@ -110,7 +110,7 @@ class _Grid:
             x += width
 
     def lines(self) -> list[str]:
-        """All rows, top down."""
+        """Return all rows, top down."""
         rows: dict[int, dict[int, str]] = {}
         for (x, y), char in self._at.items():
             rows.setdefault(y, {})[x] = char

@@ -1,4 +1,4 @@
-"""A Plan as a Mermaid flowchart."""
+"""A Plan is written as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.plan.model import DRIVER, Plan
 
 
 def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
-    """The source of a flowchart from top to bottom."""
+    """Write the source of a flowchart from top to bottom."""
     flow = dataflow(plan)
     title = ["---", f"title: {json.dumps(name)}", "---"] if name else []
     lines = [*title, "flowchart TD"]
@@ -42,6 +42,6 @@ def _class(actor: int) -> str:
 
 
 def _quoted(*lines: str) -> str:
-    """A label of the given lines; what Mermaid or HTML would read stands as a character's code."""
+    """Make a label of the given lines; what Mermaid or HTML would read stands as a character's code."""
     escaped = ("".join(f"#{ord(c)};" if c in '"#&<>`*_\\|' else c for c in line) for line in lines)
     return f'"{"<br/>".join(escaped)}"'

@@ -1,4 +1,4 @@
-"""A compiled graph as a notebook shows it."""
+"""A notebook shows a compiled graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from conveyor.observe.svg import write_svg
 
 
 def graph_html(graph: Observed) -> str:
-    """Its state, its drawing and what it has counted."""
+    """Show its state, its drawing and what it has counted."""
     drawing = write_svg(compose(graph.plan, graph.name, channel_details=False, schedule=False))
     return f"<p><b>{escape(repr(graph))}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

@@ -1,4 +1,4 @@
-"""What a compiled graph has for those who look at it."""
+"""A compiled graph has something for those who look at it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class Observed(Protocol):
 
     @property
     def name(self) -> str:
-        """What the graph is called."""
+        """The graph is called so."""
         ...
 
     @property
     def plan(self) -> Plan:
-        """What it does."""
+        """This is what it does."""
         ...
 
     @property
     def recording(self) -> Recording:
-        """What its processes note about themselves."""
+        """Its processes note here what they do."""
         ...
 
     def progress(self) -> Progress:
-        """How far its executions are."""
+        """Tell how far its executions are."""
         ...
 
     def tracks(self) -> list[Track]:
-        """Its processes, the driver first."""
+        """List its processes, the driver first."""
         ...
 
     def check_open(self) -> None:

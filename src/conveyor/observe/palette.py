@@ -1,4 +1,4 @@
-"""The colours of actors: apart from each other for the colour-blind too, and light under text."""
+"""Actors have colours, which the colour-blind can tell apart too, and which are light under text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Colour:
 
 
 def actor_colour(index: int) -> Colour:
-    """The colour of an actor; they repeat only after 24. Negative: the driver's grey."""
+    """Return the colour of an actor; they repeat only after 24. A negative number is the driver's grey."""
     if index < 0:
         return Colour("#eaeef2", LINE)
     hue = _HUES[index % len(_HUES)]
@@ -33,10 +33,10 @@ def actor_colour(index: int) -> Colour:
 
 
 def rgb(colour: str) -> tuple[int, int, int]:
-    """The three components, 0 to 255, of ``#rrggbb``."""
+    """Return the three components, 0 to 255, of ``#rrggbb``."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
 def _mix(colour: str, share: float) -> str:
-    """``colour`` on white."""
+    """Mix ``colour`` into white."""
     return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in rgb(colour))

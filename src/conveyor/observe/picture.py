@@ -1,4 +1,4 @@
-"""A picture as shapes, which the writer of SVG draws."""
+"""A picture has shapes, which the writer of SVG draws."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ class Picture:
 
 
 def cells(text: str) -> int:
-    """How many characters' places ``text`` takes: two for a wide one, none for a combining one."""
+    """Count the characters' places that ``text`` takes: two for a wide one, none for a combining one."""
     return sum(char_cells(char) for char in text)
 
 
 def char_cells(char: str) -> int:
-    """How many characters' places ``char`` takes."""
+    """Count the characters' places that ``char`` takes."""
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 def text_width(text: str, size: float) -> float:
-    """The width of ``text`` in pixels."""
+    """Return the width of ``text`` in pixels."""
     return cells(text) * size * ADVANCE

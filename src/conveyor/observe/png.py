@@ -1,4 +1,4 @@
-"""A picture as PNG, which resvg draws of its SVG."""
+"""A picture becomes a PNG, which resvg draws of its SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ZOOM, _MOST_PIXELS = 2.0, 12_000_000
 
 
 def write_png(picture: Picture) -> bytes:
-    """The bytes of a PNG file.
+    """Return the bytes of a PNG file.
 
     Raises:
         ImportError: resvg-py is not installed.

@@ -1,4 +1,4 @@
-"""Who does what in which order, as short lines."""
+"""Short lines say who does what in which order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from conveyor.plan.reading import Move, moves
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step. ``peers`` are who it sends to or receives from; empty for a call."""
+    """One step.
+
+    kind: what is done.
+    what: the task, or the edge with its number.
+    peers: who it is sent to or received from; empty for a call.
+    """
 
     kind: Literal["recv", "call", "send"]
     what: str
     peers: str
 
     def text(self, to: str = "→", by: str = "←") -> str:
-        """The step without its kind, with the given arrows."""
+        """Write the step without its kind, with the given arrows."""
         if self.kind == "call":
             return self.what
         return f"{self.what} {to if self.kind == 'send' else by} {self.peers}"
@@ -27,7 +32,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The steps of one actor, or of the driver (``DRIVER``)."""
+    """The steps of one process.
+
+    place: the actor's number, or ``DRIVER``.
+    title: its name.
+    rows: its steps, in order.
+    """
 
     place: int
     title: str
@@ -35,7 +45,7 @@ class Column:
 
 
 def columns(plan: Plan) -> tuple[Column, ...]:
-    """The driver's column, then one for each actor."""
+    """Make the driver's column, then one for each actor."""
     return tuple(
         Column(place, place_name(plan, place), tuple(_row(plan, m) for m in moves(plan, place)))
         for place in (DRIVER, *range(len(plan.actors)))

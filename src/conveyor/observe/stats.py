@@ -1,4 +1,4 @@
-"""What a graph has counted and timed, as data and as a table."""
+"""What a graph has counted and timed becomes data and tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ Histogram = tuple[int, int, list[tuple[int, int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long something took, in seconds. ``p50_s`` and ``p99_s`` are no further from a time that
-    was measured than a sixteenth of it (one part in 16); the others are exact. All are 0 where
-    ``count`` is."""
+    """How long something took, in seconds. All are 0 where ``count`` is.
+
+    count: how often it was measured.
+    total_s: all of it together.
+    p50_s, p99_s: the quantiles, no further from a time that was measured than a sixteenth of it.
+    max_s: the longest.
+    """
 
     count: int
     total_s: float
@@ -33,10 +37,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class TaskStats:
-    """One task: ``running`` are its runs, each from its call to its return (for an async method: until
-    its coroutine ended). ``errors`` of them raised. ``skipped``: how often it did not run because an
-    argument was an error already. ``current_s``: for how long the run has lasted that the task is in
-    now, or was in when its actor died; ``None``: it is in none."""
+    """One task.
+
+    task, actor: their names.
+    running: its runs, each from its call to its return (for an async method: until its coroutine ended).
+    errors: how many of them raised.
+    skipped: how often it did not run because an argument was an error already.
+    current_s: for how long the run has lasted that the task is in now, or was in when its actor died;
+        ``None``: it is in none.
+    """
 
     task: str
     actor: str
@@ -48,9 +57,13 @@ class TaskStats:
 
 @dataclass(frozen=True, slots=True)
 class WaitStats:
-    """One reader of an edge: how long it stood there with no frame to take (0: there was one). Of the
-    driver: how long ``get`` did, for each result that was got; ``await`` is not counted as waiting.
-    An actor's wait for its first input is also the time in which nobody executed the graph."""
+    """One reader of an edge.
+
+    reader: its name.
+    waiting: how long it stood there with no frame to take (0: there was one). An actor's wait for its
+        first input is also the time in which nobody executed the graph. Of the driver these are the
+        waits of ``get``, one for each result that was got; ``await`` is not counted as waiting.
+    """
 
     reader: str
     waiting: Times
@@ -58,8 +71,16 @@ class WaitStats:
 
 @dataclass(frozen=True, slots=True)
 class EdgeStats:
-    """One channel. ``frames`` were sent on it, ``errors`` of them carried an error; ``bytes`` is the
-    size of their bodies."""
+    """One channel.
+
+    edge: its number.
+    source: what comes on it.
+    writer: who writes it.
+    frames: how many were sent on it.
+    errors: how many of them carried an error.
+    bytes: the size of their bodies.
+    waits: those of each of its readers.
+    """
 
     edge: int
     source: str
@@ -74,12 +95,17 @@ class EdgeStats:
 class GraphStats:
     """A graph since it was compiled.
 
-    ``latency``: of each completed execution, from the start of its submission (its arguments are
-    encoded in it) until the last of its results was in the driver's memory, whether or not the driver
-    had looked by then. ``room``: waits of ``execute`` because ``depth`` executions were on their way.
-    ``stashed_results`` (and their bytes) have come and were not asked for yet.
-    ``arena_bytes``: by process, the memory behind its arena, which it uses for all its graphs and
-    calls; an actor's as of its last large value in this graph.
+    graph: its name.
+    submitted, completed, in_flight: how many executions there were, have come to their end, and are on
+        their way.
+    latency: the times of each completed execution, from the start of its submission (its arguments are
+        encoded in it) until the last of its results was in the driver's memory, whether or not the
+        driver had looked by then.
+    room: the waits of ``execute`` because ``depth`` executions were on their way.
+    tasks, edges: those of the Plan, in its order.
+    stashed_results, stashed_bytes: results that have come and were not asked for yet.
+    arena_bytes: by process, the memory behind its arena, which it uses for all its graphs and calls; an
+        actor's as of its last large value in this graph.
     """
 
     graph: str
@@ -95,7 +121,7 @@ class GraphStats:
     arena_bytes: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dicts and lists of numbers and strings, for export."""
+        """Return the same as dicts and lists of numbers and strings, for export."""
         made: dict[str, Any] = asdict(self)
         made["tasks"] = list(made["tasks"])
         made["edges"] = [{**edge, "waits": list(edge["waits"])} for edge in made["edges"]]
@@ -111,7 +137,7 @@ class GraphStats:
 
 
 def read_stats(graph: Observed) -> GraphStats:
-    """What ``graph`` has noted until now."""
+    """Read what ``graph`` has noted until now."""
     plan, recording = graph.plan, graph.recording
     progress = graph.progress()
     now = _core.monotonic_ns()
@@ -164,7 +190,7 @@ def _by_name(plan: Plan, numbers: dict[int, int]) -> dict[str, int]:
 
 
 def times(histogram: Histogram) -> Times:
-    """The summary of a histogram."""
+    """Sum a histogram up."""
     total, largest, buckets = histogram
     count = sum(n for _, _, n in buckets)
     return Times(
@@ -177,7 +203,7 @@ def times(histogram: Histogram) -> Times:
 
 
 def quantile(buckets: Sequence[tuple[int, int, int]], share: float, largest: int) -> float:
-    """The value that ``share`` of all values do not exceed: the middle of its bucket."""
+    """Find the value that ``share`` of all values do not exceed: the middle of its bucket."""
     count = sum(n for _, _, n in buckets)
     rank = max(math.ceil(share * count), 1)
     for low, high, n in buckets:
@@ -189,7 +215,7 @@ def quantile(buckets: Sequence[tuple[int, int, int]], share: float, largest: int
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """``text``: so many columns at the left are text, the others are numbers."""
+    """What is printed in columns; the first ``text`` of them are text, the others are numbers."""
 
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]

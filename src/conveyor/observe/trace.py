@@ -1,4 +1,4 @@
-"""Recording what the processes of a graph do, for a trace viewer."""
+"""What the processes of a graph do is recorded, for a trace viewer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ logger = logging.getLogger("conveyor")
 
 
 class Trace:
-    """The body of ``with graph.trace(path)``. Afterwards ``events`` says how many slices the file
-    has, and ``dropped`` for how many there was no room."""
+    """The body of ``with graph.trace(path)``.
+
+    path: the file.
+    events: afterwards, how many slices it has.
+    dropped: afterwards, for how many there was no room.
+    """
 
     def __init__(self, graph: Observed, path: str | os.PathLike[str], max_events: int) -> None:
         if max_events < 1:

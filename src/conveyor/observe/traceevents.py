@@ -1,4 +1,4 @@
-"""What processes have noted, in the trace event format of Chrome and Perfetto.
+"""What processes have noted is written in the trace event format of Chrome and Perfetto.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -32,7 +32,8 @@ _CATEGORIES = {
 
 
 class _Slice(NamedTuple):
-    """Times are nanoseconds. In the order in which a viewer wants them: what holds another first."""
+    """Something that lasted. Slices sort as a viewer wants them: first the one that holds the others. Times
+    are nanoseconds."""
 
     begin: int
     negative_length: int
@@ -47,7 +48,11 @@ class _Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """A frame, from the slice that sent it to the slice that received it: track and time of each."""
+    """A frame that went from the slice that sent it to the slice that received it.
+
+    edge: the number of its edge.
+    sent, received: the track and the time of the two slices.
+    """
 
     edge: int
     sent: tuple[tuple[int, int], int]
@@ -110,7 +115,7 @@ class Slices:
         self.count = len(made)
 
     def flows(self) -> Iterator[_Flow]:
-        """The frames of which both ends are there."""
+        """Find the frames of which both ends are there."""
         sent = {(s.number, s.execution): (s.track, s.begin) for s in self.slices if s.kind == _SEND}
         for s in self.slices:
             if s.kind == _RECEIVE:
@@ -202,7 +207,7 @@ def _slice(s: _Slice, labels: Mapping[int, Sequence[str]], more: str) -> str:
 
 
 def _us(ns: int) -> str:
-    """Microseconds, to the nanosecond."""
+    """Write microseconds, to the nanosecond."""
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 

@@ -1,4 +1,4 @@
-"""Rows for the flat pieces of lines that go through a gap between two layers."""
+"""Lines that go through a gap between two layers get rows for their flat pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def tracks(spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The row, from 0 at the top, in which each line turns from its first column to its second.
+    """Find the row, from 0 at the top, in which each line turns from its first column to its second.
 
     Flat pieces in one row do not touch. A line that starts in the column where another ends turns
     above it, so the two do not meet; only where such claims go in a circle is one left unheard.

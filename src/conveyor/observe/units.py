@@ -1,10 +1,10 @@
-"""Durations and sizes as people read them."""
+"""Durations and sizes are written as people read them."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit: ``"71.3 us"``."""
+    """Write three digits and a unit: ``"71.3 us"``."""
     for factor, unit in ((1e9, "ns"), (1e6, "us"), (1e3, "ms")):
         # A number that would be rounded up to 1000 is the next unit's.
         if seconds * factor < 999.5:
@@ -13,7 +13,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Three digits and a unit: ``"4.00 MiB"``; bytes are counted out."""
+    """Write three digits and a unit: ``"4.00 MiB"``; bytes are counted out."""
     if count < 1024:
         return f"{count} B"
     value = float(count)

@@ -1,4 +1,4 @@
-"""The drawing of a Plan, in any of its formats."""
+"""A Plan is drawn, in any of the formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channels of a graph: an edge for each value that leaves its process."""
+"""A graph gets its channels: an edge for each value that leaves its process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Channels:
         self._lay_effects()
 
     def _lay_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
-        """The edges on which the executor gives what an execution begins with."""
+        """Lay the edges on which the executor gives what an execution begins with."""
         readers = self._flow.readers
         bundles: dict[tuple[int, ...], list[Part]] = {}
         for part in map(Part, keys):
@@ -52,7 +52,7 @@ class Channels:
         return tuple(laid)
 
     def _lay_results(self) -> None:
-        """The edges of what tasks make."""
+        """Lay the edges of what tasks make."""
         flow, depth = self._flow, self._config.depth
         made = [value for value in flow.readers if isinstance(value, Made)]
         for value in sorted(made, key=_in_order):
@@ -71,7 +71,7 @@ class Channels:
                 choose(label, flow.hints.get(value, ()))
 
     def _lay_effects(self) -> None:
-        """The edges on which the executor hears that a task has run for its effect."""
+        """Lay the edges on which the executor hears that a task has run for its effect."""
         for value in self._flow.effects:
             writer, label = self._flow.actor_of[value.task], f"done {self._flow.label(value)}"
             reason = "an effect: only that it has run"
@@ -92,12 +92,12 @@ class Channels:
     def _lay_plain(
         self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
     ) -> None:
-        """An edge to the executor that no hint is about."""
+        """Lay an edge to the executor that no hint is about."""
         edge = len(self.edges)
         self.edges.append(Edge(edge, writer, (DRIVER,), label, depth, "shm", reason))
         self.edge_of[what] = edge
 
 
 def _in_order(value: Made) -> tuple[int, int]:
-    """By task; a whole result stands before its elements."""
+    """Sort by task; a whole result stands before its elements."""
     return value.task, -1 if value.element is None else value.element

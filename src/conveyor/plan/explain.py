@@ -1,4 +1,4 @@
-"""A Plan as text for people."""
+"""A Plan is told to people, as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _short.maxstring = _short.maxother = 40
 
 
 def explain(plan: Plan, name: str = "") -> str:
-    """What every process will do at each execution, in order, over which channel, and why. ::
+    """Say what every process will do at each execution, in order, over which channel, and why. ::
 
     name: 2 actors, 2 tasks, 3 edges; up to 16 executions on the way
 
@@ -86,7 +86,7 @@ def _leaf(leaf: Leaf, sources: Sequence[str]) -> str:
 
 
 def _steps(plan: Plan, place: int, values: Values) -> list[tuple[str, str, str]]:
-    """What the process at ``place`` does: the kind, what it is about, and with whom."""
+    """Say what the process at ``place`` does: the kind, what it is about, and with whom."""
     steps: list[tuple[str, str, str]] = []
     for kind, number in moves(plan, place):
         if kind == "call":
@@ -124,7 +124,7 @@ def _argument(argument: Argument, names: Mapping[int, str]) -> str:
 
 
 def _nested(value: Any, names: Mapping[int, str]) -> str:
-    """A container with the names of its values; short even where the container is not."""
+    """Write a container with the names of its values, short even where the container is not."""
     if isinstance(value, Nested):
         return _nested(value.template, names)
     if isinstance(value, (Reg, Const)):
@@ -177,7 +177,7 @@ def _block(title: str, steps: list[tuple[str, str, str]]) -> str:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows with their columns aligned. What follows a long cell begins on the next line, so that it
+    """Align the columns of all rows. What follows a long cell begins on the next line, so that it
     neither leaves its column nor pushes all others far away."""
     widths = [min(max(map(len, column)), _WIDEST) for column in zip(*rows, strict=True)]
     lines = []
@@ -202,5 +202,5 @@ def _name(plan: Plan, place: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 task``, ``2 tasks``."""
+    """Write a number and its noun: ``1 task``, ``2 tasks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -48,23 +48,23 @@ class Flow:
     task_of: Mapping[MethodNode, int]
 
     def label(self, value: Value) -> str:
-        """``value`` in the user's words."""
+        """Name ``value`` in the user's words."""
         return value_label(value, self.labels)
 
     def value(self, node: DAGNode) -> Value:
-        """The value that ``node`` stands for."""
+        """Find the value that ``node`` stands for."""
         return _value(node, self.task_of)
 
 
-def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
+def flow_of(graph: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
     """Follow the values of a graph from those who make them to those who read them.
 
     ``placement``: the actors of functions that were bound to none.
     """
-    task_of = {node: index for index, node in enumerate(shape.tasks)}
+    task_of = {node: index for index, node in enumerate(graph.tasks)}
     index_of: dict[Any, int] = {}
     actor_of = tuple(
-        index_of.setdefault(placement.get(node, node.actor), len(index_of)) for node in shape.tasks
+        index_of.setdefault(placement.get(node, node.actor), len(index_of)) for node in graph.tasks
     )
     actors = _named(list(index_of))
 
@@ -83,16 +83,16 @@ def trace(shape: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
 
     needs = tuple(
         tuple(dict.fromkeys(read(node, actor) for node in upstream_of(task)))
-        for task, actor in zip(shape.tasks, actor_of, strict=True)
+        for task, actor in zip(graph.tasks, actor_of, strict=True)
     )
     needs = _started(needs, actor_of, readers)
-    made = [n for n in shape.outputs if not isinstance(n, (InputNode, InputAttributeNode))]
+    made = [n for n in graph.outputs if not isinstance(n, (InputNode, InputAttributeNode))]
     outputs = tuple(read(node, DRIVER) for node in made)
-    effects = tuple(_value(task, task_of) for task in shape.effects)
+    effects = tuple(_value(task, task_of) for task in graph.effects)
     return Flow(
         actors=actors,
-        nodes=shape.tasks,
-        labels=_labels(shape.tasks, actor_of, actors),
+        nodes=graph.tasks,
+        labels=_labels(graph.tasks, actor_of, actors),
         actor_of=actor_of,
         needs=needs,
         readers={value: tuple(sorted(at)) for value, at in readers.items()},
@@ -108,8 +108,8 @@ def _started(
     actor_of: tuple[int, ...],
     readers: dict[Value, set[int]],
 ) -> tuple[tuple[Value, ...], ...]:
-    """``needs``, with what begins an execution of the tasks that need no value: some input that
-    their actor gets anyway, or one that says nothing but that."""
+    """Add to ``needs`` what begins an execution of the tasks that need no value: some input that their
+    actor gets anyway, or one that says nothing but that."""
     if all(needs):
         return needs
     parts: dict[int, Value] = {}
@@ -139,7 +139,7 @@ def _value(node: DAGNode, task_of: Mapping[MethodNode, int]) -> Value:
 
 
 def _named(actors: list[Any]) -> tuple[ActorInfo, ...]:
-    """The actors with names that differ: those that share one get their index with it."""
+    """Give the actors names that differ: those that share one get their index with it."""
     shared = Counter(actor.name for actor in actors)
     return tuple(
         ActorInfo(
@@ -154,7 +154,7 @@ def _named(actors: list[Any]) -> tuple[ActorInfo, ...]:
 def _labels(
     nodes: tuple[MethodNode, ...], actor_of: tuple[int, ...], actors: tuple[ActorInfo, ...]
 ) -> tuple[str, ...]:
-    """``actor.method`` for each task, with ``#2``, ``#3`` where it is bound again."""
+    """Call each task ``actor.method``, with ``#2``, ``#3`` where it is bound again."""
     times: dict[str, int] = {}
     labels = []
     for node, actor in zip(nodes, actor_of, strict=True):

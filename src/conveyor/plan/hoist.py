@@ -1,4 +1,4 @@
-"""Steps that need not wait for the place where they were put."""
+"""Steps go to where they can be done first, if that keeps no other step from its turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from conveyor.plan.steps import Call, Recv, Send, Step, assert_never
 
 
 def hoist(program: Program) -> Program:
-    """``program`` with every send right behind the step that gives it its value.
+    """Put every send of ``program`` right behind the step that gives it its value.
 
     A send does not wait, so this only makes values come sooner. Receives and calls stay: what they
     wait for, and how long they run, would keep others from what they could do first.

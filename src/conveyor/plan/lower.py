@@ -1,4 +1,4 @@
-"""From the user's graph to the Plan."""
+"""The user's graph becomes a Plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conveyor.dag.inputs import key_of
 from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import GraphError
 from conveyor.plan.channels import Channels
-from conveyor.plan.flow import trace
+from conveyor.plan.flow import flow_of
 from conveyor.plan.model import Const, Leaf, Passed, Plan, Reg, Shape
 from conveyor.plan.schedule import make_schedule
 from conveyor.plan.template import template
@@ -19,19 +19,19 @@ from conveyor.plan.values import Done, Items
 
 
 def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | None = None) -> Plan:
-    """The Plan of the graph that ends in ``root``; ``placement``: the actors of its functions that were
-    bound to none.
+    """Make the Plan of the graph that ends in ``root``. ``placement`` has the actors of its functions that
+    were bound to none.
 
     Raises:
         GraphError: the graph is not valid. Nothing has been touched then.
     """
-    shape = survey(root)
-    _check(shape, config)
-    flow = trace(shape, placement or {})
-    channels = Channels(flow, shape.keys, config)
+    graph = survey(root)
+    _check(graph, config)
+    flow = flow_of(graph, placement or {})
+    channels = Channels(flow, graph.keys, config)
     edge_of = channels.edge_of
     order, tasks, programs = make_schedule(flow, channels)
-    positional, keywords = shape.parameters
+    positional, keywords = graph.parameters
     return Plan(
         actors=flow.actors,
         tasks=tasks,
@@ -40,12 +40,12 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
         order=order,
         inputs=channels.inputs,
         outputs=tuple(edge_of[value] for value in flow.outputs),
-        multi_output=shape.multi_output,
+        multi_output=graph.multi_output,
         positional=positional,
         keywords=keywords,
-        whole_input=shape.whole and not shape.keys and len(channels.inputs) == 1,
+        whole_input=graph.whole and not graph.keys and len(channels.inputs) == 1,
         depth=config.depth,
-        shape=_shape(shape),
+        shape=_shape(graph),
         effects=tuple(edge_of[Done(value)] for value in flow.effects),
         streams=tuple(
             (edge_of[items.made], edge)
@@ -55,11 +55,11 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
     )
 
 
-def _check(shape: Survey, config: Config) -> None:
-    """What a compiled graph needs beyond being a graph."""
-    if shape.unused and not config.ignore_unused:
-        names = ", ".join(dict.fromkeys(record.label for record in shape.unused))
-        verb = "does" if len(shape.unused) == 1 else "do"
+def _check(graph: Survey, config: Config) -> None:
+    """Refuse a graph that cannot be compiled, though it is one."""
+    if graph.unused and not config.ignore_unused:
+        names = ", ".join(dict.fromkeys(record.label for record in graph.unused))
+        verb = "does" if len(graph.unused) == 1 else "do"
         raise GraphError(
             f"{names} {verb} not reach the output of the graph and would not run: if it is to run "
             f"for its effect, end the graph with MultiOutputNode([...], effects=[...]); if it "
@@ -67,10 +67,10 @@ def _check(shape: Survey, config: Config) -> None:
         )
 
 
-def _shape(shape: Survey) -> Shape | None:
-    """The shape of the results, where it is not just a list (or one) of what tasks made."""
-    plain = not shape.multi_output or type(shape.structure) in (list, tuple)
-    items = shape.structure if shape.multi_output and plain else [shape.structure]
+def _shape(graph: Survey) -> Shape | None:
+    """Find the shape of the results, where it is not just a list (or one) of what tasks made."""
+    plain = not graph.multi_output or type(graph.structure) in (list, tuple)
+    items = graph.structure if graph.multi_output and plain else [graph.structure]
     if plain and all(_is_made(item) for item in items):
         return None
     leaves: list[Leaf] = []
@@ -89,7 +89,7 @@ def _shape(shape: Survey) -> Shape | None:
         leaves.append(Const(value))
         return Reg(len(leaves) - 1)
 
-    return Shape(template(shape.structure, leaf, constant), tuple(leaves))
+    return Shape(template(graph.structure, leaf, constant), tuple(leaves))
 
 
 def _is_made(item: object) -> bool:

@@ -1,4 +1,4 @@
-"""Which worker runs which function of a graph."""
+"""Each function of a graph gets a worker that runs it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Worker = tuple[Hashable, int]
 """One of the workers with the same options: those options, and its number."""
 
 
-def place(shape: Survey, limit: int) -> Mapping[MethodNode, Worker]:
-    """The worker of every function that was not bound to an actor.
+def place(graph: Survey, limit: int) -> Mapping[MethodNode, Worker]:
+    """Choose the worker of every function that was not bound to an actor.
 
     A function goes where one was made of whose result it is the first user, so that a chain stays in
     one process; others get a worker of their own, up to ``limit`` of a kind, and from there on the one
@@ -24,7 +24,7 @@ def place(shape: Survey, limit: int) -> Mapping[MethodNode, Worker]:
     placed: dict[MethodNode, Worker] = {}
     load: dict[Worker, int] = {}
     taken: set[MethodNode] = set()
-    for task in shape.tasks:
+    for task in graph.tasks:
         if task.actor is not UNPLACED or task.function is None:
             continue
         kind = task.function.worker
@@ -45,7 +45,7 @@ def place(shape: Survey, limit: int) -> Mapping[MethodNode, Worker]:
 
 
 def _makers(task: MethodNode) -> list[MethodNode]:
-    """The tasks whose results ``task`` uses."""
+    """Find the tasks whose results ``task`` uses."""
     makers = []
     for node in upstream_of(task):
         base = node.task if isinstance(node, OutputElementNode) else node

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that go to other processes."""
+"""Frozen dataclasses go to other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that programs fit together, for steps of any kind that say what they wait for."""
+"""Programs are proved to fit together; their steps say what they wait for, and may be of any kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Blocking(Protocol[_Event_co]):
     for those of the others."""
 
     def waits_for(self) -> Iterable[_Event_co]:
-        """The step ends once all of these events have happened."""
+        """Return the events that the step waits for: it ends once all of them have happened."""
         ...
 
     def enables(self) -> Iterable[_Event_co]:
-        """These events happen when a program comes to the step, before it waits."""
+        """Return the events that happen when a program comes to the step, before it waits."""
         ...
 
 
@@ -29,11 +29,11 @@ class Words(Protocol[_Event_contra]):
     """How the proof speaks of programs, which it knows by their numbers."""
 
     def step(self, program: int, place: int) -> str:
-        """What ``program`` does with its step at ``place``."""
+        """Say what ``program`` does with its step at ``place``."""
         ...
 
     def event(self, event: _Event_contra) -> str:
-        """What a step waits for."""
+        """Say what a step waits for."""
         ...
 
 
@@ -75,7 +75,7 @@ def prove(
 
 
 def _missing(events: Iterable[Event], happened: set[Event]) -> Event | None:
-    """The first of ``events`` that has not happened."""
+    """Find the first of ``events`` that has not happened."""
     for event in events:
         if event not in happened:
             return event
@@ -88,7 +88,7 @@ def _why(
     happened: set[Event],
     words: Words[Event],
 ) -> str:
-    """Why the programs are stuck at ``places``."""
+    """Say why the programs are stuck at ``places``."""
     # Whoever is stuck waits for someone who is stuck, so following them must come around.
     program = next(i for i, steps in enumerate(programs) if places[i] < len(steps))
     trail: dict[
@@ -118,7 +118,7 @@ def _why(
 def _enabler(
     programs: Sequence[Sequence[Blocking[Event]]], places: Sequence[int], event: Event
 ) -> tuple[int, int] | None:
-    """The program that would still enable ``event``, and at which place."""
+    """Find the program that would still enable ``event``, and at which place."""
     for program, steps in enumerate(programs):
         for place in range(places[program], len(steps)):
             if event in steps[place].enables():

@@ -1,4 +1,4 @@
-"""What a Plan's programs do, read without running them."""
+"""A Plan's programs say what they will do, without being run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conveyor.plan.values import Made, Part, Start, Value
 
 
 def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tuple[int, ...]:
-    """The registers that ``step`` reads, in order; ``tasks`` are those of the Plan, by number."""
+    """List the registers that ``step`` reads, in order; ``tasks`` are those of the Plan, by number."""
     match step:
         case Recv():
             return ()
@@ -69,7 +69,7 @@ class Stage(NamedTuple):
 
 
 def stages(program: Program) -> list[Stage]:
-    """``program``, task by task."""
+    """Split ``program`` into its tasks."""
     made: list[Stage] = []
     receives: list[Recv] = []
     for step in program.steps:
@@ -87,8 +87,8 @@ def stages(program: Program) -> list[Stage]:
 
 
 def task_of_each_step(program: Program) -> list[int | None]:
-    """For each step the task on whose behalf it is there: a receive is for the task after it, a send for
-    the task before it. ``None``: there is none."""
+    """Find for each step the task on whose behalf it is there: a receive is for the task after it, a send
+    for the task before it. ``None`` says that there is none."""
     found: list[int | None] = []
     received: list[int] = []
     task = None
@@ -114,7 +114,7 @@ def task_of_each_step(program: Program) -> list[int | None]:
 
 
 def in_order(plan: Plan) -> tuple[Stage, ...]:
-    """The tasks of all actors, one after the other, with what their programs do around them."""
+    """List the tasks of all actors, one after the other, with what their programs do around them."""
     stage_of = {stage.call.task: stage for program in plan.programs for stage in stages(program)}
     return tuple(stage_of[task] for task in plan.order)
 
@@ -125,7 +125,7 @@ task that is called or of the edge."""
 
 
 def moves(plan: Plan, place: int) -> Iterator[Move]:
-    """What the process at ``place`` (an actor's number, or ``DRIVER``) does, in order."""
+    """List what the process at ``place`` (an actor's number, or ``DRIVER``) does, in order."""
     if place == DRIVER:
         for bundle in plan.inputs:
             yield "send", bundle.edge
@@ -186,7 +186,7 @@ class Values:
                 self.carried[send.edge] = (here[send.reg].value,)
 
     def _receive(self, step: Recv, actor: int) -> list[Held]:
-        """Fill registers with a frame; what starts the next task, if the frame only does that."""
+        """Fill registers with a frame. Return what starts the next task, if the frame only does that."""
         frame = self.carried[step.edge] or (Start(actor),)
         filled = (step.reg,) if step.spread is None else step.spread
         come = [Held(value, step.edge) for value in frame]

@@ -1,4 +1,4 @@
-"""How an edge's values travel, and why so."""
+"""Each edge gets a transport."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from conveyor.exceptions import GraphError
 
 
 class Route(NamedTuple):
-    """The name of the transport and the reason for it."""
+    """How an edge's values travel: the name of the transport, and the reason for it."""
 
     name: str
     reason: str
 
 
 def choose(source: str, hints: Iterable[TransportHint]) -> Route:
-    """The route for the value ``source`` (a label), given what its readers were told about it.
+    """Choose the route for the value ``source`` (a label), given what its readers were told about it.
 
     Raises:
         GraphError: a hint asks for a transport or a device that nothing here can serve.

@@ -1,4 +1,4 @@
-"""The order in which things happen, as a row of passes."""
+"""A row of passes decides the order in which things happen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from conveyor.plan.transfers import place_transfers
 def make_schedule(
     flow: Flow, channels: Channels
 ) -> tuple[tuple[int, ...], tuple[Task, ...], tuple[Program, ...]]:
-    """The order of the tasks, the tasks with the registers of their arguments, and a program for each
-    actor.
+    """Return the order of the tasks, the tasks with the registers of their arguments, and a program for
+    each actor.
 
     Raises:
         GraphError: the programs would wait for each other.
@@ -31,8 +31,8 @@ def make_schedule(
 
 
 def order_tasks(flow: Flow) -> tuple[int, ...]:
-    """The order in which the tasks were bound: it is what users expect of one actor, and nothing can be
-    bound to a task that does not exist yet."""
+    """Return the order in which the tasks were bound. Users expect it of each actor, and it fits them all,
+    since nothing can be bound to a task that does not exist yet."""
     # Which is how `survey` has numbered them.
     return tuple(range(len(flow.nodes)))
 
@@ -60,12 +60,12 @@ class _Words:
         self.edges = edges
 
     def step(self, program: int, place: int) -> str:
-        """The task on whose behalf a program has the step at ``place``."""
+        """Name the task on whose behalf a program has the step at ``place``."""
         task = task_of_each_step(self.programs[program])[place]
         return f"actor {program}" if task is None else self.tasks[task].label
 
     def event(self, event: Event) -> str:
-        """What somebody waits for."""
+        """Name what somebody waits for."""
         match event:
             case ("frame", edge):
                 return self.edges[edge].source

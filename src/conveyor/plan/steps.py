@@ -1,4 +1,4 @@
-"""The kinds of steps that a program has: what an actor does for one execution.
+"""A program has steps of several kinds: what an actor does for one execution.
 
 They are a closed union. Whoever treats steps by their kind does so with ``match`` and ends with
 :func:`assert_never`, so the type checker finds each place that must know of a new kind.
@@ -31,11 +31,11 @@ class Recv(Portable):
     spread: tuple[int | None, ...] | None = None
 
     def waits_for(self) -> tuple[Event, ...]:
-        """The step ends once all of these events have happened."""
+        """Return the events that the step waits for: it ends once all of them have happened."""
         return (("frame", self.edge),)
 
     def enables(self) -> tuple[Event, ...]:
-        """These events happen when an actor comes to the step, before it waits."""
+        """Return the events that happen when an actor comes to the step, before it waits."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Container arguments with nodes inside: how they are written down, and filled in again."""
+"""Container arguments with nodes inside are written down, and filled in again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def template(
     register: Callable[[DAGNode], Reg],
     constant: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The container ``value`` with each node replaced by its register, and each part without nodes
+    """Copy the container ``value`` with each node replaced by its register, and each part without nodes
     by what ``constant`` makes of it."""
     return replace_nodes(value, register, constant or _constant, _fields)
 
 
 def fill(template: Any, regs: Sequence[Any]) -> Any:
-    """A new container after ``template``, with the values of ``regs`` in place of ``Reg``."""
+    """Make a new container after ``template``, with the values of ``regs`` in place of ``Reg``."""
     kind = type(template)
     if kind is Reg:
         return regs[template.index]
@@ -40,7 +40,7 @@ def fill(template: Any, regs: Sequence[Any]) -> Any:
 
 
 def registers(argument: Argument) -> list[int]:
-    """The registers in an argument, in order."""
+    """List the registers in an argument, in order."""
     if isinstance(argument, Reg):
         return [argument.index]
     found: list[int] = []
@@ -61,7 +61,8 @@ def registers(argument: Argument) -> list[int]:
 
 
 def constants(argument: Argument) -> Iterator[tuple[str, Any]]:
-    """The constants in an argument, each with how it is written as a part of it; ``""``: all of it."""
+    """List the constants in an argument, each with how it is written as a part of it (``""``: it is all of
+    it)."""
     if isinstance(argument, Const):
         yield "", argument.value
     elif isinstance(argument, Nested):

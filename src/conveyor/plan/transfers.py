@@ -1,4 +1,4 @@
-"""Who takes which value when: the tasks in their order, with what moves their values between actors."""
+"""Tasks are put in their order, with what moves their values between actors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conveyor.plan.values import Done, Items, Made, Part, Value
 def place_transfers(
     flow: Flow, order: Sequence[int], channels: Channels
 ) -> tuple[tuple[Task, ...], tuple[Program, ...]]:
-    """The tasks with their registers, and each actor's program, with its tasks in ``order``.
+    """Return the tasks with their registers, and each actor's program, with its tasks in ``order``.
 
     A value's transfer stands where it is needed: the steps of a reader before the first of its tasks
     that uses the value, those of the writer where the first of the readers does. The executor needs
@@ -84,7 +84,7 @@ class _Placing:
         return task
 
     def call(self, index: int) -> Call:
-        """The step that runs a task, with registers for what somebody uses of its result."""
+        """Make the step that runs a task, with registers for what somebody uses of its result."""
         node, actor = self.flow.nodes[index], self.flow.actor_of[index]
         edge_of, readers = self.channels.edge_of, self.flow.readers
         whole = Made(index, None)
@@ -100,7 +100,7 @@ class _Placing:
             self.send(edge)
 
     def register(self, value: Value, actor: int) -> int:
-        """The register of ``value`` at ``actor``; a new one if it has none."""
+        """Find the register of ``value`` at ``actor``; it gets a new one if it has none."""
         registers = self.registers[actor]
         return registers.setdefault(value, len(registers))
 
@@ -130,7 +130,7 @@ class _Placing:
 
 
 def _argument(value: Any, held: Callable[[DAGNode], Reg]) -> Argument:
-    """An argument as the Plan has it, with the registers that hold what it needs."""
+    """Write an argument as the Plan has it, with the registers that hold what it needs."""
     if isinstance(value, DAGNode):
         return held(value)
     if find_nodes(value):

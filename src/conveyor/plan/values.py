@@ -1,4 +1,4 @@
-"""The values of a graph: what its tasks need and make."""
+"""A graph has values: what its tasks need and make."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Value = Part | Made | Start
 
 
 def value_label(value: Value, task_labels: Sequence[str]) -> str:
-    """``value`` in the user's words."""
+    """Name ``value`` in the user's words."""
     if isinstance(value, Part):
         return key_label(value.key, "input")
     if isinstance(value, Start):
