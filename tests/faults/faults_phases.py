@@ -71,17 +71,17 @@ def tables():
     driver = context.running()
     if driver is None:
         return {}
-    actors = driver.actors
+    table = driver.table
     found = {
         # Others may ask for shared ones as long as the session lasts.
-        "actors known": sum(not record.actor.shared for record in actors),
-        "processes by number": len(actors._by_pid),
-        "slots": -len(actors._free_slots),
-        "graphs": len(driver._layings),
+        "actors known": sum(not record.actor.shared for record in table),
+        "processes by number": len(table.pids()),
+        "slots": -table.free_slots,
+        "graphs": len(driver.layer),
         "refs": driver.exports.kept,
-        "sockets of requests": len(driver.requests._sockets),
+        "sockets of requests": driver.switchboard.served,
     }
-    for record in actors:
+    for record in table:
         if not record.alive:
             continue
         bits = record.bits

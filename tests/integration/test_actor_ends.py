@@ -185,7 +185,7 @@ def test_what_runs_is_done_and_what_is_queued_is_not_begun(busy, latches, tmp_pa
 
     killer = threading.Thread(target=conveyor.kill, args=(busy,), kwargs={"graceful": True})
     killer.start()
-    record = next(iter(conveyor.runtime.context.running().actors))
+    record = next(iter(conveyor.runtime.context.running().table))
     wait_until(lambda: record.killed)
     go.open()
     killer.join(30)
@@ -276,7 +276,7 @@ def test_nor_does_an_actor_outlive_its_last_handle_that_way(scripts):
         SLOW
         + """
     conveyor.get(actors[0].hook.remote(1000))
-    record = next(iter(conveyor.runtime.context.running().actors))
+    record = next(iter(conveyor.runtime.context.running().table))
     del actors
     assert record.exited.wait(30)
     """

@@ -419,9 +419,9 @@ def test_many_deaths_leave_the_others_alone(a, b):
 @pytest.mark.parametrize("moment", ["between its load and another's", "when all have loaded"])
 def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until, moment):
     victim = Actor.remote()
-    record = victim._runtime.actors.record(victim._id)
+    record = victim._runtime.table.record(victim._id)
     os_pid = conveyor.get(victim.pid.remote(), timeout=WAIT)
-    other = a._runtime.actors.record(a._id)
+    other = a._runtime.table.record(a._id)
 
     def kill():
         os.kill(os_pid, signal.SIGKILL)

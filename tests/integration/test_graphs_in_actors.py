@@ -197,9 +197,9 @@ def test_an_executing_actor_that_dies_leaves_its_stages_free(local, wait_until):
     stage, controller = Stage.remote(), Controller.remote()
     driver = conveyor.runtime.context.current()
     conveyor.get(controller.compile.remote([stage]))
-    assert len(driver._layings) == 1
+    assert len(driver.layer) == 1
     conveyor.kill(controller)
-    wait_until(lambda: not driver._layings)
+    wait_until(lambda: not driver.layer)
     with stage.add.bind(InputNode()).compile() as graph:
         assert conveyor.get(graph.execute(1)) == 2
 
@@ -209,7 +209,7 @@ def test_a_graph_that_became_garbage_in_an_actor_is_unloaded(local, wait_until):
     driver = conveyor.runtime.context.current()
     conveyor.get(controller.compile.remote([stage]))
     conveyor.get(controller.drop.remote())
-    wait_until(lambda: not driver._layings)
+    wait_until(lambda: not driver.layer)
     conveyor.get(controller.compile.remote([stage]))
     assert conveyor.get(controller.run.remote([1])) == [2]
 
@@ -228,7 +228,7 @@ def test_hundreds_of_graphs_in_an_actor_leak_nothing(local):
             conveyor.get(controller.scaled.remote(stage, 2))
 
     def descriptors() -> list[int]:
-        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current().actors)]
+        pids = [os.getpid(), *(r.pid for r in conveyor.runtime.context.current().table)]
         conveyor.get(controller.collect.remote())
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
 

@@ -234,15 +234,15 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
         from conveyor.exceptions import ConveyorError
         from conveyor.engine.local import launcher
         from conveyor.runtime.driver import goodbye
-        from conveyor.runtime.driver.actors import Actors
+        from conveyor.runtime.driver.supervisor import Supervisor
 
         before = state()
         ended = []
 
         def trace(frame, event, arg):
-            if frame.f_code is not Actors.start.__code__:
+            if frame.f_code is not Supervisor.start.__code__:
                 return None
-            if event == "line" and not ended and frame.f_locals["self"].lock._is_owned():
+            if event == "line" and not ended and frame.f_locals["self"]._table.lock._is_owned():
                 ended.append(frame.f_lineno)
                 conveyor.shutdown()
             return trace

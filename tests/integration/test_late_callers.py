@@ -61,7 +61,7 @@ def test_a_constructor_that_gets_a_ref_that_fails(how, done, restarts):
 def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
     """The dead caller's calls are still being served when the new caller is let in."""
     callee, first = Worker.remote(), Worker.remote()
-    record = context.running().actors.record(first._id)
+    record = context.running().table.record(first._id)
     go = latches()
     for _ in range(5):
         pid = get(first.pid.remote())
@@ -71,10 +71,10 @@ def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
         wait_until(lambda record=record: record.exited.is_set() and not record.mailboxes)
         second = Worker.remote()
         ref = second.ask.remote(callee, 7)
-        introduced = context.running().actors.record(second._id)
+        introduced = context.running().table.record(second._id)
         wait_until(lambda introduced=introduced: introduced.mailboxes)
         go.open()
         assert get(ref) == 7
         get(held)
         first, go = Worker.remote(), latches()
-        record = context.running().actors.record(first._id)
+        record = context.running().table.record(first._id)

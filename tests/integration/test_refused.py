@@ -31,7 +31,9 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor.control import Control
-from conveyor.runtime.actor.requests import RequestClient
+from conveyor.runtime.actor.orders import Stop, Unload
+from conveyor.runtime.actor.request_client import RequestClient
+from conveyor.runtime.actor.requests import Done, Find
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.refs.messages import send_message
 from conveyor.runtime.refs.wire import SHARE_FROM, received
@@ -215,13 +217,13 @@ def test_an_answer_that_cannot_be_read_is_not_that_to_the_next_request(monkeypat
 
     with here, there:
         client = RequestClient(here)
-        send_message(there, (True, "first"))
+        send_message(there, Done("first"))
         with monkeypatch.context() as patched:
             patched.setattr(socket, "recv_fds", refuse)
             with pytest.raises(RuntimeStateError, match=r"does not answer: .*no room"):
-                client.ask("first")
+                client.ask(Find("first"))
         with pytest.raises(RuntimeStateError, match="does not answer"):
-            client.ask("second")
+            client.ask(Find("second"))
 
 
 def test_a_value_whose_descriptor_did_not_come_says_so():
@@ -232,29 +234,29 @@ def test_a_value_whose_descriptor_did_not_come_says_so():
         received(snapshot.parts, [])
 
 
-@pytest.mark.parametrize("wish", ["unload", "stop"])
+@pytest.mark.parametrize("wish", [Unload, Stop])
 def test_what_cannot_be_said_to_an_actor_is_said_later(monkeypatch, wait_until, wish):
     actor = Actor.remote()
     pid = get(actor.pid.remote())
-    record = context.current().actors.record(actor._id)
+    record = context.current().table.record(actor._id)
     refused = []
-    control = ActorRecord.control
+    order = ActorRecord.order
 
-    def refuse_once(self, operation, *args, **kwargs):
-        if operation == wish and not refused:
-            refused.append(operation)
+    def refuse_once(self, said, *args, **kwargs):
+        if isinstance(said, wish) and not refused:
+            refused.append(said)
             raise OutOfMemoryError("no memory")
-        return control(self, operation, *args, **kwargs)
+        return order(self, said, *args, **kwargs)
 
     with InputNode() as inp:
         graph = actor.add.bind(inp).compile()
     bit = record.bits.take()
     record.bits.give_back(bit)
-    monkeypatch.setattr(ActorRecord, "control", refuse_once)
+    monkeypatch.setattr(ActorRecord, "order", refuse_once)
     graph.teardown()
     other = Actor.remote()
     assert get(other.add.remote(1)) == 2  # whatever the driver does next, it says what it had to
-    if wish == "unload":
+    if wish is Unload:
         assert refused
         with InputNode() as inp:
             again = actor.add.bind(inp).compile()

@@ -424,8 +424,8 @@ def test_one_whose_death_is_not_known_yet_comes_back_with_the_others(monkeypatch
         kill(b)
         with pytest.raises(ActorDiedError):
             use(graph)
-        actors = context.current().actors
-        revive = actors.revive
+        supervisor = context.current().supervisor
+        revive = supervisor.revive
 
         def revive_and_kill(actor):
             record = revive(actor)
@@ -434,7 +434,7 @@ def test_one_whose_death_is_not_known_yet_comes_back_with_the_others(monkeypatch
                 wait_until(lambda: not record.alive)
             return record
 
-        monkeypatch.setattr(actors, "revive", revive_and_kill)
+        monkeypatch.setattr(supervisor, "revive", revive_and_kill)
         graph.restart()
         assert get(graph.execute(1)) == 1
 

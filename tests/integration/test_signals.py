@@ -305,6 +305,7 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
 
 def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch):
     from conveyor.dag import InputNode
+    from conveyor.runtime.actor.orders import Load
     from conveyor.runtime.driver.record import ActorRecord
 
     class Echo:
@@ -315,14 +316,14 @@ def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch
     assert conveyor.get(actor.echo.remote(0), timeout=20) == 0
     dag = actor.echo.bind(InputNode())
 
-    def interrupted(self, operation, *args, **kwargs):
-        if operation == "load":
+    def interrupted(self, wish, *args, **kwargs):
+        if isinstance(wish, Load):
             raise KeyboardInterrupt
-        return control(self, operation, *args, **kwargs)
+        return order(self, wish, *args, **kwargs)
 
-    control = ActorRecord.control
+    order = ActorRecord.order
     with monkeypatch.context() as patch:
-        patch.setattr(ActorRecord, "control", interrupted)
+        patch.setattr(ActorRecord, "order", interrupted)
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 dag.compile()

@@ -363,7 +363,7 @@ def test_refused_callers_take_nothing_of_an_actor(fresh_session):
     for _ in range(20):
         refused()
     assert refused() <= before
-    records = {record.id.name: record for record in context.current().actors}
+    records = {record.id.name: record for record in context.current().table}
     assert not any(record.mailboxes for record in records.values())
     assert len(records["full"].introduced) <= 1
     assert records["full"].bits._next < 20
@@ -380,7 +380,7 @@ def test_who_waits_while_the_actor_is_busy_is_told_in_the_end(fresh_session, tmp
     busy = full.hold.remote(tmp_path / "go")
     wait_until((tmp_path / "go.begun").exists)
     calls = [caller.call.remote(full), asynchronous.call.remote(full)]
-    full_record = next(r for r in context.current().actors if r.id.name == "full")
+    full_record = next(r for r in context.current().table if r.id.name == "full")
     wait_until(lambda: len(full_record.introduced) == 2)
     assert conveyor.wait(calls, timeout=0.05)[0] == []
     (tmp_path / "go").touch()

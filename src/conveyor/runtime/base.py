@@ -5,19 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
-from conveyor.exceptions import ConveyorError
 from conveyor.runtime import threads
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.streams import CallStream, Incarnation
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
@@ -138,10 +136,10 @@ class CallingRuntime:
     #: The actor whose process this is; ``None`` in the driver.
     own_actor: ActorId | None = None
 
-    def __init__(self, process: Process, waker: _core.Waker) -> None:
-        """``waker`` wakes who calls :meth:`carry_out_wills`."""
+    def __init__(self, process: Process, chores: Chores) -> None:
         self.process = process
-        self.waker = waker
+        #: What is left to be done for what is garbage here.
+        self.chores = chores
         self.pid = os.getpid()
 
         def ring() -> None:
@@ -155,23 +153,6 @@ class CallingRuntime:
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
         self.stream_numbers = itertools.count()
-        # What is left to be done for objects that are garbage: no finalizer in Python has noted it, so none
-        # could swallow Ctrl-C.
-        self._wills: deque[Callable[[], object]] = deque()
-
-    def will(self, work: Callable[[], object]) -> _core.Will:
-        """Whoever holds it has ``work`` done soon after its own end, by another thread or between two calls.
-        Without effect once the session has ended, and in a forked child."""
-        return _core.Will(self._wills.append, work, self.waker)
-
-    def carry_out_wills(self) -> None:
-        while self._wills:
-            try:
-                work = self._wills.popleft()
-            except IndexError:  # another thread was faster
-                return
-            with suppress(ConveyorError):  # an actor that is gone needs no goodbye
-                work()
 
     @property
     def ending(self) -> bool:
@@ -221,7 +202,7 @@ class CallingRuntime:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> CallStream:
-        self.carry_out_wills()
+        self.chores.do()
         return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
-#: Descriptors that one message on a socket may carry.
-MAX_FDS = 250
-#: The size of the number that comes with descriptors and tells which frame they belong to.
-TICKET_BYTES = 8
-
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:

@@ -31,6 +31,7 @@ from conveyor.runtime import context, ending
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import refuse_own
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
@@ -72,7 +73,8 @@ class InlineRuntime(CallingRuntime):
         self._fds.append(_core.Arena.create_fd(arena.file))
         eventfd, arena_fd = self._fds
         # There is no thread to wake: dropped streams are closed with the next one.
-        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena), _core.Waker())
+        chores = Chores(_core.Waker(), lambda: None)
+        super().__init__(Process(board, _SLOT, eventfd, arena_fd, arena), chores)
         # Values come from this very process.
         self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)

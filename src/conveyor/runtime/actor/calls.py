@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
-    from conveyor.runtime.actor.control import Control
     from conveyor.runtime.actor.coroutines import Coroutines
     from conveyor.runtime.actor.instance import Instance
     from conveyor.runtime.process import Process
@@ -73,7 +72,6 @@ class Calls:
         self,
         process: Process,
         instance: Instance,
-        control: Control,
         started: Callable[[], object],
         leave: Callable[[SystemExit, str, int], object],
     ) -> None:
@@ -82,7 +80,8 @@ class Calls:
         self._process = process
         self._inbox = process.inbox
         self._instance = instance
-        self._control = control
+        #: Does what the driver has ordered, which comes before what is queued: it may be the end.
+        self.serve_orders: Callable[[], object] = lambda: None
         self._started = started
         self._leave = leave
         self._ending = False
@@ -142,9 +141,8 @@ class Calls:
         if mailbox.running and limits.cancellations != mailbox.cancellations:
             self._cancel_running(mailbox)
         for i in range(_TURN):
-            # What the driver wants comes before what is queued: it may be the end.
-            if i and self._control.asked:
-                self._control.serve()
+            if i:
+                self.serve_orders()
             if self._ending:
                 return
             try:

@@ -6,86 +6,107 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.channel import encode_error
 from conveyor.exceptions import GraphTornDownError
-from conveyor.runtime.actor.calls import Mailbox
-from conveyor.runtime.actor.hello import Caller
+from conveyor.runtime.actor.calls import Calls, Mailbox
+from conveyor.runtime.actor.ground import Ground
+from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
 from conveyor.runtime.actor.program import make_program
 from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
-from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.producers import Producers
-    from conveyor.runtime.actor.worker import Worker
     from conveyor.runtime.graph.layout import Assignment
 
 
-#: Processes that come with their descriptors: slot and incarnation.
-NewPeers = tuple[tuple[int, int], ...]
-
-#: How often it is tried to read a wish that there is no memory for, and the seconds in between.
+#: How often it is tried to read an order that there is no memory for, and the seconds in between.
 _ATTEMPTS, _PAUSE = 4, 0.01
 
 
 class Control:
     """The actor's end of the control link, and of the socket on which its descriptors come."""
 
-    def __init__(self, worker: Worker, link: _core.Segment, sock: socket.socket) -> None:
-        hello = worker.hello
-        self._worker = worker
-        self._process = worker.process
+    def __init__(
+        self,
+        ground: Ground,
+        calls: Calls,
+        link: _core.Segment,
+        sock: socket.socket,
+        refuse: Callable[[int, Exception], object],
+        stop: Callable[[], object],
+        end: Callable[[], object],
+    ) -> None:
+        """``refuse(tag, error)`` tells the driver that the caller which came with order ``tag`` could not be
+        accepted. ``stop()`` and ``end()`` have the actor end, see :class:`Stop` and :class:`End`."""
+        hello = ground.hello
+        self._ground = ground
+        self._calls = calls
+        self._process = ground.process
         self._name = hello.name
         self._socket = sock
-        driver = hello.driver_slot, worker.process.board.incarnation(hello.driver_slot)
-        self._link = Mailbox(worker.process, link, driver, hello.control_bit)
+        self._refuse = refuse
+        driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
+        self._link = Mailbox(self._process, link, driver, hello.control_bit)
         self._programs: dict[int, tuple[_core.Program, Producers, dict[int, str]]] = {}
         #: A method runs that has to end before anything is done but to accept callers, up to the first
-        #: wish that is another: it is done first thing then.
+        #: order that is another: it is done first thing then.
         self.only_accept = False
-        # That wish, with its number.
-        self._next: tuple[int, Any] | None = None
+        # That order, with its number.
+        self._next: tuple[int, Order] | None = None
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
+        #: What does each kind of order, given its number. What returns true acknowledges it later.
+        self.orders: dict[type[Order], Callable[[Any, int], object]] = {
+            Load: self._load,
+            Unload: lambda order, _: self._unload(order.graph),
+            Accept: lambda order, _: self._accept(order),
+            HangUp: lambda order, _: self._hang_up(order.bit),
+            Stop: lambda _order, _: stop(),
+            End: lambda _order, _: end(),
+        }
 
     def label(self, graph: int, node: int) -> str | None:
         """What that task is called, if this actor has a part in the graph."""
         _, _, labels = self._programs.get(graph, (None, None, {}))
         return labels.get(node)
 
+    def serve_first(self) -> None:
+        """Serve what there is, between two things that the actor does."""
+        if self._next is not None or not self._link.reader.empty:
+            self.serve()
+
     def serve(self) -> None:
+        """Do what the driver has ordered, in order."""
         reader, replies = self._link.reader, self._link.replies
         while True:
-            operation = "control"
+            order: Order | None = None
             try:
                 if self._next is None:
                     call = self._receive()
                     if call is _core.EMPTY:
                         return
-                    self._next = reader.tag, call
-                tag, call = self._next
-                operation, args = call[0], call[1]
-                if self.only_accept and operation != "accept":
+                    self._next = reader.tag, call[1][0]
+                tag, order = self._next
+                if self.only_accept and not isinstance(order, Accept):
                     return
                 self._next = None
-                if operation == "load":
-                    self._load(tag, *args)
-                    continue
-                getattr(self, f"_{operation}")(*args)
+                if not self.orders[type(order)](order, tag):
+                    replies.send(None, tag)
             except Exception as error:
-                self._fail(reader.tag, error, operation)
-                if operation in ("accept", "control"):
+                self._fail(reader.tag, error, None if order is None else type(order))
+                if order is None or isinstance(order, Accept):
                     # Nobody waits for that answer: who calls waits for the call's, which never comes.
-                    self._worker.runtime.refuse(reader.tag, error)
-            else:
-                replies.send(None, tag)
+                    self._refuse(reader.tag, error)
 
     def _receive(self) -> Any:
-        """The next wish, or ``EMPTY``. Nobody would repeat one that cannot be read: so it is tried more than
+        """The next order, or ``EMPTY``. Nobody would repeat one that cannot be read: so it is tried more than
         once before it is lost."""
         reader = self._link.reader
         for _ in range(_ATTEMPTS):
@@ -97,19 +118,15 @@ class Control:
                 break
         return reader.receive()
 
-    @property
-    def asked(self) -> bool:
-        """Whether there is something to serve."""
-        return self._next is not None or not self._link.reader.empty
-
     def close(self) -> None:
         """The actor ends: take down all programs, which refer to its methods."""
         while self._programs:
             _, (program, producers, _) = self._programs.popitem()
             try_each(program.close, producers.close)
 
-    def _fail(self, tag: int, error: Exception, operation: str) -> None:
-        self._link.replies.send_error(encode_error(error, self._name, operation), tag)
+    def _fail(self, tag: int, error: Exception, order: type[Order] | None) -> None:
+        what = "control" if order is None else order.__name__.lower()
+        self._link.replies.send_error(encode_error(error, self._name, what), tag)
 
     def _receive_fds(self, count: int, ticket: int) -> list[int]:
         """The descriptors that were sent with ``ticket``, just before the frame that tells of it.
@@ -139,12 +156,14 @@ class Control:
             for fd in fds:
                 os.close(fd)
 
-    def _load(self, tag: int, assignment: Assignment, new_peers: NewPeers, ticket: int) -> None:
+    def _load(self, order: Load, tag: int) -> bool:
+        assignment = order.assignment
         with explained(f"receive its part of {assignment.name}"):
-            segment = self._receive_segment(new_peers, ticket)
+            segment = self._receive_segment(order.new_peers, order.ticket)
         self._loads[assignment.graph] = (tag, assignment, segment)
-        if self._worker.instance.started:
+        if self._ground.instance.started:
             self.finish_loads()
+        return True
 
     def finish_loads(self) -> None:
         """Make the programs that were loaded: the methods are known once the actor has been started,
@@ -154,13 +173,13 @@ class Control:
             tag, assignment, segment = self._loads.pop(graph)
             try:
                 with explained(f"take its part in {assignment.name}"):
-                    program, producers, labels = make_program(self._worker, assignment, segment)
+                    program, producers, labels = make_program(self._ground, assignment, segment)
             except Exception as error:
-                self._fail(tag, error, "load")
+                self._fail(tag, error, Load)
                 continue
             self._programs[graph] = program, producers, labels
             self._process.limit_spin(graph, assignment.spin_us)
-            self._worker.handlers[assignment.bit] = producers.handler(program)
+            self._ground.handlers[assignment.bit] = producers.handler(program)
             self._process.board.ring(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
 
@@ -168,32 +187,25 @@ class Control:
         never, *_ = self._loads.pop(graph, (None,))
         if never is not None:
             gone = "the graph was torn down before the actor had been started"
-            self._fail(never, GraphTornDownError(gone), "load")
+            self._fail(never, GraphTornDownError(gone), Load)
         self._process.limit_spin(graph, None)
         program, producers, _ = self._programs.pop(graph, (None, None, {}))
         if program is not None and producers is not None:
-            if self._worker.coroutines is not None:
-                self._worker.coroutines.disown(steps_of(graph))
-            del self._worker.handlers[program.bit]
+            if self._ground.coroutines is not None:
+                self._ground.coroutines.disown(steps_of(graph))
+            del self._ground.handlers[program.bit]
             program.close()
             producers.close()
             self._process.arena.give_back_soon()
 
-    def _accept(self, caller: Caller, new_peers: NewPeers, bit: int, ticket: int) -> None:
-        name = self._process.board.name(caller.slot)
+    def _accept(self, order: Accept) -> None:
+        name = self._process.board.name(order.slot)
         with explained(f"take calls of {name}"):
-            segment = self._receive_segment(new_peers, ticket)
-        self._worker.handlers[bit] = self._worker.calls.open(
-            segment, (caller.slot, caller.incarnation), bit
-        )
+            segment = self._receive_segment(order.new_peers, order.ticket)
+        caller = order.slot, order.incarnation
+        self._ground.handlers[order.bit] = self._calls.open(segment, caller, order.bit)
 
     def _hang_up(self, bit: int) -> None:
         # First: while what the caller has asked for is served, the bit may become another caller's.
-        if self._worker.handlers.pop(bit, None) is not None:  # else it was never accepted
-            self._worker.calls.hang_up(bit)
-
-    def _stop(self) -> None:
-        self._worker.stop()
-
-    def _end(self) -> None:
-        self._worker.end()
+        if self._ground.handlers.pop(bit, None) is not None:  # else it was never accepted
+            self._calls.hang_up(bit)

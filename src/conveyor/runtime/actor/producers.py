@@ -11,7 +11,7 @@ from conveyor import _core
 from conveyor.exceptions import ConveyorError
 
 if TYPE_CHECKING:
-    from conveyor.runtime.actor.worker import Worker
+    from conveyor.runtime.actor.ground import Ground
 
 #: Items after which an actor looks whether others want a turn.
 _TURN = 16
@@ -55,7 +55,7 @@ class Producer:
 
     def __init__(
         self,
-        worker: Worker,
+        ground: Ground,
         program: _core.Program,
         graph: int,
         outlet: Outlet,
@@ -67,7 +67,7 @@ class Producer:
         task: int,
     ) -> None:
         """``running[0].cancel()`` is called when the execution has been cancelled."""
-        self._worker = worker
+        self._ground = ground
         self._program = program
         self._graph = graph
         self._outlet = outlet
@@ -111,7 +111,7 @@ class Producer:
                 return
             if not self._has_room():
                 return
-            self._worker.process.inbox.running(self._graph, self._task, execution)
+            self._ground.process.inbox.running(self._graph, self._task, execution)
             try:
                 self._outlet.send(next(items), execution)
             except StopIteration:
@@ -155,7 +155,7 @@ class Producer:
         return self._writer.has_room
 
     def _ring(self) -> None:
-        process = self._worker.process
+        process = self._ground.process
         process.board.ring(process.slot, self._program.bit)
 
     async def _send_all(self, items: AsyncIterator[Any]) -> None:

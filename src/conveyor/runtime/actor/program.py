@@ -23,11 +23,11 @@ from conveyor.runtime.graph.layout import Assignment, make_budget
 from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:
-    from conveyor.runtime.actor.worker import Worker
+    from conveyor.runtime.actor.ground import Ground
 
 
 def make_program(
-    worker: Worker, assignment: Assignment, segment: _core.Segment
+    ground: Ground, assignment: Assignment, segment: _core.Segment
 ) -> tuple[_core.Program, Producers, dict[int, str]]:
     """The program of ``assignment``, ready to run: its channel ends are open. With what its tasks are
     called.
@@ -35,7 +35,7 @@ def make_program(
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
     instead of running, so an error reaches the driver on the same path as a value.
     """
-    process = worker.process
+    process = ground.process
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str, execution: int) -> bytes:
@@ -74,9 +74,9 @@ def make_program(
         execution = program.execution
         note = functools.partial(process.inbox.running, assignment.graph, task, execution)
         deadline = limits.deadline(execution)
-        assert worker.coroutines is not None
+        assert ground.coroutines is not None
         running[:] = (
-            worker.coroutines.start_step(
+            ground.coroutines.start_step(
                 coroutine, program.resume, deadline, note, work, labels[task]
             ),
         )
@@ -111,12 +111,12 @@ def make_program(
             case Call():
                 task = tasks[step.task]
                 if step.stream is None:
-                    _add_call(worker, program, step, task, start)
+                    _add_call(ground, program, step, task, start)
                     continue
                 index = assignment.recorder.sends.index(step.stream)
                 outlet = Outlet(writers[step.stream], recorder, index, process.inbox, task.label)
                 generator = _add_generator(
-                    worker,
+                    ground,
                     program,
                     assignment.graph,
                     step,
@@ -145,7 +145,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 
 def _add_generator(
-    worker: Worker,
+    ground: Ground,
     program: _core.Program,
     graph: int,
     step: Call,
@@ -155,10 +155,10 @@ def _add_generator(
     running: list[Any],
     limits: _core.Limits,
 ) -> Producer:
-    method, _ = _method(worker, task)
+    method, _ = _method(ground, task)
     invoke = _invoke(method, task)
     producer = Producer(
-        worker,
+        ground,
         program,
         graph,
         outlet,
@@ -175,11 +175,11 @@ def _add_generator(
     return producer
 
 
-def _method(worker: Worker, task: Task) -> tuple[Callable[..., Any], bool]:
+def _method(ground: Ground, task: Task) -> tuple[Callable[..., Any], bool]:
     """What ``task`` calls, and whether it is a coroutine function."""
     if task.function is not None:
         return task.function, inspect.iscoroutinefunction(task.function)
-    return worker.instance.method(task.method)
+    return ground.instance.method(task.method)
 
 
 def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any]:
@@ -193,13 +193,13 @@ def _invoke(method: Callable[..., Any], task: Task) -> Callable[[list[Any]], Any
 
 
 def _add_call(
-    worker: Worker,
+    ground: Ground,
     program: _core.Program,
     step: Call,
     task: Task,
     start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
 ) -> None:
-    method, is_async = _method(worker, task)
+    method, is_async = _method(ground, task)
     plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
     args: list[int] = []
     constants: list[Any] = []

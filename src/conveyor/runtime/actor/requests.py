@@ -1,69 +1,175 @@
-"""What an actor asks the driver for while it runs: other actors, and links to them."""
+"""What an actor asks the driver for while it runs, tells it, and is answered."""
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
-from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.message import Message
+
+if TYPE_CHECKING:
+    from conveyor.channel.sealed import Sealed
+    from conveyor.config import Config
+    from conveyor.exceptions import ConveyorError
+    from conveyor.plan.model import Plan
+    from conveyor.runtime.calls.constructor import Constructor
+    from conveyor.runtime.graph.failures import FailureRings
+    from conveyor.runtime.graph.hosting import LaidMember
+    from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
+    from conveyor.runtime.graph.recording import RecorderPlace
+    from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
-class RequestClient:
-    """One request at a time, each answered before the next."""
+class Request(Message):
+    """Something that is answered. What it is answered with is said by each."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._lock = threading.Lock()
-        self._sending = threading.Lock()  # to be taken last
 
-    def ask(self, operation: str, *args: Any) -> tuple[Any, list[int]]:
-        with self._lock:
-            try:
-                self._send(operation, *args)
-                (ok, answer), fds = receive_message(self._socket)
-            except OSError as error:
-                # The answer may still come, and is not that to the next request.
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-                raise RuntimeStateError(f"the driver does not answer: {error}") from error
-        if not ok:
-            raise answer
-        return answer, fds
+class Connect(Request):
+    """A link to an actor: :class:`Connected`, with the link's segment and the actor's arena and eventfd."""
 
-    def refusal(self, actor: ActorId, number: int) -> ConveyorError:
-        """Why ``actor`` does not take the calls that come over link ``number``."""
-        error, _ = self.ask("refusal", number)
-        if isinstance(error, ConveyorError):
-            return error
-        return RuntimeStateError(f"{actor.name} does not take calls from here")
+    actor: ActorId
 
-    def tell(self, operation: str, *args: Any) -> None:
-        """Say something that has no answer. It waits for no request that is under way: the driver may
-        need this before it can answer that one."""
-        with suppress(ConnectionError):  # the driver is gone, and with it who should know
-            self._send(operation, *args)
 
-    def _send(self, operation: str, *args: Any) -> None:
-        with self._sending:
-            send_message(self._socket, (operation, args))
+class WhyRefused(Request):
+    """Why link ``number`` was not accepted: an error, or ``None``."""
 
-    def death(
-        self,
-        actor: ActorId,
-        slot: int,
-        incarnation: int,
-        labels: Mapping[tuple[int, int], str] | None = None,
-    ) -> ActorDiedError:
-        """Of the actor's process that had this slot as its ``incarnation``-th. ``labels`` are names for
-        what it may have run, by (graph, node)."""
-        try:
-            error, _ = self.ask("death", actor, slot, incarnation, labels or {})
-        except ConveyorError:
-            return ActorDiedError(f"actor {actor.name} died", actor.name)
-        assert isinstance(error, ActorDiedError)
-        return error
+    number: int
+
+
+class Create(Request):
+    """A new actor: its id. Without ``constructor`` it is started by whoever asks."""
+
+    class_name: str
+    methods: Mapping[str, MethodInfo]
+    name: str | None
+    options: ProcessOptions
+    max_concurrency: int | None
+    max_restarts: int
+    constructor: Constructor | None
+
+
+class Find(Request):
+    """The actor with this name: its id, its class and its methods."""
+
+    name: str
+
+
+class Kill(Request):
+    """The end of an actor: ``None``."""
+
+    actor: ActorId
+    no_restart: bool
+    graceful: bool
+
+
+class WhyDead(Request):
+    """How the actor's process that had ``slot`` as its ``incarnation``-th has died: an error. ``labels`` are
+    names for what it may have run, by (graph, node)."""
+
+    actor: ActorId
+    slot: int
+    incarnation: int
+    labels: Mapping[tuple[int, int], str]
+
+
+class Lay(Request):
+    """Channels of a graph that the asking actor executes: :class:`Channels`, with their segment, and arena
+    and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""
+
+    config: Config
+    plan: Plan
+    tasks: Sequence[Sealed]
+    labels: Mapping[int, str]
+
+
+class LayAgain(Request):
+    """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`."""
+
+    number: int
+    first: int
+
+
+class ComesBack(Request):
+    """Whether the dead actors of graph ``number`` are started again without being asked."""
+
+    number: int
+
+
+class Unlay(Request):
+    """The end of graph ``number``: ``None``. ``wait``: it will be asked who is :class:`Staying`."""
+
+    number: int
+    wait: bool
+
+
+class Staying(Request):
+    """The slots of those who have not left graph ``number`` yet, which is being taken down."""
+
+    number: int
+
+
+class OpenRefs(Request):
+    """A connection to the rendezvous of pickled refs: ``None``, with its socket."""
+
+
+class OpenGraph(Request):
+    """A connection to the driver's graph ``number``: ``None``, with its socket."""
+
+    number: int
+    name: str
+
+
+class Notice(Message):
+    """Something that is not answered."""
+
+
+class Disconnect(Notice):
+    """The link ``number``, which this actor has asked for, could not be opened here."""
+
+    number: int
+
+
+class Refuse(Notice):
+    """The caller that came with order ``tag`` could not be accepted: ``error`` says why."""
+
+    tag: int
+    error: ConveyorError
+
+
+class Reply(Message):
+    """How a request has ended."""
+
+
+class Done(Reply):
+    """As its class says."""
+
+    value: Any
+
+
+class Failed(Reply):
+    """With an error, for whoever has asked."""
+
+    error: Exception
+
+
+class Connected(Message):
+    """A link that is laid: its number, the callee's process, and the bit that its mailbox rings there."""
+
+    number: int
+    slot: int
+    incarnation: int
+    bit: int
+
+
+class Channels(Message):
+    """The channels of a graph that are laid: see ``Laid``, which the executor makes of it."""
+
+    number: int
+    members: Sequence[LaidMember]
+    offsets: tuple[int, ...]
+    reads: tuple[ReadEnd, ...]
+    writes: tuple[WriteEnd, ...]
+    limits: LimitsPlace
+    failures: FailureRings
+    recorders: dict[int, RecorderPlace]
+    bits: tuple[int, ...]

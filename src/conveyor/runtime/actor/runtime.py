@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,29 @@ from conveyor.exceptions import (
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
-from conveyor.runtime.actor.requests import RequestClient
+from conveyor.runtime.actor.request_client import RequestClient
+from conveyor.runtime.actor.requests import (
+    Channels,
+    ComesBack,
+    Connect,
+    Connected,
+    Create,
+    Disconnect,
+    Find,
+    Kill,
+    Lay,
+    LayAgain,
+    OpenGraph,
+    OpenRefs,
+    Refuse,
+    Request,
+    Staying,
+    Unlay,
+)
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, Kept, keep
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.handle import GraphHandle
 from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
@@ -43,7 +61,7 @@ from conveyor.runtime.waiting.works import STEPS, Blockers
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
-    from conveyor.runtime.actor.worker import Worker
+    from conveyor.runtime.actor.ground import Ground
 
 
 class Peer:
@@ -79,27 +97,29 @@ class Peer:
 class ActorRuntime(CallingRuntime):
     """What ``conveyor.get``, ``.remote()`` and the rest reach inside an actor."""
 
-    def __init__(self, worker: Worker, requests: socket.socket) -> None:
-        super().__init__(worker.process, _core.Waker(worker.process.inbox))
-        self._worker = worker
-        self.own_actor = ActorId(worker.hello.number, worker.hello.name)
+    def __init__(self, ground: Ground, requests: socket.socket) -> None:
+        process, hello = ground.process, ground.hello
+
+        def ring() -> None:  # the main loop calls `tidy` for that
+            process.board.ring(process.slot, _core.ATTENTION_BIT)
+
+        super().__init__(process, Chores(_core.Waker(process.inbox), ring))
+        self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self._lock = threading.Lock()
         self._deaths = 0
-        self._garbage: deque[int] = deque()
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
-        process = worker.process
         # One handle, and so one connection, for each graph.
         self._graphs: weakref.WeakValueDictionary[int, GraphHandle] = weakref.WeakValueDictionary()
         self.exports = ActorExports(
-            worker.hello.session,
-            worker.hello.number,
+            hello.session,
+            hello.number,
             process.inbox,
             lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
             lambda: self.watcher,
-            lambda: self._open("refs"),
+            lambda: self._open(OpenRefs()),
         )
 
     def link(self, actor: ActorId) -> Link:
@@ -114,7 +134,9 @@ class ActorRuntime(CallingRuntime):
             return link
 
     def _connect(self, actor: ActorId) -> Link:
-        (number, slot, incarnation, bit), fds = self._requests.ask("connect", actor)
+        laid, fds = self._requests.ask(Connect(actor))
+        assert isinstance(laid, Connected)
+        number, slot, incarnation = laid.number, laid.slot, laid.incarnation
         try:
             segment_fd, arena_fd, eventfd = all_of(fds, 3)
             self.process.adopt(slot, incarnation, arena_fd, eventfd)
@@ -123,7 +145,7 @@ class ActorRuntime(CallingRuntime):
                 _core.Segment.attach(segment_fd),
                 slot,
                 actor.name,
-                bit,
+                laid.bit,
                 lambda: self._requests.death(actor, slot, incarnation),
                 self.pump.add,
                 incarnation=incarnation,
@@ -131,33 +153,31 @@ class ActorRuntime(CallingRuntime):
                 why_refused=lambda: self._requests.refusal(actor, number),
             )
         except BaseException:
-            self._requests.tell("disconnect", number)
+            self._requests.tell(Disconnect(number))
             raise
         finally:
             close_all(fds)
 
     def refuse(self, tag: int, error: Exception) -> None:
         """The introduction of a caller that the driver has sent with ``tag`` has failed here."""
-        assert self.own_actor is not None
         if not isinstance(error, ConveyorError):
-            text = f"{self.own_actor.name} could not open a way for these calls: {error!r}"
+            text = f"{self._me.name} could not open a way for these calls: {error!r}"
             error = RuntimeStateError(text)
-        self._requests.tell("refuse", tag, error)
+        self._requests.tell(Refuse(tag, error))
 
     def is_alive(self, actor: ActorId) -> bool:
         return self.link(actor).is_alive
 
-    def _open(self, what: str, *args: Any) -> socket.socket:
+    def _open(self, request: Request) -> socket.socket:
         with explained("open a connection to the driver"):
-            _, fds = self._requests.ask("open", what, *args)
+            _, fds = self._requests.ask(request)
             (fd,) = all_of(fds, 1)
             return socket.socket(fileno=fd)
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         kept = self._constructor(spec)
         constructor = None if kept is None else kept.constructor
-        actor, _ = self._requests.ask(
-            "create",
+        request = Create(
             spec.cls.__name__,
             dict(spec.methods),
             spec.name,
@@ -166,6 +186,7 @@ class ActorRuntime(CallingRuntime):
             spec.max_restarts,
             constructor,
         )
+        actor, _ = self._requests.ask(request)
         assert isinstance(actor, ActorId)
         if kept is None:
             self.link(actor).call(START, (spec.cls, *spec.args), spec.kwargs)
@@ -184,12 +205,12 @@ class ActorRuntime(CallingRuntime):
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         found: Any
-        found, _ = self._requests.ask("find", name)
+        found, _ = self._requests.ask(Find(name))
         actor, class_name, methods = found
         return actor, class_name, methods
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
-        self._requests.ask("kill", actor, no_restart, graceful)
+        self._requests.ask(Kill(actor, no_restart, graceful))
 
     # Graphs that this actor executes
 
@@ -197,8 +218,7 @@ class ActorRuntime(CallingRuntime):
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> ProcessGraph:
         plan = lower(root, config, placement)
-        own = self._worker.hello
-        refuse_own(plan, ActorId(own.number, own.name))
+        refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return ProcessGraph(self, plan, config)
 
@@ -211,28 +231,29 @@ class ActorRuntime(CallingRuntime):
             _seal(with_bound_values(tasks), config.name or "the graph")
             for tasks in tasks_by_actor(plan)
         ]
-        answer, fds = self._requests.ask("lay", config, skeleton, sealed, task_labels(plan))
-        self._labels[answer[0]] = {(answer[0], t): name for t, name in task_labels(plan).items()}
+        labels = task_labels(plan)
+        answer, fds = self._requests.ask(Lay(config, skeleton, sealed, labels))
+        number = answer.number
+        self._labels[number] = {(number, task): name for task, name in labels.items()}
         try:
             return self._laid(answer, fds)
         except BaseException:
-            self._let_go(answer[0], False)
+            self._let_go(number, False)
             raise
 
     def lay_again(self, number: int, first: int) -> Laid:
         with explained(f"lay the channels of graph {number} again"):
-            return self._laid(*self._requests.ask("lay_again", number, first))
+            return self._laid(*self._requests.ask(LayAgain(number, first)))
 
     def label(self, graph: int, node: int) -> str | None:
         return self._labels.get(graph, {}).get((graph, node))
 
     def comes_back(self, number: int) -> bool:
-        answer, _ = self._requests.ask("comes_back", number)
+        answer, _ = self._requests.ask(ComesBack(number))
         return bool(answer)
 
-    def _laid(self, answer: Any, fds: list[int]) -> Laid:
-        number, members, *rest = answer
-        labels = self._labels[number]
+    def _laid(self, channels: Channels, fds: list[int]) -> Laid:
+        members, labels = channels.members, self._labels[channels.number]
         try:
             all_of(fds, 1 + 2 * len(members))
             for i, member in enumerate(members):
@@ -242,16 +263,25 @@ class ActorRuntime(CallingRuntime):
         finally:
             close_all(fds)
         peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
-        return Laid(number, peers, segment, *rest)
+        return Laid(
+            channels.number,
+            peers,
+            segment,
+            channels.offsets,
+            channels.reads,
+            channels.writes,
+            channels.limits,
+            channels.failures,
+            channels.recorders,
+            channels.bits,
+        )
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._let_go(number, True)
         return []
 
     def drop(self, number: int) -> None:
-        self._garbage.append(number)
-        # The main loop calls `tidy` for that.
-        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        self.chores.soon(lambda: self._let_go(number, False))
 
     def tidy(self) -> None:
         """Let go of graphs and streams that have become garbage, and of peers that have died."""
@@ -262,17 +292,11 @@ class ActorRuntime(CallingRuntime):
             for index, link in list(self.links.items()):
                 if link.gone and not link.has_pending:
                     self.links.pop(index, None)  # refs of its calls keep it as long as they need it
-        self.carry_out_wills()
-        while self._garbage:
-            try:
-                number = self._garbage.popleft()
-            except IndexError:
-                return
-            self._let_go(number, False)
+        self.chores.do()
 
     def _let_go(self, number: int, wait: bool) -> None:
         self.process.limit_spin(number, None)
-        self._requests.ask("unlay", number, wait)
+        self._requests.ask(Unlay(number, wait))
         if wait:
             self._wait_until_left(number)
         self._labels.pop(number, None)  # until now it names what its actors run
@@ -283,7 +307,7 @@ class ActorRuntime(CallingRuntime):
         staying: list[int] = []
 
         def left() -> bool:
-            staying[:], _ = self._requests.ask("staying", number)
+            staying[:], _ = self._requests.ask(Staying(number))
             return not staying
 
         def who() -> Blockers:
@@ -318,7 +342,7 @@ class ActorRuntime(CallingRuntime):
                     process.inbox,
                     lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
                     process.alarm,
-                    lambda: self._open("graph", number, name),
+                    lambda: self._open(OpenGraph(number, name)),
                     (self.exports.session, number, name, whole, options),
                 )
             return handle

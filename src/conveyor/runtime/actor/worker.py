@@ -19,19 +19,18 @@ from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls import Calls
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.files import flush_files
-from conveyor.runtime.actor.hello import Hello
-from conveyor.runtime.actor.instance import Instance
+from conveyor.runtime.actor.ground import Ground
+from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.runtime import ActorRuntime
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.message import check_greeting
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
     import asyncio
-
-    from conveyor.runtime.actor.coroutines import Coroutines
 
 
 class Worker:
@@ -44,18 +43,25 @@ class Worker:
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
         driver = hello.driver_slot  # which nobody has had before
         self.process.adopt(driver, board.incarnation(driver), driver_arena, driver_event)
-        #: What is called when a bit of the bell is rung.
-        self.handlers: dict[int, Callable[[], None]] = {}
-        self.instance = Instance(hello.name)
-        #: Where coroutines run, if the actor has async methods.
-        self.coroutines: Coroutines | None = None
+        self.ground = Ground(hello, self.process)
+        self.handlers = self.ground.handlers
+        self.instance = self.ground.instance
         self._stopping = False
         self._ending = False
         #: What has left by ``sys.exit`` on a thread, with the method's name and its call.
         self._left: tuple[SystemExit, str, int] | None = None
-        self.runtime = ActorRuntime(self, socket.socket(fileno=request))
-        self.control = Control(self, _core.Segment.attach(ctl), socket.socket(fileno=control))
-        self.calls = Calls(self.process, self.instance, self.control, self._started, self.leave)
+        self.runtime = ActorRuntime(self.ground, socket.socket(fileno=request))
+        self.calls = Calls(self.process, self.instance, self._started, self.leave)
+        self.control = Control(
+            self.ground,
+            self.calls,
+            _core.Segment.attach(ctl),
+            socket.socket(fileno=control),
+            self.runtime.refuse,
+            self.stop,
+            self.end,
+        )
+        self.calls.serve_orders = self.control.serve_first
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
@@ -183,8 +189,8 @@ class Worker:
     def _end_with_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         from conveyor.runtime.waiting.aio import cancel_all_tasks
 
-        if self.coroutines is not None:
-            self.coroutines.leaving = True
+        if self.ground.coroutines is not None:
+            self.ground.coroutines.leaving = True
         # One that raises KeyboardInterrupt stops the loop: the others need another turn.
         while try_each(lambda: loop.run_until_complete(cancel_all_tasks())) is not None:
             pass
@@ -200,7 +206,7 @@ class Worker:
 
         inbox, handlers = self.process.inbox, self.handlers
         coroutines = Coroutines(inbox, self.process.lanes, self.hello.max_concurrency)
-        self.coroutines = self.calls.coroutines = coroutines
+        self.ground.coroutines = self.calls.coroutines = coroutines
         bits: list[int] = []
 
         def something() -> bool:
@@ -276,7 +282,7 @@ def _sleep_in_the_futex(inbox: _core.Inbox) -> None:
 
 def main(payload: bytes, fds: list[int]) -> None:
     """The entry of an actor's process, called on its main thread by the engine."""
-    hello: Hello = pickle.loads(payload)
+    hello: Hello = pickle.loads(check_greeting(payload))
     system_limits.name_process(f"actor {hello.name}")
     worker = Worker(hello, fds)
     context.install(worker.runtime)

@@ -8,11 +8,12 @@ Such a call is several on the wire: ``method#open`` with a key and the arguments
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from conveyor import _core
 from conveyor.runtime.calls.generators import Key
+from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
@@ -42,11 +43,9 @@ class Caller(Protocol):
     def stream_numbers(self) -> Iterator[int]:
         """Each names one of its streams."""
 
-    def will(self, work: Callable[[], object]) -> _core.Will:
-        """Have ``work()`` done once what holds the result is garbage."""
-
-    def carry_out_wills(self) -> None:
-        """Do what is left to be done for those that are garbage."""
+    @property
+    def chores(self) -> Chores:
+        """What is left to be done for those that are garbage."""
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
@@ -94,7 +93,7 @@ class CallStream(StreamRef):
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
-        will = runtime.will(close)
+        will = runtime.chores.will(close)
         self._will: _core.Will | None = will
         try:
             opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
@@ -148,7 +147,7 @@ class CallStream(StreamRef):
             self._opened.cancel()
         self._cancelled = True
         self._will = None  # as if this were garbage
-        self._runtime.carry_out_wills()
+        self._runtime.chores.do()
         return True
 
     def cancelled(self) -> bool:

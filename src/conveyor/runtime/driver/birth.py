@@ -5,36 +5,58 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from conveyor import _core
-from conveyor.runtime.actor.hello import Hello
+from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.calls.links import Link, link_depth, link_segment
-from conveyor.runtime.process import close_all
+from conveyor.runtime.driver.record import ActorRecord, Label
+from conveyor.runtime.driver.table import DRIVER_SLOT
+from conveyor.runtime.message import greeting
+from conveyor.runtime.process import Process, close_all
 
-if TYPE_CHECKING:
-    from conveyor.runtime.driver.driver import Driver
-    from conveyor.runtime.driver.record import ActorRecord
 
-DRIVER_SLOT = 0
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What all actors' processes have from the driver.
+
+    process: the driver's own. session: its name. arena_fd, eventfd: what whoever writes to the driver
+    needs. label: names a (graph, node). keep_going: sends what waits in a link once it can be sent.
+    """
+
+    process: Process
+    session: str
+    arena_fd: int
+    eventfd: int
+    label: Label
+    keep_going: Callable[[Link], None]
 
 
 class Birth:
     """One process of an actor, before there is one. What stays the driver's is in its record."""
 
-    def __init__(self, driver: Driver, record: ActorRecord, grace: float) -> None:
-        self._driver = driver
+    def __init__(
+        self,
+        household: Household,
+        record: ActorRecord,
+        grace: float,
+        on_request_socket: Callable[[ActorRecord, socket.socket], object],
+    ) -> None:
+        """``on_request_socket`` takes the driver's end of the socket on which the process will ask."""
+        self._household = household
         self._record = record
         self._grace = grace
-        #: What it is told, pickled.
+        self._on_request_socket = on_request_socket
+        #: What it is told.
         self.hello = b""
         self._sockets: list[socket.socket] = []
         self._segments: list[_core.Segment] = []
 
     def lay(self) -> None:
         """Make it all."""
-        driver, record = self._driver, self._record
-        process, actor, slot = driver.process, record.actor, record.slot
+        house, record = self._household, self._record
+        process, actor, slot = house.process, record.actor, record.slot
         made: list[int] = []
         try:
             made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -47,14 +69,14 @@ class Birth:
         self._sockets.append(control)
         here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets.append(request)
-        driver.requests.add(record, here)
+        self._on_request_socket(record, here)
         calls, ctl = link_segment(link_depth(actor.max_concurrency)), link_segment()
         self._segments += calls, ctl
         hello = Hello(
             slot=slot,
             name=record.id.name,
             number=record.id.index,
-            session=driver.exports.session,
+            session=house.session,
             arena=process.arena_size,
             driver_slot=DRIVER_SLOT,
             mailbox_bit=record.bits.take(),
@@ -63,7 +85,7 @@ class Birth:
             has_async=any(m.is_async for m in actor.methods.values()),
             grace=self._grace,
         )
-        self.hello = pickle.dumps(hello)
+        self.hello = greeting() + pickle.dumps(hello)
         record.calls = self._link(calls, hello.mailbox_bit, _core.KIND_CALL)
         record.control_link = self._link(ctl, hello.control_bit, _core.KIND_CONTROL)
         # Not itself: few actors call themselves, and those are introduced like any two others.
@@ -71,12 +93,13 @@ class Birth:
 
     def passed(self) -> list[int]:
         """The descriptors that it gets duplicates of."""
-        board, record = self._driver.process.board, self._record
+        house, record = self._household, self._record
         return [
-            board.fd,
+            house.process.board.fd,
             record.arena_fd,
             record.eventfd,
-            *self._driver.descriptors,
+            house.arena_fd,
+            house.eventfd,
             *(sock.fileno() for sock in self._sockets),
             *(segment.fd for segment in self._segments),
         ]
@@ -89,15 +112,15 @@ class Birth:
             segment.close_fd()
 
     def _link(self, segment: _core.Segment, bit: int, kind: int) -> Link:
-        driver, record = self._driver, self._record
+        house, record = self._household, self._record
         return Link(
-            driver.process,
+            house.process,
             segment,
             record.slot,
             record.id.name,
             bit,
-            lambda: record.death(driver.label),
-            driver.pump.add,
+            record.death,
+            house.keep_going,
             kind,
-            label=driver.label,
+            label=house.label,
         )

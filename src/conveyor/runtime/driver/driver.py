@@ -1,54 +1,52 @@
-"""The driver's runtime: owns the session's board, lays every graph, serves what actors ask for."""
+"""The driver's runtime: owns the session's board, and puts together what looks after the session.
+
+The parts know each other in one direction: the table of processes, the supervisor that starts and buries
+them, the network of who has met whom, the layer of graphs, and the switchboard that serves what actors ask
+for. Each knows only those before it. What an earlier one has to tell a later one is handed in here.
+"""
 
 from __future__ import annotations
 
-import itertools
-import logging
 import os
-import socket
 import weakref
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.exceptions import (
-    ConveyorError,
-    GraphTornDownError,
-    RuntimeStateError,
-)
+from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import context, ending
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
 from conveyor.runtime.calls.links import Link
-from conveyor.runtime.driver.actors import BOARD_SLOTS, Actors
-from conveyor.runtime.driver.birth import DRIVER_SLOT
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.birth import Household
+from conveyor.runtime.driver.burial import Burial, Step
+from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.engine import Engine
-from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.last_steps import LastSteps
+from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
+from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
-from conveyor.runtime.driver.requests import RequestServer
+from conveyor.runtime.driver.supervisor import Supervisor
+from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.graph.handle import SharedGraphs
 from conveyor.runtime.graph.hosting import Laid, Member
-from conveyor.runtime.graph.layout import RESULT_BIT, Place, Tasks, task_labels, tasks_by_actor
+from conveyor.runtime.graph.layout import RESULT_BIT, Place, task_labels, tasks_by_actor
 from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.process import ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
-from conveyor.runtime.refs.exports import Exports, Peer
+from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
-from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
-
-logger = logging.getLogger("conveyor")
 
 
 class Driver(CallingRuntime):
@@ -69,8 +67,8 @@ class Driver(CallingRuntime):
         """As if it had not begun."""
         self._engine.close()
         self._close_descriptors()
-        if hasattr(self, "waker"):
-            self.waker.close()
+        if hasattr(self, "chores"):
+            self.chores.waker.close()
         if hasattr(self, "process"):
             self.process.close()
         if context.running() is self:
@@ -83,12 +81,11 @@ class Driver(CallingRuntime):
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arena_fd = _core.Arena.create_fd(arena.file)
         self._garbage_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._life_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
-        super().__init__(process, _core.Waker(self._garbage_event))
+        super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
         board.alive_unwatched(DRIVER_SLOT)
-        self._graph_numbers = itertools.count(1)
-        self._layings: dict[int, Laying] = {}
-        self.requests = RequestServer(self, engine)
+        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
@@ -96,45 +93,78 @@ class Driver(CallingRuntime):
             self.watcher,
             self.process.reader_at(DRIVER_SLOT),
             board.gone,
-            lambda: self._throw_away(self.exports.tidy),
+            lambda: self.chores.soon(self.exports.tidy),
         )
-        # Connections that actors have opened.
-        self._served: weakref.WeakSet[Wire] = weakref.WeakSet()
-        self._life_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.actors = Actors(self, engine, grace, self._life_event)
-        # What finalizers ask for: they may run in any thread, in the middle of anything.
-        self._garbage: deque[Callable[[], object]] = deque()
-        # What could not be said to an actor.
-        self._unsaid: deque[Callable[[], object]] = deque()
-        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
         self._shared_graphs = SharedGraphs(self.graphs)
-        self._closed = False
+        household = Household(
+            process,
+            self.exports.session,
+            self._arena_fd,
+            self._eventfd,
+            self.label,
+            self.pump.add,
+        )
+        self.table = Table(board, self.label)
+        self.supervisor = Supervisor(
+            self.table, household, engine, self.chores, grace, self._life_event
+        )
+        self.network = Network(self.table, self.chores)
+        self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
+        self._connections = Connections(self.exports, self._shared_graphs)
+        self.switchboard = Switchboard(
+            engine,
+            self.table,
+            self.supervisor,
+            self.network,
+            self.layer,
+            self._connections,
+            self.watcher,
+        )
+        self.supervisor.on_request_socket = self.switchboard.add
+        self.supervisor.on_start = self._note_link
+        self.supervisor.burial = self._burial()
         self._last_steps = LastSteps(
             self._begin_end,
             # What they ask the driver for meanwhile is answered.
-            self.actors.end_all,
+            self.supervisor.end_all,
             self.pump.close,
             self.process.sweeper.close,
-            self._end_connections,
+            self._connections.close,
             self.watcher.close,
             self._end_hearing,
             engine.close,
-            self.actors.close,
+            self.supervisor.close,
             self._forget_all,
             self._close_descriptors,
             self.process.close,
-            hurry=self.actors.hurry,
+            hurry=self.supervisor.hurry,
         )
         self.at_shutdown: Callable[[], None] = lambda: None
-        engine.start(self.actors.on_exit)
+        engine.start(self.supervisor.on_exit)
         engine.watch(self._garbage_event, self._on_garbage)
         engine.watch(self._life_event, self._on_life_words)
         context.install(self)  # so that whoever is interrupted before he has it finds it
 
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        """Arena and eventfd: what whoever writes to the driver needs."""
-        return self._arena_fd, self._eventfd
+    def _burial(self) -> Burial:
+        """What happens when a process has ended, in this order."""
+        supervisor, exports = self.supervisor, self.exports
+        return Burial(
+            Step("everybody takes it for dead", supervisor.announce, unborn=True),
+            # Before its slot is another process's.
+            Step("what its slot says of it is kept", ActorRecord.bury),
+            # Before anybody is told that it has ended: errors say whether it comes back.
+            Step("whether it is started again is settled", supervisor.decide),
+            # Before its slot is another process's: tickets name their readers by slot.
+            Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
+            Step("its graphs are taken down", self.layer.executor_ended, unborn=True),
+            Step("its requests are not served", self.switchboard.remove, unborn=True),
+            Step("the driver's link is let go of", self._forget_link, unborn=True),
+            Step("what its process had is closed", supervisor.forget_process, unborn=True),
+            Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
+            # After `exited`: whoever lays a link for it just now looks at that.
+            Step("its callees are told to hang up", self.network.hang_up),
+            Step("its successor is started", supervisor.succeed),
+        )
 
     # Actors
 
@@ -148,42 +178,44 @@ class Driver(CallingRuntime):
             spec.max_restarts,
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
         )
-        record = self.actors.start(
+        record = self.supervisor.start(
             actor, lambda link: link.call(START, (spec.cls, *spec.args), spec.kwargs)
         )
         return record.id
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
-        return self.actors.find(name)
+        return self.table.find(name)
 
     def link(self, actor: ActorId) -> Link:
-        self.check_open()
-        return self.actors.link(actor)
+        self.table.check_open()
+        return self.supervisor.link(actor)
+
+    def _note_link(self, record: ActorRecord) -> None:
+        if record.calls is not None:
+            self.links[record.id.index] = record.calls
+
+    def _forget_link(self, record: ActorRecord) -> None:
+        with self.table.lock:
+            if self.links.get(record.id.index) is record.calls:
+                self.links.pop(record.id.index, None)
 
     def is_alive(self, actor: ActorId) -> bool:
-        return self.actors.record(actor).alive
+        return self.table.record(actor).alive
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
-        self.actors.kill(actor, no_restart, graceful)
+        self.supervisor.kill(actor, no_restart, graceful)
 
     def retain(self, actor: ActorId) -> object:
-        release = partial(self.actors.release, actor)
-        self.actors.retain(actor)
+        release = partial(self.supervisor.release, actor)
+        self.table.retain(actor)
         try:
-            return self.will(release)
+            return self.chores.will(release)
         except BaseException:  # no memory: there will be no handle
-            self._throw_away(release)
+            self.chores.soon(release)
             raise
 
     def share(self, actor: ActorId) -> None:
-        self.actors.share(actor)
-
-    def on_death(self, record: ActorRecord) -> None:
-        """An actor's process has ended: so has what it alone has held and executed."""
-        self.exports.actor_ended(record.reader)
-        for number, laying in list(self._layings.items()):
-            if laying.executor.slot == record.slot:
-                self.drop(number)
+        self.table.share(actor)
 
     # Graphs
 
@@ -195,7 +227,7 @@ class Driver(CallingRuntime):
             return ProcessGraph(self, plan, config)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
-        laying = self.lay_for(
+        laying = self.layer.lay(
             Place(DRIVER_SLOT, RESULT_BIT),
             config,
             plan,
@@ -205,19 +237,10 @@ class Driver(CallingRuntime):
         return self._laid(laying)
 
     def lay_again(self, number: int, first: int) -> Laid:
-        laying = self.laying(number)
-        laying.again(first)
-        return self._laid(laying)
+        return self._laid(self.layer.lay_again(number, first))
 
     def comes_back(self, number: int) -> bool:
-        laying = self._layings.get(number)
-        return laying is not None and laying.comes_back()
-
-    def laying(self, number: int) -> Laying:
-        laying = self._layings.get(number)
-        if laying is None:
-            raise GraphTornDownError(f"graph {number} has been torn down")
-        return laying
+        return self.layer.comes_back(number)
 
     def _laid(self, laying: Laying) -> Laid:
         layout = laying.layout
@@ -234,30 +257,12 @@ class Driver(CallingRuntime):
             laying.bits,
         )
 
-    def lay_for(
-        self,
-        executor: Place,
-        config: Config,
-        plan: Plan,
-        tasks: Sequence[Tasks],
-        labels: Mapping[int, str],
-    ) -> Laying:
-        """Lay a graph that the process at ``executor`` will execute."""
-        self.check_open()
-        self.tidy()
-        number = next(self._graph_numbers)
-        laying = Laying(self, number, config, plan, tasks, labels, executor)
-        self._layings[number] = laying
-        return laying
-
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._shared_graphs.forget(number)
-        self.process.limit_spin(number, None)
-        laying = self._layings.pop(number, None)
-        return [] if laying is None else [*laying.unload()]
+        return self.layer.unlay(number)
 
     def drop(self, number: int) -> None:
-        self._throw_away(lambda: self.unlay(number))
+        self.chores.soon(lambda: self.unlay(number))
 
     def label(self, graph: int, node: int) -> str | None:
         """What a graph's node is called, for who waits for an actor that runs it."""
@@ -266,82 +271,45 @@ class Driver(CallingRuntime):
                 label = compiled.label(graph, node)
                 if label is not None:
                     return label
-        laying = self._layings.get(graph)  # another process's, or one that is laid just now
-        return None if laying is None else laying.labels.get(node)
-
-    # What actors and finalizers ask for
-
-    def serve(self, caller: ActorRecord, sock: socket.socket, what: str, *args: Any) -> None:
-        """Serve a connection that an actor has asked for."""
-        if what == "refs":
-            peer = Peer(self.exports, caller.id.index, caller.reader, sock, caller.silence)
-            self._served.add(peer.wire)
-        else:
-            self._served.add(GraphService(self.load_graph(*args), sock, caller.reader).wire)
+        return self.layer.label(graph, node)  # another process's, or one that is laid just now
 
     def share_graph(self, graph: ProcessGraph) -> bool:
-        return self._shared_graphs.share(graph, self._closed)
+        return self._shared_graphs.share(graph, self.ending)
 
     def load_graph(
         self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
     ) -> ProcessGraph:
         return self._shared_graphs.load(number, name)
 
-    def _throw_away(self, work: Callable[[], object]) -> None:
-        # In a finalizer: nothing that takes a lock.
-        self._garbage.append(work)
-        if not self._closed:
+    # What finalizers ask for
+
+    def _wake(self) -> None:
+        # Not one of `Chores` itself: the descriptor is closed when the session has ended.
+        if not self.table.closed:
             os.eventfd_write(self._garbage_event, 1)
 
     def _on_garbage(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._garbage_event)
-        self.tidy()
+        self.chores.do()
 
     def _on_life_words(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._life_event)
-        self.actors.on_life_words()
-
-    def try_again(self, work: Callable[[], object], error: Exception) -> None:
-        """Have ``work``, which has failed with ``error``, done with the next tidying. It sees itself to it
-        that it is done once more should it fail again."""
-        logger.warning("something could not be said to an actor, and is said later: %s", str(error))
-        self._unsaid.append(work)
-
-    def tidy(self) -> None:
-        """Do what finalizers have asked for, and what could not be done before."""
-        for _ in range(len(self._unsaid)):
-            try:
-                work = self._unsaid.popleft()
-            except IndexError:  # another thread was faster
-                break
-            work()
-        self.carry_out_wills()
-        while self._garbage:
-            try:
-                work = self._garbage.popleft()
-            except IndexError:
-                return
-            with suppress(ConveyorError):  # an actor that is gone needs no goodbye
-                work()
+        self.supervisor.on_life_words()
 
     # The end
 
-    def check_open(self) -> None:
-        if self._closed:
-            raise ending.ended()
-
     def abandon(self) -> None:
         """This process is a forked child: the session is its parent's."""
-        self._closed = True
+        self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
             graph.orphan(error)
 
     @property
     def ending(self) -> bool:
-        return self._closed
+        return self.table.closed
 
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
@@ -353,8 +321,7 @@ class Driver(CallingRuntime):
                 self.at_shutdown()
 
     def _begin_end(self) -> None:
-        with self.actors.lock:
-            self._closed = True
+        self.table.close()
         self.process.ended = True  # before anybody looks again
         error = ending.error()
         for graph in list(self.graphs):
@@ -363,23 +330,15 @@ class Driver(CallingRuntime):
             link.end()
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
 
-    def _end_connections(self) -> None:
-        self._shared_graphs.clear()
-        for wire in list(self._served):
-            wire.close()
-        self.exports.close(ending.error())
-
     def _end_hearing(self) -> None:
-        self.waker.close()
+        self.chores.waker.close()
         self._engine.unwatch(self._garbage_event)
         self._engine.unwatch(self._life_event)
-        self.requests.close()
+        self.switchboard.close()
 
     def _forget_all(self) -> None:
-        self._layings.clear()
-        self._garbage.clear()
-        self._unsaid.clear()
-        self._wills.clear()
+        self.layer.clear()
+        self.chores.clear()
 
     def _close_descriptors(self) -> None:
         """Each of them once, though it may be called again."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
+from conveyor.runtime.actor.orders import End
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.status import actor_status
 
@@ -50,7 +51,7 @@ class Goodbye:
 
     def ask(self, record: ActorRecord) -> None:
         with suppress(ConveyorError):  # dead already
-            record.control("end")
+            record.order(End())
 
     def wait(self, asked: list[ActorRecord]) -> list[ActorRecord]:
         left: list[ActorRecord] = []

@@ -21,12 +21,16 @@ from conveyor.exceptions import (
     SerializationError,
 )
 from conveyor.plan.model import DRIVER, Plan
+from conveyor.runtime.actor.orders import Unload
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.supervisor import Supervisor
+from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.layout import Assignment, Layout, Place, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 
 if TYPE_CHECKING:
-    from conveyor.runtime.driver.driver import Driver
-    from conveyor.runtime.driver.record import ActorRecord
     from conveyor.runtime.refs.ref import Ref
 
 
@@ -39,7 +43,10 @@ class Laying:
 
     def __init__(
         self,
-        driver: Driver,
+        supervisor: Supervisor,
+        table: Table,
+        network: Network,
+        chores: Chores,
         number: int,
         config: Config,
         plan: Plan,
@@ -51,17 +58,20 @@ class Laying:
         self.labels = labels
         self.name = config.name or f"graph {number}"
         self.executor = executor
-        self._driver = driver
+        self._supervisor = supervisor
+        self._table = table
+        self._network = network
+        self._chores = chores
         self._plan = plan
         self._tasks = tasks
         self._config = config
         self._lock = threading.Lock()
         self._over = False
-        self.records: list[ActorRecord] = [driver.actors.current(info.key) for info in plan.actors]
+        self.records: list[ActorRecord] = [supervisor.current(info.key) for info in plan.actors]
         for record in self.records:
             record.check_alive()
         for record in self.records:
-            driver.actors.retain(record.id)  # a graph keeps its actors
+            table.retain(record.id)  # a graph keeps its actors
         try:
             self.layout, self._places = self._lay(self.records, 0)
         except BaseException:
@@ -133,8 +143,7 @@ class Laying:
 
     def _tell(self, record: ActorRecord, assignment: Assignment, fd: int) -> Ref:
         try:
-            ack: Ref = self._driver.actors.introductions.load(record, assignment, fd)
-            return ack
+            return self._network.load(record, assignment, fd)
         except SerializationError as error:
             tasks = assignment.tasks
             if isinstance(tasks, Sealed):
@@ -160,27 +169,27 @@ class Laying:
         ack = None
         try:
             if record.alive:
-                ack = record.control("unload", self.number, purpose=f"the teardown of {self.name}")
+                ack = record.order(Unload(self.number), f"the teardown of {self.name}")
         except ActorDiedError:  # just now
             pass
         except Exception as error:
-            self._driver.try_again(lambda: self._unload(record, bit), error)
+            self._chores.again(lambda: self._unload(record, bit), error)
             return None
         record.bits.give_back(bit)
         return ack
 
     def _release(self) -> None:
         for record in self.records:
-            self._driver.actors.release(record.id)
+            self._supervisor.release(record.id)
 
     def again(self, first: int) -> None:
         """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
-        records = [self._driver.actors.revive(info.key) for info in self._plan.actors]
+        records = [self._supervisor.revive(info.key) for info in self._plan.actors]
         survivors = [record for record in records if record in self.records]
         try:
             # They leave the old program first; both go over the same ordered link.
             for record in survivors:
-                record.control("unload", self.number)  # and the old bit is given back below
+                record.order(Unload(self.number))  # and the old bit is given back below
             layout, places = self._lay(records, first)
         except ActorDiedError:
             if all(record.alive for record in survivors):

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from conveyor import _core
 from conveyor.channel import Reader
@@ -20,15 +20,16 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.graph.layout import RESULT_BIT
+from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import BellBits
-from conveyor.runtime.protocol import MAX_FDS, TICKET_BYTES, ActorId, MethodInfo, ProcessOptions
+from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 from conveyor.runtime.status import method_of
 
 if TYPE_CHECKING:
+    from conveyor.runtime.actor.orders import Order
     from conveyor.runtime.calls.constructor import Kept
-    from conveyor.runtime.calls.links import Link
+    from conveyor.runtime.calls.links import CallRef, Link
     from conveyor.runtime.driver.engine import Spawned
-    from conveyor.runtime.driver.introductions import Introduced
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
@@ -65,6 +66,20 @@ class Actor:
     @property
     def restarts_left(self) -> bool:
         return self.max_restarts < 0 or self.restarts < self.max_restarts
+
+
+@dataclass(eq=False, slots=True)
+class Introduced:
+    """A link that has been laid, and that the callee may not have accepted yet."""
+
+    number: int
+    caller: ActorRecord
+    callee: ActorRecord
+    #: The bit of the callee's bell that the caller's calls ring.
+    bit: int
+    segment: _core.Segment
+    #: Of the order to accept the caller.
+    ack: Ref
 
 
 class ActorRecord:
@@ -150,13 +165,13 @@ class ActorRecord:
         if not self.alive:
             raise self.death()
 
-    def control(self, operation: str, *args: Any, purpose: str = "") -> Any:
-        """Ask the actor's main loop for something that is not a call of the user's. ``purpose``:
-        what for, in words for who waits for it."""
+    def order(self, order: Order, purpose: str = "") -> Ref:
+        """Have the actor's main loop do something that is no call of the user's; the ref of its
+        acknowledgement. ``purpose``: what for, in words for who waits for it."""
         link = self.control_link
         if link is None:
             raise self.death()
-        ref = link.call(operation, args, {})
+        ref: CallRef = link.call(type(order).__name__.lower(), (order,), {})
         if purpose:
             ref.method = purpose
         return ref
@@ -181,10 +196,8 @@ class ActorRecord:
             raise
         return ticket
 
-    def bury(self, status: int) -> None:
-        """The process has ended with ``status``, and its death is announced: keep what its slot
-        says of it."""
-        self.exit_status = status
+    def bury(self) -> None:
+        """The process has ended, and its death is announced: keep what its slot says of it."""
         self._last_page = self._board.status(self.slot)
         self._left = self._board.leaving(self.slot)
         self._death_number = self._board.death_number(self.slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from conveyor.exceptions import ActorDiedError
@@ -10,8 +11,8 @@ from conveyor.runtime import threads
 from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
-    from conveyor.runtime.driver.actors import Actors
     from conveyor.runtime.driver.record import ActorRecord
+    from conveyor.runtime.driver.table import Table
     from conveyor.runtime.protocol import ActorId
 
 #: Seconds before an actor is started again whose constructor has killed the process: doubled with
@@ -20,10 +21,12 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 10.0
 
 
 class Restarts:
-    """The driver's: each restart runs on a thread of its own, since it waits for the fork server."""
+    """The supervisor's: each restart runs on a thread of its own, since it waits for the fork server."""
 
-    def __init__(self, actors: Actors) -> None:
-        self._actors = actors
+    def __init__(self, table: Table, start: Callable[[ActorRecord], object]) -> None:
+        """``start(record)`` starts a process that replaces the dead ``record``."""
+        self._table = table
+        self._start = start
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
@@ -57,10 +60,10 @@ class Restarts:
                 raise record.death()
             _wait(record.exited, f"the end of {actor.name}", record)
             with self._lock:
-                if self._actors.record(actor) is not record or record.under_way:
+                if self._table.record(actor) is not record or record.under_way:
                     continue  # somebody else was faster
                 self._check_possible(record)
-                self._actors.reserve(record)
+                self._table.reserve(record)
                 record.replaced.clear()
                 record.restart_error = ""
                 record.restarting = True
@@ -70,13 +73,13 @@ class Restarts:
     def current(self, actor: ActorId) -> ActorRecord:
         """The process that the actor has now; waits for the end of a restart that is under way."""
         while True:
-            record = self._actors.record(actor)
+            record = self._table.record(actor)
             if record.alive or not (record.exited.is_set() or record.may_restart()):
                 return record
             _wait(record.exited, f"the end of {actor.name}", record)
             if record.restarting:
                 _wait(record.replaced, f"the restart of {actor.name}", record)
-            if self._actors.record(actor) is record:
+            if self._table.record(actor) is record:
                 return record
 
     def close(self) -> None:
@@ -122,7 +125,7 @@ class Restarts:
         try:
             if failures:
                 self._closed.wait(min(_FIRST_DELAY * 2 ** (failures - 1), _LONGEST_DELAY))
-            self._actors.start(record.actor, replaces=record)
+            self._start(record)
         except Exception as error:
             failure = error
         finally:
@@ -134,7 +137,7 @@ class Restarts:
         """It is over, for the better or for the worse: ``error`` is told to everybody who needs the actor."""
         if error is not None:
             record.restart_error = str(error)
-        self._actors.give_up(record)
+        self._table.give_up(record)
         record.replaced.set()
 
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from conveyor.runtime.message import MAX_FDS
 from conveyor.runtime.process import close_all
-from conveyor.runtime.protocol import MAX_FDS
 from conveyor.system_limits import PASSING
 
 T = TypeVar("T")

@@ -4,60 +4,41 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ConveyorError
-from conveyor.runtime.actor.hello import Caller
+from conveyor.runtime.actor.orders import Accept, HangUp, Load
 from conveyor.runtime.calls.links import Refusal, link_depth, link_segment
-from conveyor.runtime.graph.layout import RESULT_BIT, Assignment
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.record import ActorRecord, Introduced
+from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.process import close_all, dup_all
 
 if TYPE_CHECKING:
-    from conveyor.runtime.driver.actors import Actors
-    from conveyor.runtime.driver.record import ActorRecord
     from conveyor.runtime.refs.ref import Ref
 
 
-@dataclass(eq=False, slots=True)
-class Introduced:
-    """A link that has been laid, and that the callee may not have accepted yet."""
+class Network:
+    """Who has met whom, and by which link. The driver has the descriptors of all actors' processes."""
 
-    number: int
-    caller: ActorRecord
-    callee: ActorRecord
-    bit: int
-    segment: _core.Segment
-    ack: Ref
-
-
-class Introductions:
-    """The driver's: it has the descriptors of all actors' processes."""
-
-    def __init__(
-        self,
-        actors: Actors,
-        board: _core.Board,
-        try_again: Callable[[Callable[[], object], Exception], object],
-    ) -> None:
-        """``try_again(work, error)`` has done later what has failed now."""
-        self._actors = actors
-        self._board = board
-        self._try_again = try_again
+    def __init__(self, table: Table, chores: Chores) -> None:
+        self._table = table
+        self._board = table.board
+        self._chores = chores
         self._numbers = itertools.count(1)
 
-    def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Any:
+    def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Ref:
         """Give an actor its part of a graph; the ref of its acknowledgement."""
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
                 ticket = record.send_fds([segment_fd, *fds])
                 purpose = f"its part of {assignment.name}, which is being compiled"
-                ack = record.control(
-                    "load", assignment, tuple(new.items()), ticket, purpose=purpose
-                )
+                order = Load(assignment, tuple(new.items()), ticket)
+                ack = record.order(order, purpose=purpose)
             finally:
                 close_all(fds)
             record.known_peers.update(new)
@@ -83,8 +64,8 @@ class Introductions:
                 own.insert(0, os.dup(segment.fd))
                 new, fds = self._new_peers(callee, (caller.slot,))
                 ticket = callee.send_fds([segment.fd, *fds])
-                caller_end = Caller(caller.slot, caller.incarnation, RESULT_BIT)
-                ack = callee.control("accept", caller_end, tuple(new.items()), bit, ticket)
+                order = Accept(caller.slot, caller.incarnation, tuple(new.items()), bit, ticket)
+                ack = callee.order(order)
             except BaseException:
                 callee.bits.give_back(bit)
                 close_all(own)
@@ -133,17 +114,17 @@ class Introductions:
     def _hang_up(self, callee: ActorRecord, bit: int) -> None:
         try:
             if callee.alive:
-                callee.control("hang_up", bit)
+                callee.order(HangUp(bit))
                 callee.bits.give_back(bit)  # what takes it next is told after this
         except ActorDiedError:
             pass
         except Exception as error:  # no memory to say it with
-            self._try_again(lambda: self._hang_up(callee, bit), error)
+            self._chores.again(lambda: self._hang_up(callee, bit), error)
 
     def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
         """Arena and eventfd of those who still have them. Duplicates, because an actor may die and
         its descriptors be closed before they are sent: then others may have their numbers."""
-        with self._actors.lock:
+        with self._table.lock:
             alive = [record for record in records if record.arena_fd >= 0]
             return dup_all(fd for record in alive for fd in (record.arena_fd, record.eventfd))
 
@@ -152,8 +133,8 @@ class Introductions:
     ) -> tuple[dict[int, int], list[int]]:
         """Those of ``slots`` whose processes it has not been introduced to, with their incarnations,
         and duplicates of the descriptors that introduce them."""
-        with self._actors.lock:
-            by_slot = {r.slot: r for r in self._actors if r.arena_fd >= 0}
+        with self._table.lock:
+            by_slot = {r.slot: r for r in self._table if r.arena_fd >= 0}
             new = {
                 s: by_slot[s].incarnation
                 for s in slots

@@ -1,0 +1,26 @@
+"""What every part of an actor's process stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from conveyor.runtime.actor.instance import Instance
+from conveyor.runtime.actor.orders import Hello
+from conveyor.runtime.process import Process
+
+if TYPE_CHECKING:
+    from conveyor.runtime.actor.coroutines import Coroutines
+
+
+class Ground:
+    """One for each actor's process. It knows none of the parts."""
+
+    def __init__(self, hello: Hello, process: Process) -> None:
+        self.hello = hello
+        self.process = process
+        #: What is called when a bit of the bell is rung.
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.instance = Instance(hello.name)
+        #: Where coroutines run, if the actor has async methods.
+        self.coroutines: Coroutines | None = None

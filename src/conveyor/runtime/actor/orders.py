@@ -1,0 +1,82 @@
+"""What the driver tells an actor's process: at its birth, and what it is to do later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from conveyor.runtime.message import Message
+from conveyor.runtime.process import ArenaSize
+
+if TYPE_CHECKING:
+    from conveyor.runtime.graph.layout import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What an actor's process is told at birth, after the greeting. With it come descriptors, in this order:
+    board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket, call
+    segment, control segment."""
+
+    #: Its place on the board, and what it is called.
+    slot: int
+    name: str
+    #: The actor's number in the session.
+    number: int
+    session: str
+    arena: ArenaSize
+    driver_slot: int
+    #: The bits of its bell that say that the driver calls it, or orders something.
+    mailbox_bit: int
+    control_bit: int
+    max_concurrency: int | None
+    has_async: bool
+    #: Seconds that it has to end in good order.
+    grace: float
+
+
+#: Processes that come with their descriptors: slot and incarnation.
+NewPeers = tuple[tuple[int, int], ...]
+
+
+class Order(Message):
+    """What an actor has to do. It acknowledges each of them; they come in order, and never behind calls."""
+
+
+class Load(Order):
+    """Take a part in a graph. The segment and the new peers' descriptors come with ``ticket``."""
+
+    assignment: Assignment
+    new_peers: NewPeers
+    ticket: int
+
+
+class Unload(Order):
+    """Leave a graph."""
+
+    graph: int
+
+
+class Accept(Order):
+    """Take calls of the process in ``slot``, which ring ``bit``. The segment and the new peers' descriptors
+    come with ``ticket``. ``caller_bit`` of the caller's bell tells it of answers."""
+
+    slot: int
+    incarnation: int
+    new_peers: NewPeers
+    bit: int
+    ticket: int
+
+
+class HangUp(Order):
+    """A caller, whose calls ring ``bit``, is gone."""
+
+    bit: int
+
+
+class Stop(Order):
+    """Nobody needs the actor any more: it ends when it has done what is queued."""
+
+
+class End(Order):
+    """The actor ends now: what runs is done first, what is queued is not begun."""

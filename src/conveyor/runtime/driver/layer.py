@@ -1,0 +1,108 @@
+"""The graphs of a session as the driver has laid them, for itself and for actors that execute graphs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from conveyor.config import Config
+from conveyor.exceptions import GraphTornDownError
+from conveyor.plan.model import Plan
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.laying import Laying
+from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.supervisor import Supervisor
+from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.hosting import Member
+from conveyor.runtime.graph.layout import Place, Tasks
+from conveyor.runtime.process import Process
+from conveyor.runtime.refs.ref import Ref
+
+
+class Layer:
+    """Lays graphs and takes them down. Each has a number in the session."""
+
+    def __init__(
+        self,
+        process: Process,
+        table: Table,
+        supervisor: Supervisor,
+        network: Network,
+        chores: Chores,
+    ) -> None:
+        self._process = process
+        self._table = table
+        self._supervisor = supervisor
+        self._network = network
+        self._chores = chores
+        self._numbers = itertools.count(1)
+        self._layings: dict[int, Laying] = {}
+
+    def __len__(self) -> int:
+        return len(self._layings)
+
+    def lay(
+        self,
+        executor: Place,
+        config: Config,
+        plan: Plan,
+        tasks: Sequence[Tasks],
+        labels: Mapping[int, str],
+    ) -> Laying:
+        """Lay a graph that the process at ``executor`` will execute."""
+        self._table.check_open()
+        self._chores.do()
+        number = next(self._numbers)
+        laying = Laying(
+            self._supervisor,
+            self._table,
+            self._network,
+            self._chores,
+            number,
+            config,
+            plan,
+            tasks,
+            labels,
+            executor,
+        )
+        self._layings[number] = laying
+        return laying
+
+    def lay_again(self, number: int, first: int) -> Laying:
+        """Bring dead actors of graph ``number`` back and lay it anew, for executions from ``first`` on."""
+        laying = self._layings.get(number)
+        if laying is None:
+            raise GraphTornDownError(f"graph {number} has been torn down")
+        laying.again(first)
+        return laying
+
+    def comes_back(self, number: int) -> bool:
+        """Whether the dead actors of graph ``number`` are started again without being asked."""
+        laying = self._layings.get(number)
+        return laying is not None and laying.comes_back()
+
+    def unlay(self, number: int) -> list[tuple[Member, Ref]]:
+        """Take graph ``number`` down; the acknowledgements that are still to come."""
+        self._process.limit_spin(number, None)
+        laying = self._layings.pop(number, None)
+        return [] if laying is None else [*laying.unload()]
+
+    def drop(self, number: int) -> None:
+        """Have graph ``number`` taken down soon. Takes no lock."""
+        self._chores.soon(lambda: self.unlay(number))
+
+    def executor_ended(self, record: ActorRecord) -> None:
+        """A process has ended, and with it the graphs that it has executed."""
+        for number, laying in list(self._layings.items()):
+            if laying.executor.slot == record.slot:
+                self.drop(number)
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What a graph's node is called, also while the graph is being laid."""
+        laying = self._layings.get(graph)
+        return None if laying is None else laying.labels.get(node)
+
+    def clear(self) -> None:
+        """The session is over."""
+        self._layings.clear()

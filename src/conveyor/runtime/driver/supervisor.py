@@ -1,0 +1,295 @@
+"""The processes of a session's actors: started, looked after, ended."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import threads
+from conveyor.runtime.actor.orders import Stop
+from conveyor.runtime.calls.links import Link
+from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.birth import Birth, Household
+from conveyor.runtime.driver.burial import Burial
+from conveyor.runtime.driver.deaths import DeathWatches
+from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.goodbye import Goodbye
+from conveyor.runtime.driver.record import Actor, ActorRecord
+from conveyor.runtime.driver.restart import Restarts
+from conveyor.runtime.driver.table import Table
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.system_limits import explained
+
+_KILLED = "was killed by conveyor.kill()"
+_ENDED = "was ended by conveyor.kill(graceful=True)"
+
+
+class Supervisor:
+    """Starts processes, starts them again, and buries them."""
+
+    def __init__(
+        self,
+        table: Table,
+        household: Household,
+        engine: Engine,
+        chores: Chores,
+        grace: float,
+        fired: int,
+    ) -> None:
+        """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
+        calls :meth:`on_life_words`."""
+        self._table = table
+        self._household = household
+        self._engine = engine
+        self._chores = chores
+        self._board = table.board
+        self._watches = DeathWatches(self._board, fired)
+        self._restarts = Restarts(table, lambda record: self.start(record.actor, replaces=record))
+        self._goodbye = Goodbye(self._board, grace, self._end_at_once, table.label)
+        #: Is given the driver's end of the socket on which a new process will ask for things.
+        self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
+        #: Is told of each process that has been started, under the table's lock.
+        self.on_start: Callable[[ActorRecord], object] = lambda record: None
+        #: What is done for each process that has ended; whoever knows the supervisor adds to it.
+        self.burial = Burial()
+
+    # Starting
+
+    def start(
+        self,
+        actor: Actor,
+        construct: Callable[[Link], Ref] | None = None,
+        replaces: ActorRecord | None = None,
+    ) -> ActorRecord:
+        """Start an actor's process and lay the driver's links to it. ``construct`` sends the
+        constructor's call; without it another actor does. ``replaces``: the actor's process that is
+        dead."""
+        self._table.check_open()
+        self._chores.do()
+        if replaces is not None:
+            assert actor.kept is not None
+            construct = actor.kept.start
+        # Noted by who makes them, for whoever is interrupted before he has them.
+        entered: list[ActorRecord] = []
+        try:
+            uninterrupted(lambda: entered.append(self._table.enter(actor, replaces)))
+            (record,) = entered
+            with explained(f"start actor {record.id.name}"):
+                self._start_process(record, construct)
+        except BaseException:
+            for failed in entered:
+                uninterrupted(partial(self._undo, failed, replaces))
+            raise
+        with self._table.lock:
+            self._table.install(record)
+            self.on_start(record)
+            if actor.ended:  # while it was started
+                record.killed = _KILLED
+                self._engine.kill(record.pid)
+            record.started = True
+            early = record.exit_status
+        if early is not None:
+            self.on_exit(record.pid, early)
+        return record
+
+    def _start_process(self, record: ActorRecord, construct: Callable[[Link], Ref] | None) -> None:
+        birth = Birth(self._household, record, self._goodbye.grace, self.on_request_socket)
+        try:
+            uninterrupted(birth.lay)
+            uninterrupted(partial(self._watches.add, record.slot))
+            if construct is not None:
+                assert record.calls is not None
+                # Before anybody else can call it, and before there is a process: what cannot be
+                # sent has started nothing. Here, because it runs code of the user's.
+                record.start = construct(record.calls)
+            record.process = self._engine.spawn(
+                record.id.name,
+                birth.hello,
+                birth.passed(),
+                record.actor.options,
+                partial(self._table.spawned, record),
+            )
+        finally:
+            uninterrupted(birth.close)
+
+    def _undo(self, record: ActorRecord, replaces: ActorRecord | None) -> None:
+        """The start of this process has failed, or was interrupted."""
+        with self._table.lock:
+            for pid, known in self._table.pids():
+                if known is record:
+                    self._table.forget_pid(pid)  # its end is nobody's concern
+                    self._engine.kill(pid)
+        self.burial.of(record, unborn=True)
+        if replaces is None:
+            self._table.forget_start(record)
+
+    # Which process an actor has
+
+    def current(self, actor: ActorId) -> ActorRecord:
+        """The process that the actor has now; waits while the actor is being started again."""
+        return self._restarts.current(actor)
+
+    def revive(self, actor: ActorId) -> ActorRecord:
+        """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is
+        not possible."""
+        return self._restarts.revive(actor)
+
+    def link(self, actor: ActorId) -> Link:
+        """The driver's link to the process that the actor has now."""
+        record = self.current(actor)
+        link = record.calls
+        if link is None or not record.alive:
+            raise record.death()
+        return link
+
+    # Ending
+
+    def release(self, actor: ActorId) -> None:
+        """One handle, or one graph, less needs the actor; with the last one it ends."""
+        with self._table.lock:
+            record = self._table.known(actor)
+            if record is None:
+                return
+            known = record.actor
+            known.handles -= 1
+            self._table.forget_actor(record)
+            if known.handles > 0 or known.name is not None or known.shared or known.stopping:
+                return
+            known.stopping = True
+            if record.calls is None:
+                known.ended = True  # should it be on its way back
+                return
+            calls = record.calls
+        calls.when_all_sent(lambda: self._stop(record))
+
+    def _stop(self, record: ActorRecord) -> None:
+        """Nobody needs the actor any more: it ends when it has done what was asked of it. One that has
+        ended otherwise is left alone, and who lets go of several goes on with the others."""
+        try:
+            record.order(Stop())
+        except ActorDiedError:
+            pass
+        except Exception as error:  # no memory to say it with
+            self._chores.again(lambda: self._stop(record), error)
+
+    def kill(
+        self, actor: ActorId, no_restart: bool = True, graceful: bool = False, wait: bool = True
+    ) -> None:
+        """``wait``: return from a graceful end only when it is over; else a thread sees to it."""
+        with self._table.lock:
+            record = self._table.record(actor)
+            if no_restart:
+                record.actor.ended = True
+            if not record.alive or record.process is None:
+                return
+            record.wanted_back = not no_restart
+            record.killed = _ENDED if graceful else _KILLED
+        if not graceful:
+            self._end_at_once(record)
+        elif wait:
+            self._goodbye.say([record])
+        else:
+            self._goodbye.ask(record)
+            threads.start(self._goodbye.wait, "goodbye", [record])
+
+    def _end_at_once(self, record: ActorRecord) -> None:
+        self._engine.kill(record.pid)
+        # From now on it is dead for everybody, whatever the kernel still has to do.
+        self.announce(record)
+
+    def end_all(self) -> None:
+        """The session ends, and all actors with it: their deaths are nobody's concern."""
+        self._restarts.close()
+        records = list(self._table)
+        for record in records:
+            record.killed = "has ended with its session"
+            record.actor.ended = True
+        self._goodbye.say(records)
+
+    def hurry(self) -> None:
+        """Kill at once whoever is still ending: nobody wants to wait for them."""
+        self._goodbye.hurry()
+        for record in self._table:
+            if record.process is not None and not record.exited.is_set():
+                self._end_at_once(record)
+
+    def close(self) -> None:
+        """All processes are gone: let go of what belonged to them."""
+        self._restarts.join()
+        self._watches.stop()
+        for record in self._table:
+            record.actor.kept = None  # refs among it hold on to channels
+            if record.arena_fd >= 0:
+                self.burial.of(record, unborn=True)
+
+    # Deaths
+
+    def on_exit(self, pid: int, status: int) -> None:
+        """A process has ended. Called by the engine."""
+        ActorRecord.notifier = threading.get_ident()
+        with self._table.lock:
+            record = self._table.by_pid(pid)
+            if record is None:  # one that could not be started
+                return
+            record.exit_status = status
+            if not record.started:  # whoever starts it sees to the rest
+                return
+            self._table.forget_pid(pid)
+        self.burial.of(record)
+
+    def on_life_words(self) -> None:
+        """The main threads of some actors have ended. Their processes most often end with them; those
+        that do not are ended, since everybody takes these actors for dead. Called by the engine."""
+        with self._table.lock:
+            headless = [
+                (pid, record)
+                for pid, record in self._table.pids()
+                if not record.alive and not record.headless
+            ]
+            for _, record in headless:
+                record.headless = True
+        for pid, _ in headless:
+            self._engine.end_headless(pid)
+
+    # The supervisor's steps of a burial
+
+    def announce(self, record: ActorRecord) -> None:
+        """From now on everybody takes it for dead."""
+        self._board.announce_death(record.slot)
+
+    def decide(self, record: ActorRecord) -> None:
+        """Settle whether the actor is started again, and then keeps its slot."""
+        self._restarts.decide(record)
+        record.keeps_slot = record.restarting
+
+    def forget_process(self, record: ActorRecord) -> None:
+        """Close what belonged to the process. The record itself can still be asked."""
+        with self._table.lock:
+            self._watches.remove(record.slot)
+            if record.control_socket is not None:
+                record.control_socket.close()
+            # They are the process's, which forgets the peer now.
+            record.arena_fd = record.eventfd = -1
+            self._board.forget_memory(record.slot)
+            self._household.process.forget(record.slot)
+            # Refs keep what they need of these; the record only keeps what can be asked of the dead.
+            record.calls = record.control_link = record.start = None
+            record.introduced = []
+            self._table.forget_process(record)
+
+    def succeed(self, record: ActorRecord) -> None:
+        """Start the actor again, or keep nothing of one that nobody can ask for."""
+        if record.restarting:
+            self._restarts.begin(record)
+        else:
+            self._table.forget_actor(record)
+
+
+def _close_it(_record: ActorRecord, sock: socket.socket) -> None:
+    """Nobody is there to serve its requests."""
+    sock.close()

@@ -1,0 +1,287 @@
+"""Answering what actors ask the driver for while they run: other actors, links to them, graphs.
+
+One socketpair for each actor. Requests come on the engine's event thread, which must not block: so each is
+answered on a thread of its own, as it may wait for the fork server or for another actor's main loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
+from conveyor.plan.model import DRIVER
+from conveyor.runtime import threads
+from conveyor.runtime.actor.requests import (
+    Channels,
+    ComesBack,
+    Connect,
+    Connected,
+    Create,
+    Disconnect,
+    Done,
+    Failed,
+    Find,
+    Kill,
+    Lay,
+    LayAgain,
+    Notice,
+    OpenGraph,
+    OpenRefs,
+    Refuse,
+    Reply,
+    Request,
+    Staying,
+    Unlay,
+    WhyDead,
+    WhyRefused,
+)
+from conveyor.runtime.calls.constructor import Kept
+from conveyor.runtime.driver.connections import Connections
+from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.layer import Layer
+from conveyor.runtime.driver.laying import Laying
+from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.record import Actor, ActorRecord
+from conveyor.runtime.driver.supervisor import Supervisor
+from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.hosting import LaidMember, Member
+from conveyor.runtime.graph.layout import RESULT_BIT, Place
+from conveyor.runtime.message import Message
+from conveyor.runtime.process import close_all
+from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.watcher import Watcher
+from conveyor.system_limits import explained
+
+logger = logging.getLogger("conveyor")
+
+#: What a request is answered with, and descriptors that are closed when they have been sent.
+_Answer = tuple[Any, list[int]]
+
+
+class Switchboard:
+    """The driver's side of the sockets on which actors ask."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        table: Table,
+        supervisor: Supervisor,
+        network: Network,
+        layer: Layer,
+        connections: Connections,
+        watcher: Watcher,
+    ) -> None:
+        self._engine = engine
+        self._table = table
+        self._supervisor = supervisor
+        self._network = network
+        self._layer = layer
+        self._connections = connections
+        self._watcher = watcher
+        self._lock = threading.Lock()
+        self._sockets: dict[ActorRecord, socket.socket] = {}
+        # Acknowledgements of those who leave a graph, for the actor that takes it down.
+        self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
+        #: What answers each kind of request.
+        self.answers: dict[type[Request], Callable[[ActorRecord, Any], _Answer]] = {
+            Connect: self._connect,
+            WhyRefused: lambda caller, r: (caller.refusals.pop(r.number, None), []),
+            Create: self._create,
+            Find: self._find,
+            Kill: self._kill,
+            WhyDead: self._why_dead,
+            Lay: self._lay,
+            LayAgain: lambda caller, r: self._laid(caller, layer.lay_again(r.number, r.first)),
+            ComesBack: lambda caller, r: (layer.comes_back(r.number), []),
+            Unlay: self._unlay,
+            Staying: self._staying,
+            OpenRefs: self._open,
+            OpenGraph: self._open,
+        }
+        #: What is done for each kind of notice.
+        self.notices: dict[type[Notice], Callable[[ActorRecord, Any], object]] = {
+            # The link could not be opened there.
+            Disconnect: lambda caller, n: network.hang_up(caller, n.number),
+            Refuse: lambda callee, n: network.refuse(callee, n.tag, n.error),
+        }
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> None:
+        """Serve what comes over ``sock`` from that process, until it is removed."""
+        with self._lock:
+            self._sockets[record] = sock
+        self._engine.watch(sock.fileno(), lambda: self._on_message(record, sock))
+
+    def remove(self, record: ActorRecord) -> None:
+        """The process is gone, or has broken its socket."""
+        with self._lock:
+            sock = self._sockets.pop(record, None)
+            for key in [key for key in self._leaving if key[0] is record]:
+                del self._leaving[key]
+        if sock is not None:
+            self._engine.unwatch(sock.fileno())
+            sock.close()
+
+    def close(self) -> None:
+        """The session is over."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, {}
+        for sock in sockets.values():
+            self._engine.unwatch(sock.fileno())
+            sock.close()
+
+    @property
+    def served(self) -> int:
+        """Sockets that there are."""
+        return len(self._sockets)
+
+    def _on_message(self, record: ActorRecord, sock: socket.socket) -> None:
+        message: Message
+        try:
+            message, _ = receive_message(sock)
+        except OSError:
+            self.remove(record)
+            return
+        if isinstance(message, Notice):
+            threads.start_or_run(self.notices[type(message)], "request", record, message)
+            return
+        assert isinstance(message, Request)
+        try:
+            threads.start(self._answer, "request", record, sock, message)
+        except SystemLimitError as error:
+            self._send(record, sock, Failed(error))
+
+    def _answer(self, record: ActorRecord, sock: socket.socket, request: Request) -> None:
+        reply: Reply
+        fds: list[int] = []
+        try:
+            what = type(request).__name__.lower()
+            with explained(f"do what {record.id.name} asks for ({what})"):
+                value, fds = self.answers[type(request)](record, request)
+            reply = Done(value)
+        except Exception as error:
+            reply = Failed(error)
+        try:
+            self._send(record, sock, reply, fds)
+        finally:
+            close_all(fds)
+
+    def _send(
+        self, record: ActorRecord, sock: socket.socket, reply: Reply, fds: list[int] | None = None
+    ) -> None:
+        try:
+            send_message(sock, reply, fds)
+        except Exception as error:
+            # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
+            if record.alive:
+                logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
+            self.remove(record)
+
+    # Actors
+
+    def _connect(self, caller: ActorRecord, request: Connect) -> _Answer:
+        while True:
+            callee = self._supervisor.current(request.actor)
+            callee.actor.shared = True
+            try:
+                number, bit, fds = self._network.link(caller, callee)
+                break
+            except ActorRestartedError:  # it has died just now, and is waited for
+                continue
+        return Connected(number, callee.slot, callee.incarnation, bit), fds
+
+    def _create(self, _caller: ActorRecord, request: Create) -> _Answer:
+        constructor = request.constructor
+        actor = Actor(
+            request.class_name,
+            request.methods,
+            request.name,
+            request.options,
+            request.max_concurrency,
+            request.max_restarts,
+            None if constructor is None else Kept.received(constructor),
+        )
+        actor.shared = True
+        construct = None if constructor is None else constructor.start
+        return self._supervisor.start(actor, construct).id, []
+
+    def _find(self, _caller: ActorRecord, request: Find) -> _Answer:
+        found = self._table.find(request.name)
+        self._table.share(found[0])
+        return found, []
+
+    def _kill(self, caller: ActorRecord, request: Kill) -> _Answer:
+        # Who ends itself must not wait for that.
+        wait = request.actor != caller.id
+        self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
+        return None, []
+
+    def _why_dead(self, _caller: ActorRecord, request: WhyDead) -> _Answer:
+        labels = request.labels
+        label = (lambda *node: labels.get(node)) if labels else None
+        death = self._table.death_of(request.actor, request.slot, request.incarnation, label)
+        return death, []
+
+    # Graphs
+
+    def _lay(self, caller: ActorRecord, request: Lay) -> _Answer:
+        executor = Place(caller.slot, RESULT_BIT)
+        laying = self._layer.lay(
+            executor, request.config, request.plan, request.tasks, request.labels
+        )
+        return self._laid(caller, laying)
+
+    def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
+        layout = laying.layout
+        members = [LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in laying.records]
+        fds = self._network.duplicates(laying.records)
+        if not caller.alive or len(fds) < 2 * len(members):
+            close_all(fds)
+            self._layer.drop(laying.number)
+            next((r for r in laying.records if not r.alive), caller).check_alive()
+        channels = Channels(
+            laying.number,
+            members,
+            layout.offsets,
+            layout.reads.get(DRIVER, ()),
+            layout.writes.get(DRIVER, ()),
+            layout.limits,
+            layout.failures,
+            layout.recorders,
+            laying.bits,
+        )
+        segment_fd = os.dup(layout.segment.fd)
+        layout.segment.close_fd()
+        return channels, [segment_fd, *fds]
+
+    def _unlay(self, caller: ActorRecord, request: Unlay) -> _Answer:
+        acks = self._layer.unlay(request.number)
+        if request.wait:
+            # Not here: who waits must be able to say for whom, and to see that it would be for ever.
+            self._leaving[caller, request.number] = acks
+            board, slot = self._table.board, caller.slot
+            for _, ack in acks:
+                self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
+        return None, []
+
+    def _staying(self, caller: ActorRecord, request: Staying) -> _Answer:
+        acks = self._leaving[caller, request.number]
+        staying = [record.slot for record, ack in acks if not ack.done()]
+        if not staying:
+            del self._leaving[caller, request.number]
+            for record, ack in acks:
+                try:
+                    ack.get()
+                except ConveyorError:
+                    if record.alive:
+                        raise
+        return staying, []
+
+    def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
+        return None, [self._connections.open(caller, request).detach()]
