@@ -17,6 +17,7 @@ from integration_helpers import WAIT, chain, hold
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
+from conveyor.runtime.actor.orders import Load
 from conveyor.runtime.graph.process_graph import ProcessGraph
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -433,8 +434,8 @@ def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until
         due = lambda self, *args: True  # noqa: E731
     else:
         dag = chain(victim.echo, a.echo)
-        owner, name = type(record), "control"
-        due = lambda self, operation, *args: self is other and operation == "load"  # noqa: E731
+        owner, name = type(record), "order"
+        due = lambda self, order, *args: self is other and isinstance(order, Load)  # noqa: E731
     original = getattr(owner, name)
 
     def killing(self, *args, **kwargs):

@@ -232,31 +232,34 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
     # The main thread, which it has interrupted, holds a lock that the end needs.
     body = """
         from conveyor.exceptions import ConveyorError
-        from conveyor.engine.local import launcher
-        from conveyor.runtime.driver import goodbye
+        from conveyor.runtime import context
         from conveyor.runtime.driver.supervisor import Supervisor
 
         before = state()
-        ended = []
+        took = []
 
         def trace(frame, event, arg):
             if frame.f_code is not Supervisor.start.__code__:
                 return None
-            if event == "line" and not ended and frame.f_locals["self"]._table.lock._is_owned():
-                ended.append(frame.f_lineno)
+            if event == "line" and not took and driver.table.lock._is_owned():
+                begun = time.monotonic()
                 conveyor.shutdown()
+                took.append(time.monotonic() - begun)
+                assert driver.table.lock._is_owned()
             return trace
 
-        # Nobody hears of the actors' ends, since that needs the lock.
-        goodbye._KILLED_PATIENCE = launcher.CLOSE_TIMEOUT = 1.0
         conveyor.init()
+        driver = context.current()
+        other = Actor.remote()
+        conveyor.get(other.pid.remote())
         sys.settrace(trace)
         try:
             actor = Actor.remote()
         except ConveyorError:
             pass
         sys.settrace(None)
-        assert ended
+        # Where nobody hears of the actors' ends, each wait for them takes ten seconds or more.
+        assert took and took[0] < 8, took
         limit = time.monotonic() + 20
         while state()[1:] != before[1:]:
             assert time.monotonic() < limit, (state(), before)
@@ -264,6 +267,89 @@ def test_a_handler_shuts_the_session_down_in_the_middle_of_a_call(scripts):
         print("ended")
     """
     assert scripts.run(program(body)) == "ended\n"
+
+
+def test_a_handler_shuts_the_session_down_while_arguments_are_encoded(scripts):
+    # The interrupted call holds its link's lock, and a thread that the end waits for needs it.
+    body = """
+        from conveyor.exceptions import ConveyorError
+        from conveyor.runtime import context
+
+        class Ends:
+            def __reduce__(self):
+                signal.raise_signal(signal.SIGUSR1)
+                return Ends, ()
+
+        def end(signum, frame):
+            driver.pump.add(link)  # as a call would that has to wait there
+            conveyor.shutdown()
+            ended.append(True)
+
+        @conveyor.remote
+        class Takes:
+            def take(self, x=None):
+                return x
+
+        ended = []
+        signal.signal(signal.SIGUSR1, end)
+        conveyor.init()
+        driver = context.current()
+        actor = Takes.remote()
+        conveyor.get(actor.take.remote())
+        link = driver.link(actor._id)
+        try:
+            actor.take.remote(Ends())
+        except ConveyorError:
+            pass
+        assert ended
+        print("ended")
+    """
+    assert scripts.run(program(body)) == "ended\n"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 0.5])
+def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
+    body = """
+        from conveyor.engine.local.engine import LocalEngine
+        from conveyor.exceptions import ActorStartError
+
+        def trace(frame, event, arg):
+            global left
+            if frame.f_code is not LocalEngine.spawn.__code__:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+        conveyor.init()
+        line = 0
+        while True:
+            line += 1
+            left = line
+            sys.settrace(trace)
+            try:
+                Actor.options(num_gpus=NUM_GPUS).remote()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            limit = time.monotonic() + 20
+            while True:  # until the process that was started is gone
+                try:
+                    conveyor.kill(Actor.options(num_gpus=2).remote())
+                    break
+                except ActorStartError:
+                    assert time.monotonic() < limit, line
+                    time.sleep(0.01)
+            if left > 0:
+                break
+        assert line > 5
+        print("ended")
+    """
+    assert scripts.run(program(body.replace("NUM_GPUS", str(num_gpus)))) == "ended\n"
 
 
 def test_a_ctrl_c_in_the_first_pickling_tells_of_nothing_else(scripts):

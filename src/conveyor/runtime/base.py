@@ -96,20 +96,21 @@ class Pump:
     def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         self._inbox = inbox
         self._ring = ring  # wakes those who wait for the inbox
-        self._lock = threading.Lock()
+        #: Reentrant: a signal handler may end the session in the middle of :meth:`add`.
+        self.lock = threading.RLock()
         self._links: set[Link] = set()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, link: Link) -> None:
-        with self._lock:
+        with self.lock:
             self._links.add(link)
             if self._thread is None and not self._closed:
                 self._thread = threads.start(self._run, "pump")
 
     def close(self) -> None:
         """Send nothing more. What the thread refers to is free when this returns."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             thread = self._thread
         if thread is not None:
@@ -119,10 +120,10 @@ class Pump:
     def _run(self) -> None:
         while True:
             seen = self._inbox.count
-            with self._lock:
+            with self.lock:
                 links = list(self._links)
             flushed = [link for link in links if not self._closed and link.flush()]
-            with self._lock:
+            with self.lock:
                 self._links.difference_update(link for link in flushed if not link.has_pending)
                 if not self._links or self._closed:
                     self._thread = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from conveyor.exceptions import SystemLimitError
@@ -57,3 +58,19 @@ def start_or_run(target: Callable[..., object], name: str, *args: Any) -> None:
         start(target, name, *args)
     except SystemLimitError:
         target(*args)
+
+
+@contextmanager
+def lent(*locks: Any) -> Iterator[None]:
+    """Let go of those of these reentrant locks that this thread holds, and take them again afterwards.
+
+    A signal handler may end the session in the middle of a call that holds them. What it waits for is done
+    by other threads, which may need them; the call goes on when nothing is left to be guarded.
+    """
+    # As `threading.Condition` does it. There is no other way to let go of all turns at once.
+    held = [(lock, lock._release_save()) for lock in locks if lock._is_owned()]
+    try:
+        yield
+    finally:
+        for lock, turns in reversed(held):
+            lock._acquire_restore(turns)

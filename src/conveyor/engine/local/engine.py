@@ -17,13 +17,14 @@ from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
-from conveyor.engine.local.resources import GpuPool
+from conveyor.engine.local.resources import GpuClaim, GpuPool
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.engine.program_end import ProgramEnd, grace_period
 from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.driver.engine import Spawned
 from conveyor.runtime.process import arena_size
 from conveyor.runtime.protocol import ProcessOptions
+from conveyor.runtime.uninterrupted import uninterrupted
 
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
@@ -60,7 +61,7 @@ class LocalEngine:
         self._memory_kills = MemoryKills()
         self._out_of_memory: dict[int, bool | None] = {}
         self._dead: deque[int] = deque()
-        self._gpus_of: dict[int, tuple[tuple[str, ...], float]] = {}
+        self._claims: dict[int, GpuClaim] = {}
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
         self._launcher = Launcher(self._events, self._exited, self._output)
 
@@ -76,9 +77,39 @@ class LocalEngine:
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
     ) -> Spawned:
-        gpus = self._gpus.acquire(options.num_gpus)
+        claim = GpuClaim(self._gpus, options.num_gpus)
+        forked = False
+
+        def spawned(pid: int) -> None:
+            nonlocal forked
+            forked = True  # from now on the GPUs are given back by its exit
+            self._printer.add(pid, name)
+            self._claims[pid] = claim
+            on_spawned(pid)
+
+        try:
+            if options.num_gpus:
+                # Whoever interrupts this thread must not lose what is taken before it is noted.
+                uninterrupted(claim.take)
+            child = self._child(name, payload, options, claim.ids)
+            pid = self._launcher.spawn(child, fds, spawned)
+        except BaseException:
+            if not forked:
+                uninterrupted(claim.release)
+            raise
+        return Spawned(
+            pid,
+            lambda: self._printer.stderr_tail(pid),
+            lambda: self._out_of_memory.get(pid),
+            lambda: self.end_headless(pid),
+            lambda: pid in self._launcher.went_on,
+        )
+
+    def _child(
+        self, name: str, payload: bytes, options: ProcessOptions, gpu_ids: tuple[str, ...]
+    ) -> ChildSpec:
         main_file, main_module = _main()
-        child = ChildSpec(
+        return ChildSpec(
             name=name,
             payload=payload,
             cwd=_working_directory(),
@@ -87,32 +118,9 @@ class LocalEngine:
             environ=dict(os.environ),
             env_vars={**self._env_vars, **options.env_vars},
             num_cpus=options.num_cpus,
-            gpu_ids=gpus,
+            gpu_ids=gpu_ids,
             main_file=main_file,
             main_module=main_module,
-        )
-
-        forked = False
-
-        def spawned(pid: int) -> None:
-            nonlocal forked
-            forked = True  # from now on the GPUs are given back by its exit
-            self._printer.add(pid, name)
-            self._gpus_of[pid] = (gpus, options.num_gpus)
-            on_spawned(pid)
-
-        try:
-            pid = self._launcher.spawn(child, fds, spawned)
-        except BaseException:
-            if not forked:
-                self._gpus.release(gpus, options.num_gpus)
-            raise
-        return Spawned(
-            pid,
-            lambda: self._printer.stderr_tail(pid),
-            lambda: self._out_of_memory.get(pid),
-            lambda: self.end_headless(pid),
-            lambda: pid in self._launcher.went_on,
         )
 
     def kill(self, pid: int) -> None:
@@ -134,8 +142,9 @@ class LocalEngine:
             self._events.close()
 
     def _exited(self, pid: int, status: int) -> None:
-        gpus, amount = self._gpus_of.pop(pid, ((), 0.0))
-        self._gpus.release(gpus, amount)
+        claim = self._claims.pop(pid, None)
+        if claim is not None:
+            claim.release()
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             self._out_of_memory[pid] = self._memory_kills.killed(pid)
         self._on_exit(pid, status)

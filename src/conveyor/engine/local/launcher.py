@@ -209,11 +209,12 @@ class Launcher:
                 self._send(server.CLOSE)
             except OSError:  # it is gone; or the kernel kills the actors with it
                 fork_server.kill()
-            if not self._all_gone.wait(CLOSE_TIMEOUT):
-                fork_server.kill()
-                self._all_gone.wait(KILL_TIMEOUT)
-            self._all_reported.wait(PRINT_TIMEOUT)
-            self._output.close(PRINT_TIMEOUT)
+            with threads.lent(self._lock):  # a signal handler may have interrupted whoever has it
+                if not self._all_gone.wait(CLOSE_TIMEOUT):
+                    fork_server.kill()
+                    self._all_gone.wait(KILL_TIMEOUT)
+                self._all_reported.wait(PRINT_TIMEOUT)
+                self._output.close(PRINT_TIMEOUT)
 
     # Starting and asking: on the callers' threads.
 

@@ -101,6 +101,32 @@ class GpuPool:
         return f"{asked}, but of {len(self._free)} visible GPUs too little is free ({shares})"
 
 
+class GpuClaim:
+    """What one actor has of a pool. It is given back once, whoever does it, and however often."""
+
+    def __init__(self, pool: GpuPool, num_gpus: float) -> None:
+        self._pool = pool
+        self._num_gpus = num_gpus
+        self._taken: list[tuple[str, ...]] = []
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The GPUs that are taken."""
+        return self._taken[0] if self._taken else ()
+
+    def take(self) -> None:
+        """See ``GpuPool.acquire``."""
+        self._taken.append(self._pool.acquire(self._num_gpus))
+
+    def release(self) -> None:
+        """Give back what is taken, if anything is."""
+        try:
+            ids = self._taken.pop()
+        except IndexError:
+            return
+        self._pool.release(ids, self._num_gpus)
+
+
 def _units(num_gpus: float) -> int:
     if isinstance(num_gpus, bool) or not isinstance(num_gpus, (int, float)):
         raise ActorStartError(f"num_gpus must be a number, not {num_gpus!r}")

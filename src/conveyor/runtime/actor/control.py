@@ -6,8 +6,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
 from conveyor.channel import encode_error
@@ -53,6 +53,8 @@ class Control:
         self._name = hello.name
         self._socket = sock
         self._refuse = refuse
+        self._stop = stop
+        self._end = end
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
         self._link = Mailbox(self._process, link, driver, hello.control_bit)
         self._programs: dict[int, tuple[_core.Program, Producers, dict[int, str]]] = {}
@@ -62,15 +64,6 @@ class Control:
         # That order, with its number.
         self._next: tuple[int, Order] | None = None
         self._loads: dict[int, tuple[int, Assignment, _core.Segment]] = {}
-        #: What does each kind of order, given its number. What returns true acknowledges it later.
-        self.orders: dict[type[Order], Callable[[Any, int], object]] = {
-            Load: self._load,
-            Unload: lambda order, _: self._unload(order.graph),
-            Accept: lambda order, _: self._accept(order),
-            HangUp: lambda order, _: self._hang_up(order.bit),
-            Stop: lambda _order, _: stop(),
-            End: lambda _order, _: end(),
-        }
 
     def label(self, graph: int, node: int) -> str | None:
         """What that task is called, if this actor has a part in the graph."""
@@ -97,7 +90,7 @@ class Control:
                 if self.only_accept and not isinstance(order, Accept):
                     return
                 self._next = None
-                if not self.orders[type(order)](order, tag):
+                if not self.handlers[type(order)](self, order, tag):
                     replies.send(None, tag)
             except Exception as error:
                 self._fail(reader.tag, error, None if order is None else type(order))
@@ -183,7 +176,8 @@ class Control:
             self._process.board.ring(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
 
-    def _unload(self, graph: int) -> None:
+    def _unload(self, order: Unload, _tag: int) -> None:
+        graph = order.graph
         never, *_ = self._loads.pop(graph, (None,))
         if never is not None:
             gone = "the graph was torn down before the actor had been started"
@@ -198,14 +192,25 @@ class Control:
             producers.close()
             self._process.arena.give_back_soon()
 
-    def _accept(self, order: Accept) -> None:
+    def _accept(self, order: Accept, _tag: int) -> None:
         name = self._process.board.name(order.slot)
         with explained(f"take calls of {name}"):
             segment = self._receive_segment(order.new_peers, order.ticket)
         caller = order.slot, order.incarnation
         self._ground.handlers[order.bit] = self._calls.open(segment, caller, order.bit)
 
-    def _hang_up(self, bit: int) -> None:
+    def _hang_up(self, order: HangUp, _tag: int) -> None:
+        bit = order.bit
         # First: while what the caller has asked for is served, the bit may become another caller's.
         if self._ground.handlers.pop(bit, None) is not None:  # else it was never accepted
             self._calls.hang_up(bit)
+
+    #: What does each kind of order, given its number. What returns true acknowledges it later.
+    handlers: ClassVar[Mapping[type[Order], Callable[[Control, Any, int], object]]] = {
+        Load: _load,
+        Unload: _unload,
+        Accept: _accept,
+        HangUp: _hang_up,
+        Stop: lambda self, _order, _tag: self._stop(),
+        End: lambda self, _order, _tag: self._end(),
+    }

@@ -134,8 +134,9 @@ class Link:
         self.actor_name = actor_name
         self._on_death = on_death
         self._keep_going = keep_going
-        # Reentrant: a finalizer may drop the last handle, and so call, in the middle of a call.
-        self._lock = threading.RLock()
+        #: Guards the calls that wait here, and their order. Reentrant: a finalizer may drop the last handle,
+        #: and so call, in the middle of a call.
+        self.lock = threading.RLock()
         # Each with whether refs among its arguments still stand for their values.
         self._pending: deque[tuple[CallRef, Call, bool]] = deque()
         self._then: Callable[[], object] | None = None
@@ -161,7 +162,7 @@ class Link:
         """Start a call; one ref, or a list of them for ``num_returns > 1``."""
         call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
         has_refs = refs_among(args, kwargs)
-        with self._lock:
+        with self.lock:
             sent = None
             if not self._pending:
                 if self.gone:
@@ -224,7 +225,7 @@ class Link:
             )
             return ActorDiedError(text, self.actor_name)
         if self._why_refused is not None and self._refusal:
-            with self._lock:
+            with self.lock:
                 if self._why is None:
                     self._why = self._why_refused()
             return self._why
@@ -243,7 +244,7 @@ class Link:
 
     def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
         ref = CallRef(self, -1, call[0])
-        with self._lock:
+        with self.lock:
             self._pending.append((ref, call, has_refs))
             self.flush()
             waiting = bool(self._pending)
@@ -252,7 +253,7 @@ class Link:
                 self._keep_going(self)
             except BaseException:
                 # Nobody would send it: then it shall not be sent later, by chance, either.
-                with self._lock:
+                with self.lock:
                     place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
                     if place is not None:
                         del self._pending[place]
@@ -273,13 +274,13 @@ class Link:
 
     def when_all_sent(self, then: Callable[[], object]) -> None:
         """Call ``then`` once no call waits in this process any more: now, or when the last is sent."""
-        with self._lock:
+        with self.lock:
             self._then = then
             self.flush()
 
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
-        with self._lock:
+        with self.lock:
             while self._pending:
                 ref, call, has_refs = self._pending[0]
                 if has_refs and lacking(call[1], call[2]) is not None:
@@ -321,7 +322,7 @@ class Link:
 
     def cancel(self, ref: Ref) -> bool:
         error = cancelled_error(self.describe(ref))
-        with self._lock:
+        with self.lock:
             # By identity: arguments need not be comparable.
             place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
             if place is not None:
@@ -388,7 +389,7 @@ class Link:
     def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
         method = method_of(ref.method) if isinstance(ref, CallRef) else ""
         if ref._number < 0:
-            with self._lock:
+            with self.lock:
                 _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
             lacked = lacking(call[1], call[2]) if call is not None and has_refs else None
             if lacked is not None:  # and so do all behind it

@@ -19,7 +19,7 @@ from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
-from conveyor.runtime import context, ending
+from conveyor.runtime import context, ending, threads
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import START, keep
 from conveyor.runtime.calls.links import Link
@@ -314,8 +314,11 @@ class Driver(CallingRuntime):
     def shutdown(self) -> None:
         if os.getpid() != self.pid:
             return  # a forked child: the session is its parent's
+        # A signal handler may have interrupted a call of this thread's that holds some of them.
+        links = (link.lock for link in list(self.links.values()))
         try:
-            self._last_steps.take_all()
+            with threads.lent(*self.supervisor.locks, self.pump.lock, self.exports.lock, *links):
+                self._last_steps.take_all()
         finally:
             if self._last_steps.over:  # else another one is at it, or will be with the next call
                 self.at_shutdown()

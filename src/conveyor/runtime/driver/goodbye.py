@@ -42,8 +42,12 @@ class Goodbye:
 
     def say(self, records: Iterable[ActorRecord]) -> list[ActorRecord]:
         """Ask all at once, and wait until they have ended; those that have not within the grace period
-        are killed, and returned."""
-        asked = [r for r in records if r.process is not None and not r.exited.is_set()]
+        are killed, and returned.
+
+        Whoever is still starting one sees that it is not wanted, and may be this very thread, whose signal
+        handler has called us: its end is not waited for.
+        """
+        asked = [r for r in records if r.started and not r.exited.is_set()]
         if self.grace > 0 and not self._over:
             for record in asked:
                 self.ask(record)

@@ -27,13 +27,14 @@ class Restarts:
         """``start(record)`` starts a process that replaces the dead ``record``."""
         self._table = table
         self._start = start
-        self._lock = threading.Lock()
+        #: Reentrant: a signal handler may end the session in the middle of a restart.
+        self.lock = threading.RLock()
         self._threads: set[threading.Thread] = set()
         self._closed = threading.Event()
 
     def decide(self, record: ActorRecord) -> None:
         """Whether ``record``, whose process has ended, is started again. Before ``exited`` is set."""
-        with self._lock:
+        with self.lock:
             if not self._closed.is_set() and record.may_restart():
                 record.restarting = True
                 record.actor.restarts += 1
@@ -41,7 +42,7 @@ class Restarts:
     def begin(self, record: ActorRecord) -> None:
         """Start it again, as ``decide`` or ``revive`` has settled."""
         try:
-            with self._lock:  # which it needs to leave the set again
+            with self.lock:  # which it needs to leave the set again
                 self._threads.add(threads.start(self._run, "restart", record))
         except Exception as error:  # no thread was left
             self._conclude(record, error)
@@ -59,7 +60,7 @@ class Restarts:
             if record is tried:
                 raise record.death()
             _wait(record.exited, f"the end of {actor.name}", record)
-            with self._lock:
+            with self.lock:
                 if self._table.record(actor) is not record or record.under_way:
                     continue  # somebody else was faster
                 self._check_possible(record)
@@ -84,12 +85,12 @@ class Restarts:
 
     def close(self) -> None:
         """No more restarts; those under way fail. :meth:`join` waits until they have."""
-        with self._lock:
+        with self.lock:
             self._closed.set()
 
     def join(self) -> None:
         while True:
-            with self._lock:
+            with self.lock:
                 thread = next(iter(self._threads), None)
             if thread is None:
                 return
@@ -130,7 +131,7 @@ class Restarts:
             failure = error
         finally:
             self._conclude(record, failure)
-            with self._lock:
+            with self.lock:
                 self._threads.discard(threading.current_thread())
 
     def _conclude(self, record: ActorRecord, error: Exception | None = None) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import threads
@@ -127,6 +128,11 @@ class Supervisor:
         self.burial.of(record, unborn=True)
         if replaces is None:
             self._table.forget_start(record)
+
+    @property
+    def locks(self) -> tuple[Any, ...]:
+        """Those that its threads need for the end of a process."""
+        return self._table.lock, self._restarts.lock
 
     # Which process an actor has
 

@@ -10,8 +10,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
@@ -89,28 +89,6 @@ class Switchboard:
         self._sockets: dict[ActorRecord, socket.socket] = {}
         # Acknowledgements of those who leave a graph, for the actor that takes it down.
         self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
-        #: What answers each kind of request.
-        self.answers: dict[type[Request], Callable[[ActorRecord, Any], _Answer]] = {
-            Connect: self._connect,
-            WhyRefused: lambda caller, r: (caller.refusals.pop(r.number, None), []),
-            Create: self._create,
-            Find: self._find,
-            Kill: self._kill,
-            WhyDead: self._why_dead,
-            Lay: self._lay,
-            LayAgain: lambda caller, r: self._laid(caller, layer.lay_again(r.number, r.first)),
-            ComesBack: lambda caller, r: (layer.comes_back(r.number), []),
-            Unlay: self._unlay,
-            Staying: self._staying,
-            OpenRefs: self._open,
-            OpenGraph: self._open,
-        }
-        #: What is done for each kind of notice.
-        self.notices: dict[type[Notice], Callable[[ActorRecord, Any], object]] = {
-            # The link could not be opened there.
-            Disconnect: lambda caller, n: network.hang_up(caller, n.number),
-            Refuse: lambda callee, n: network.refuse(callee, n.tag, n.error),
-        }
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve what comes over ``sock`` from that process, until it is removed."""
@@ -149,7 +127,7 @@ class Switchboard:
             self.remove(record)
             return
         if isinstance(message, Notice):
-            threads.start_or_run(self.notices[type(message)], "request", record, message)
+            threads.start_or_run(self.notices[type(message)], "request", self, record, message)
             return
         assert isinstance(message, Request)
         try:
@@ -163,7 +141,7 @@ class Switchboard:
         try:
             what = type(request).__name__.lower()
             with explained(f"do what {record.id.name} asks for ({what})"):
-                value, fds = self.answers[type(request)](record, request)
+                value, fds = self.answers[type(request)](self, record, request)
             reply = Done(value)
         except Exception as error:
             reply = Failed(error)
@@ -195,6 +173,15 @@ class Switchboard:
             except ActorRestartedError:  # it has died just now, and is waited for
                 continue
         return Connected(number, callee.slot, callee.incarnation, bit), fds
+
+    def _why_refused(self, caller: ActorRecord, request: WhyRefused) -> _Answer:
+        return caller.refusals.pop(request.number, None), []
+
+    def _disconnect(self, caller: ActorRecord, notice: Disconnect) -> None:
+        self._network.hang_up(caller, notice.number)
+
+    def _refuse(self, callee: ActorRecord, notice: Refuse) -> None:
+        self._network.refuse(callee, notice.tag, notice.error)
 
     def _create(self, _caller: ActorRecord, request: Create) -> _Answer:
         constructor = request.constructor
@@ -236,6 +223,12 @@ class Switchboard:
             executor, request.config, request.plan, request.tasks, request.labels
         )
         return self._laid(caller, laying)
+
+    def _lay_again(self, caller: ActorRecord, request: LayAgain) -> _Answer:
+        return self._laid(caller, self._layer.lay_again(request.number, request.first))
+
+    def _comes_back(self, _caller: ActorRecord, request: ComesBack) -> _Answer:
+        return self._layer.comes_back(request.number), []
 
     def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
         layout = laying.layout
@@ -285,3 +278,27 @@ class Switchboard:
 
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
         return None, [self._connections.open(caller, request).detach()]
+
+    #: What answers each kind of request.
+    answers: ClassVar[
+        Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
+    ] = {
+        Connect: _connect,
+        WhyRefused: _why_refused,
+        Create: _create,
+        Find: _find,
+        Kill: _kill,
+        WhyDead: _why_dead,
+        Lay: _lay,
+        LayAgain: _lay_again,
+        ComesBack: _comes_back,
+        Unlay: _unlay,
+        Staying: _staying,
+        OpenRefs: _open,
+        OpenGraph: _open,
+    }
+    #: What is done for each kind of notice.
+    notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
+        Disconnect: _disconnect,
+        Refuse: _refuse,
+    }

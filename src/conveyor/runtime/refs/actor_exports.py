@@ -5,13 +5,29 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.channel import Reader
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.exchange import (
+    Answer,
+    Arrived,
+    Ask,
+    Drop,
+    Export,
+    Forget,
+    FromRendezvous,
+    GiveUp,
+    Load,
+    Made,
+    Tell,
+    Ticket,
+    ToRendezvous,
+    Whom,
+)
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
@@ -41,7 +57,7 @@ class ActorExports(Imports):
         self._connecting = threading.Lock()
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
         self._needed: dict[ExportId, Ref] = {}
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
@@ -50,7 +66,7 @@ class ActorExports(Imports):
             if new:
                 self._needed[export] = ref
                 weakref.finalize(ref, self.dropped, export).atexit = False
-        ticket = self._ask("export", export, tuple(readers))
+        ticket = self._ticket(export, tuple(readers))
         if new:
             self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
         return export, ticket
@@ -58,7 +74,7 @@ class ActorExports(Imports):
     def _tell(self, export: ExportId) -> None:
         ref = self._needed.pop(export, None)
         if ref is not None:  # else nobody wants it
-            Outcome.of(ref).send(self._open(), export)
+            Outcome.of(ref).send(self._open(), Made, export)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         wire = self._open()
@@ -66,10 +82,10 @@ class ActorExports(Imports):
             ref = self.known(export)
             # In one go: messages about one export leave in the order of what happens to it.
             if ref is not None:
-                wire.send(("load", export, ticket, True))
+                wire.send(Load(export, ticket, True))
                 return ref
             ref = self.copy(export)
-            wire.send(("load", export, ticket, False))
+            wire.send(Load(export, ticket, False))
             return ref
 
     def dropped(self, export: ExportId) -> None:
@@ -79,7 +95,7 @@ class ActorExports(Imports):
     def _tell_dropped(self, export: ExportId) -> None:
         with self.lock:
             if self._wire is not None and self.known(export) is None:
-                self._wire.send(("drop", export))
+                self._wire.send(Drop(export))
 
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
@@ -96,13 +112,14 @@ class ActorExports(Imports):
         self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
     ) -> None:
         wire = self._open()
-        for export, ticket in tickets:
-            wire.send(("give up", export, ticket, readers))
+        for _, ticket in tickets:
+            wire.send(GiveUp(ticket, readers))
 
-    def _ask(self, operation: str, export: ExportId, *details: Any) -> Any:
+    def _ticket(self, export: ExportId, readers: tuple[Reader, ...]) -> int:
+        """One for a new pickle."""
         wire = self._open()
         number = next(self._requests)
-        wire.send((operation, export, number, *details))
+        wire.send(Export(export, number, readers))
         wait_until(
             self._inbox,
             lambda: number in self._answers or wire.ended,
@@ -128,7 +145,7 @@ class ActorExports(Imports):
             return blockers
         if ref._asked < question:
             ref._asked = question
-            self._send(("who", ref.export, question))
+            self._send(Ask(ref.export, question))
         return None
 
     def _open(self) -> Wire:
@@ -140,37 +157,48 @@ class ActorExports(Imports):
                 self._wire = Wire(self._connect(), "refs", self._on_message, self._on_end)
             return self._wire
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: ToRendezvous) -> None:
         """Over the connection that there is; nothing happens if it has ended."""
         if self._wire is not None:
             self._wire.send(message)
 
-    def _on_message(self, message: Any, fds: list[int]) -> None:
-        operation, *rest = message
-        if operation == "ticket":
-            number, answer = rest
-            self._answers[number] = answer
+    def _on_message(self, message: FromRendezvous, fds: list[int]) -> None:
+        self.handlers[type(message)](self, message, fds)
+
+    def _on_ticket(self, message: Ticket, _fds: list[int]) -> None:
+        self._answers[message.number] = message.ticket
+        self.ring()
+
+    def _forget(self, message: Forget, _fds: list[int]) -> None:
+        self._needed.pop(message.export, None)
+
+    def _whom(self, message: Whom, _fds: list[int]) -> None:
+        said = blockers_known_here(self._needed.get(message.export))
+        self._send(Tell(message.export, message.question, message.asker, said))
+
+    def _answer(self, message: Answer, _fds: list[int]) -> None:
+        ref = self.known(message.export)
+        if isinstance(ref, ImportedRef) and ref._said[0] < message.question:
+            ref._said = message.question, message.blockers
             self.ring()
-        elif operation == "forget":
-            self._needed.pop(rest[0], None)
-        elif operation == "who":
-            export, question, asker = rest
-            own = self._needed.get(export)
-            said = blockers_known_here(own)
-            self._send(("blockers", export, question, asker, said))
-        elif operation == "blockers":
-            export, question, blockers = rest
-            ref = self.known(export)
-            if isinstance(ref, ImportedRef) and ref._said[0] < question:
-                ref._said = question, blockers
-                self.ring()
-        else:
-            export, ok, parts = rest
-            self.arrived(export, Outcome.received(ok, parts, fds))
+
+    def _outcome(self, message: Arrived, fds: list[int]) -> None:
+        self.arrived(message.export, Outcome.received(message, fds))
 
     def _on_end(self) -> None:
         self.all_fail(RuntimeStateError(_gone(self._wire)))
         self.ring()
+
+    #: What is done for each kind of message.
+    handlers: ClassVar[
+        Mapping[type[FromRendezvous], Callable[[ActorExports, Any, list[int]], None]]
+    ] = {
+        Ticket: _on_ticket,
+        Forget: _forget,
+        Whom: _whom,
+        Answer: _answer,
+        Arrived: _outcome,
+    }
 
 
 def _gone(wire: Wire | None) -> str:

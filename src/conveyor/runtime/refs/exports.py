@@ -18,14 +18,29 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.channel import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.exchange import (
+    Answer,
+    Arrived,
+    Ask,
+    Drop,
+    Export,
+    Forget,
+    GiveUp,
+    Load,
+    Made,
+    Tell,
+    Ticket,
+    ToRendezvous,
+    Whom,
+)
 from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
@@ -185,7 +200,7 @@ class Exports(Imports):
             return
         del self._entries[export]
         if entry.owner is not None:
-            entry.owner.wire.send(("forget", export))
+            entry.owner.wire.send(Forget(export))
 
     def _watch(self, export: ExportId, entry: Entry) -> None:
         ref = entry.ref
@@ -276,16 +291,16 @@ class Exports(Imports):
             entry = self._entries.get(export)
             owner = entry.owner if entry is not None else None
             if owner is not None and entry is not None and entry.outcome is None:
-                owner.wire.send(("who", export, question, peer.number))
+                owner.wire.send(Whom(export, question, peer.number))
                 self._askers[peer.number] = peer
                 return
             own = entry.ref if entry is not None else None
-        peer.wire.send(("blockers", export, question, blockers_known_here(own)))
+        peer.wire.send(Answer(export, question, blockers_known_here(own)))
 
     def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
         peer = self._askers.get(asker)
         if peer is not None:
-            peer.wire.send(("blockers", export, question, said))
+            peer.wire.send(Answer(export, question, said))
 
     def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
@@ -333,30 +348,48 @@ class Peer:
         self.wire = Wire(sock, "refs", self._on_message, self._on_end)
 
     def push(self, export: ExportId, outcome: Outcome) -> None:
-        outcome.send(self.wire, export)
+        outcome.send(self.wire, Arrived, export)
 
-    def _on_message(self, message: Any, fds: list[int]) -> None:
-        operation, export, *rest = message
-        exports = self._exports
-        if operation == "export":
-            try:
-                ticket: Any = exports.peer_exports(self, export, rest[1])
-            except RuntimeStateError as error:
-                ticket = error
-            self.wire.send(("ticket", rest[0], ticket))
-        elif operation == "load":
-            exports.peer_loads(self, export, *rest)
-        elif operation == "drop":
-            exports.peer_drops(self, export)
-        elif operation == "who":
-            exports.peer_asks(self, export, rest[0])
-        elif operation == "blockers":
-            exports.peer_answers(export, *rest)
-        elif operation == "give up":
-            exports.peer_gives_up(self, *rest)
-        else:
-            ok, parts = rest
-            exports.settled(export, Outcome.received(ok, parts, fds))
+    def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
+        self.handlers[type(message)](self, message, fds)
+
+    def _export(self, message: Export, _fds: list[int]) -> None:
+        ticket: int | RuntimeStateError
+        try:
+            ticket = self._exports.peer_exports(self, message.export, message.readers)
+        except RuntimeStateError as error:
+            ticket = error
+        self.wire.send(Ticket(message.number, ticket))
+
+    def _load(self, message: Load, _fds: list[int]) -> None:
+        self._exports.peer_loads(self, message.export, message.ticket, message.original)
+
+    def _drop(self, message: Drop, _fds: list[int]) -> None:
+        self._exports.peer_drops(self, message.export)
+
+    def _give_up(self, message: GiveUp, _fds: list[int]) -> None:
+        self._exports.peer_gives_up(self, message.ticket, message.readers)
+
+    def _ask(self, message: Ask, _fds: list[int]) -> None:
+        self._exports.peer_asks(self, message.export, message.question)
+
+    def _tell(self, message: Tell, _fds: list[int]) -> None:
+        asked = message.export, message.question, message.asker
+        self._exports.peer_answers(*asked, message.blockers)
+
+    def _made(self, message: Made, fds: list[int]) -> None:
+        self._exports.settled(message.export, Outcome.received(message, fds))
 
     def _on_end(self) -> None:
         self._exports.peer_ended(self, lambda: self._death(self.wire.broken))
+
+    #: What is done for each kind of message.
+    handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {
+        Export: _export,
+        Load: _load,
+        Drop: _drop,
+        GiveUp: _give_up,
+        Ask: _ask,
+        Tell: _tell,
+        Made: _made,
+    }

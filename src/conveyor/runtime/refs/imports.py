@@ -13,8 +13,9 @@ from conveyor import _core
 from conveyor.channel import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
+from conveyor.runtime.refs.exchange import Arrived, Made
 from conveyor.runtime.refs.ref import EMPTY, Ref
-from conveyor.runtime.refs.wire import SHARE_FROM, Wire, received
+from conveyor.runtime.refs.wire import SHARE_FROM, Wire, file_of, received
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 
@@ -174,18 +175,22 @@ class Outcome:
             cls._unsaid = _core.Snapshot(OutOfMemoryError(text), SentDefinitions(), SHARE_FROM)
 
     @classmethod
-    def received(cls, ok: bool, parts: Any, fds: list[int]) -> Outcome:
+    def received(cls, message: Made | Arrived, fds: list[int]) -> Outcome:
         """What ``send`` has sent."""
         try:
-            return cls(ok, received(parts, fds))
+            return cls(message.ok, received(message.parts, fds))
         except Exception as error:  # it cannot be mapped
             return cls.failed(error)
 
-    def send(self, wire: Wire, export: ExportId) -> None:
+    def send(self, wire: Wire, kind: type[Made | Arrived], export: ExportId) -> None:
+        """Send it as the outcome of that ref."""
+        outcome = self
         try:
-            wire.send_snapshot(("outcome", export, self.ok), self.snapshot)
+            fds = file_of(self.snapshot)
         except Exception as error:  # no descriptor was left for it
-            wire.send_snapshot(("outcome", export, False), Outcome.failed(error).snapshot)
+            outcome = Outcome.failed(error)
+            fds = file_of(outcome.snapshot)
+        wire.send(kind(export, outcome.ok, outcome.snapshot.parts), fds)
 
     def error(self) -> BaseException:
         """The error, where it is one: not ``ok``."""

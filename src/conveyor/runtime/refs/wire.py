@@ -61,8 +61,7 @@ class Wire:
 
     def send_snapshot(self, head: tuple[Any, ...], snapshot: _core.Snapshot) -> None:
         """Send ``(*head, parts)`` with the snapshot's descriptor, if it has one."""
-        fds = [os.dup(snapshot.fd)] if snapshot.fd >= 0 else []
-        self.send((*head, snapshot.parts), fds)
+        self.send((*head, snapshot.parts), file_of(snapshot))
 
     def hang_up(self) -> None:
         """End the connection; both sides are told by ``on_end``. Does not wait."""
@@ -121,6 +120,11 @@ class Wire:
                 self._outgoing.put(None)
                 self._writer.join()
                 self._socket.close()
+
+
+def file_of(snapshot: _core.Snapshot) -> list[int]:
+    """A duplicate of the descriptor that has to travel with the snapshot's parts, if it has one."""
+    return [os.dup(snapshot.fd)] if snapshot.fd >= 0 else []
 
 
 def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core.Snapshot:

@@ -1,0 +1,114 @@
+"""What actors and the rendezvous of pickled refs say to each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conveyor.runtime.message import Message
+
+if TYPE_CHECKING:
+    from conveyor.channel import Reader
+    from conveyor.exceptions import RuntimeStateError
+    from conveyor.runtime.refs.imports import ExportId
+    from conveyor.runtime.waiting.works import Blockers
+
+#: A snapshot as it travels: what it is made of, and its body unless that comes as a file.
+Parts = tuple[int, int, int, "bytes | None"]
+
+
+class ToRendezvous(Message):
+    """From an actor to the driver."""
+
+
+class Export(ToRendezvous):
+    """A ref has been pickled for ``readers``; answered by :class:`Ticket` ``number``."""
+
+    export: ExportId
+    number: int
+    readers: tuple[Reader, ...]
+
+
+class Load(ToRendezvous):
+    """A pickle has been loaded. ``original``: the ref itself is there, and needs no outcome."""
+
+    export: ExportId
+    ticket: int
+    original: bool
+
+
+class Drop(ToRendezvous):
+    """Nothing is left of the ref in this process."""
+
+    export: ExportId
+
+
+class GiveUp(ToRendezvous):
+    """``readers`` (``None``: this process) will not come with the ticket."""
+
+    ticket: int
+    readers: tuple[Reader, ...] | None
+
+
+class Ask(ToRendezvous):
+    """Who has to do something before the ref is done? Answered by :class:`Answer`."""
+
+    export: ExportId
+    question: int
+
+
+class Tell(ToRendezvous):
+    """The answer to :class:`Whom`, for the actor ``asker``."""
+
+    export: ExportId
+    question: int
+    asker: int
+    blockers: Blockers
+
+
+class Made(ToRendezvous):
+    """What this actor's own ref has come to."""
+
+    export: ExportId
+    ok: bool
+    parts: Parts
+
+
+class FromRendezvous(Message):
+    """From the driver to an actor."""
+
+
+class Ticket(FromRendezvous):
+    """What the pickle of request ``number`` is loaded with, or why there is none."""
+
+    number: int
+    ticket: int | RuntimeStateError
+
+
+class Forget(FromRendezvous):
+    """Nobody wants the outcome of the actor's own ref any more."""
+
+    export: ExportId
+
+
+class Whom(FromRendezvous):
+    """The actor ``asker`` asks who has to do something before this actor's own ref is done."""
+
+    export: ExportId
+    question: int
+    asker: int
+
+
+class Answer(FromRendezvous):
+    """Who has to do something before a ref is done."""
+
+    export: ExportId
+    question: int
+    blockers: Any
+
+
+class Arrived(FromRendezvous):
+    """What a ref that was loaded here has come to."""
+
+    export: ExportId
+    ok: bool
+    parts: Parts

@@ -1,0 +1,91 @@
+"""Messages between processes: values, and a table at each end that knows all of a family."""
+
+import inspect
+import pickle
+
+import pytest
+
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import message
+from conveyor.runtime.actor import orders, requests
+from conveyor.runtime.actor.control import Control
+from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
+from conveyor.runtime.actor.requests import Notice, Request
+from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.message import Message, check_greeting, greeting, members
+from conveyor.runtime.refs import exchange
+from conveyor.runtime.refs.actor_exports import ActorExports
+from conveyor.runtime.refs.exchange import FromRendezvous, ToRendezvous
+from conveyor.runtime.refs.exports import Peer
+
+
+def test_a_message_is_a_frozen_value():
+    order = Accept(1, 2, ((3, 4),), 5, ticket=6)
+    assert (order.slot, order.new_peers, order.ticket) == (1, ((3, 4),), 6)
+    assert repr(HangUp(5)) == "HangUp(bit=5)"
+    assert HangUp(5) == HangUp(bit=5) != HangUp(6)
+    assert hash(HangUp(5)) == hash(HangUp(5))
+    assert Stop() == Stop()
+    with pytest.raises(AttributeError, match="HangUp cannot be changed"):
+        HangUp(5).bit = 6
+    with pytest.raises(AttributeError):
+        HangUp(5).other = 6
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"bit": 1}), ((), {"bot": 1})]
+)
+def test_a_message_has_all_of_its_fields_and_no_others(args, kwargs):
+    with pytest.raises(TypeError, match="HangUp takes bit"):
+        HangUp(*args, **kwargs)
+
+
+def test_a_message_travels():
+    order = Accept(1, 2, ((3, 4),), 5, 6)
+    copy = pickle.loads(pickle.dumps(order))
+    assert type(copy) is Accept
+    assert copy == order
+
+
+@pytest.mark.parametrize("module", [orders, requests, exchange])
+def test_every_message_says_what_it_means(module):
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Message) and value is not Message
+    ]
+    assert found
+    assert all(kind.__doc__ for kind in found)
+
+
+def test_the_driver_knows_every_order_by_its_actors():
+    assert set(Control.handlers) == members(Order)
+
+
+def test_the_switchboard_knows_every_request_and_notice():
+    assert set(Switchboard.answers) == members(Request)
+    assert set(Switchboard.notices) == members(Notice)
+
+
+def test_both_ends_of_a_refs_connection_know_every_message():
+    assert set(Peer.handlers) == members(ToRendezvous)
+    assert set(ActorExports.handlers) == members(FromRendezvous)
+
+
+def test_processes_of_one_version_understand_each_other():
+    assert check_greeting(greeting() + b"rest") == b"rest"
+
+
+@pytest.mark.parametrize("said", [b"", b"\x80\x05K\x01.", b"conveyor 0.0.1 protocol 1\nrest"])
+def test_processes_of_other_versions_are_told_apart(said):
+    with pytest.raises(
+        RuntimeStateError, match=r"do not understand each other.*start the program again"
+    ):
+        check_greeting(said)
+
+
+def test_a_change_of_what_is_said_is_another_protocol(monkeypatch):
+    said = greeting()
+    monkeypatch.setattr(message, "PROTOCOL", message.PROTOCOL + 1)
+    with pytest.raises(RuntimeStateError, match=f"protocol {message.PROTOCOL - 1}"):
+        check_greeting(said)
