@@ -15,8 +15,7 @@ WAIT = 20
 
 
 def _operations(generators: OpenGenerators, method: Any) -> list[Any]:
-    names = ("open", "next", "anext", "close")
-    return [generators.operation(method, name)[0] for name in names]
+    return [generators.opening(method), generators.next, generators.async_next, generators.close]
 
 
 def test_one_that_is_dropped_while_it_makes_an_item_is_closed_after_it():

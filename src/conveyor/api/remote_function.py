@@ -18,6 +18,7 @@ from conveyor.dag.functions import UNPLACED, Function, function_of
 from conveyor.dag.methods import bind, check_arguments
 from conveyor.exceptions import GraphError
 from conveyor.runtime import context
+from conveyor.runtime.calls.call import ASYNC_FUNCTION, FUNCTION, OPEN_FUNCTION
 from conveyor.runtime.protocol import Runtime
 from conveyor.typevars import P, ResultT
 
@@ -194,12 +195,11 @@ def call_function(
     runtime = context.current()
     actor = on or _idle_worker(runtime, function)
     check_usable(actor)
-    is_coroutine = function.is_async and not function.is_generator
-    name = f"{function.name}#{'acall' if is_coroutine else 'call'}"
-    args = (function.call, *args)
+    name, args = function.name, (function.call, *args)
     if function.is_generator and num_returns == 1:
-        return runtime.stream(actor._id, name, function.is_async, args, kwargs)
-    return runtime.call(actor._id, name, args, kwargs, num_returns)
+        return runtime.stream(actor._id, name, function.is_async, args, kwargs, OPEN_FUNCTION)
+    what = ASYNC_FUNCTION if function.is_async and not function.is_generator else FUNCTION
+    return runtime.call(actor._id, name, args, kwargs, num_returns, what)
 
 
 def start_worker(function: Function) -> ActorHandle:

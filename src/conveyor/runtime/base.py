@@ -12,6 +12,7 @@ from conveyor import _core
 from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
 from conveyor.runtime import threads
+from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN, Call
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.streams import CallStream, Incarnation
@@ -178,8 +179,10 @@ class CallingRuntime:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         num_returns: int,
+        what: int = METHOD,
     ) -> Any:
-        return self._known_link(actor).call(method, args, kwargs, num_returns)
+        call = Call(method, args, dict(kwargs) if kwargs else None, num_returns, what)
+        return self._known_link(actor).call(call)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
         """As ``link`` gives it, and again the same one for as long as it can be used."""
@@ -202,14 +205,16 @@ class CallingRuntime:
         is_async: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        what: int = OPEN,
     ) -> CallStream:
         self.chores.do()
-        return CallStream(self, self._known_link(actor), actor.name, method, is_async, args, kwargs)
+        call = Call(method, args, dict(kwargs) if kwargs else None, 1, what)
+        return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
         if not link.gone:
-            link.call(f"{method}#close", (key,), {})
+            link.call(Call(method, (key,), None, 1, CLOSE))
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

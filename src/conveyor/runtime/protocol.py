@@ -119,8 +119,10 @@ class Runtime(Protocol):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         num_returns: int,
+        what: int = ...,
     ) -> Any:
-        """Start a method call; one ref, or a list of refs for ``num_returns > 1``."""
+        """Start a call; one ref, or a list of refs for ``num_returns > 1``. ``what`` says what is called
+        (``runtime.calls.call``)."""
         ...
 
     #: Handles of workers for functions called here, by their options.
@@ -139,8 +141,9 @@ class Runtime(Protocol):
         is_async: bool,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        what: int = ...,
     ) -> Any:
-        """Start a call of a generator method; the ref of its items."""
+        """Start a call of a generator method, or function; the ref of its items."""
         ...
 
     def get(self, refs: Any, timeout: float | None) -> Any: ...

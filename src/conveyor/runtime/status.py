@@ -106,7 +106,7 @@ def actor_status(
     now: ActorState = "starting" if condition == 1 else "idle"
     status = ActorStatus(name, pid, now)
     if state == _RUNNING:
-        method = (label(graph, node) if label is not None else None) if graph else method_of(what)
+        method = (label(graph, node) if label is not None else None) if graph else what
         waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         status = ActorStatus(
             name,
@@ -120,11 +120,6 @@ def actor_status(
             blocked_on=board.name(waits[0][0]) if waits else None,
         )
     return replace(status, state="stopped") if pid and _is_stopped(pid) else status
-
-
-def method_of(what: str) -> str:
-    """The method, of what a status page or a call on the wire says (``items#next``)."""
-    return what.partition("#")[0]
 
 
 def describe_status(board: _core.Board, slot: int, label: Label | None = None) -> str:

@@ -14,15 +14,15 @@ from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError
 from conveyor.runtime.actor import forked
+from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
-from conveyor.runtime.calls.methods import find_method
+from conveyor.runtime.calls.methods import find, find_method
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.protocol import ActorId, MethodInfo
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
-from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Actor:
         self.retired = False
         self.instance: Any = None
         self.start_failure: Failure | None = None
-        self.calls: set[Call] = set()  # not done yet
+        self.calls: set[CallJob] = set()  # not done yet
         self.call_numbers = itertools.count(1)
         self.outboxes: dict[Host | None, Outbox] = {}
         self.start: Start | None = None
@@ -177,7 +177,7 @@ class Actor:
                 self.host.lines.finished(call)
             interrupt = None
             if orderly:
-                interrupt = self.generators.close()
+                interrupt = self.generators.close_all()
                 interrupt = call_exit_hook(instance, self.name, run) or interrupt
             instance = None
             if interrupt is not None:
@@ -227,7 +227,7 @@ class Actor:
             return failed, False
         instance = self.instance
         self.check_alive()  # it may have ended while the graph is compiled
-        return find_method(instance, self.generators, name)
+        return find_method(instance, name)
 
 
 class Start(Job):
@@ -269,7 +269,7 @@ class CallRef(Ref):
     __slots__ = ()
 
 
-class Call(Job):
+class CallJob(Job):
     """A method call, and where its result comes from."""
 
     #: For `Ref`: there is no channel that a result would have to be taken out of.
@@ -277,11 +277,12 @@ class Call(Job):
     cancel_with_await = True
     get_timeout: float | None = None
 
-    def __init__(self, actor: Actor, method: str, num_returns: int) -> None:
-        super().__init__(actor.host, f"{actor.name}.{method} (not sent yet)")
+    def __init__(self, actor: Actor, asked: Call) -> None:
+        """``asked``: what is called, without the arguments."""
+        super().__init__(actor.host, f"{actor.name}.{asked.method} (not sent yet)")
         self.actor = actor
-        self.method = method
-        self._num_returns = num_returns
+        self.method = asked.method
+        self._asked = asked
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         self._arrival: Failure | None = None
@@ -302,12 +303,12 @@ class Call(Job):
         """Take the arguments across; refs among them, which are done, as their values. Raises what keeps
         it from being sent: ``RefFailed`` among it."""
         args, named = with_values(args, kwargs)
-        message = (self.method, args, named or None, self._num_returns)
+        call = self._asked.with_arguments(args, named)
         try:
-            _, self._args, given_there, _ = self.actor.crossing.carry(message, shared=False)
+            _, self._args, given_there, *_ = self.actor.crossing.carry(call[:], shared=False)
             self._kwargs = given_there or {}
         except SerializationError as error:
-            raise blame_call(error, self.actor.name, self.method, args, named) from error.__cause__
+            raise blame_call(error, self.actor.name, call) from error.__cause__
         except ArrivalError as error:
             if isinstance(error.error, SystemExit):
                 self._exit = error.error
@@ -346,7 +347,7 @@ class Call(Job):
             self.settle(error=actor.death())
             return None
         try:
-            method, is_async = find_method(instance, actor.generators, self.method)
+            method, is_async = find(instance, actor.generators, self._asked)
         except Exception as error:
             self._raised(error)
             return None
@@ -372,7 +373,7 @@ class Call(Job):
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
-            self.actor.exited(error, method_of(self.method), f"call {self.call}")
+            self.actor.exited(error, self.method, f"call {self.call}")
             return
         self._came_back()
         if interrupts(error):
@@ -380,24 +381,24 @@ class Call(Job):
         if self.actor.finishing and _is_cancellation(error):
             self.settle(error=self.actor.death())  # it ended while its coroutine was being started
             return
-        label = f"{self.actor.name}.{method_of(self.method)}"
+        label = f"{self.actor.name}.{self.method}"
         self.settle(error=Failure(error, self.actor.name, label))
 
     def _came_back(self) -> None:
-        self.host.lines.came_back(f"{self.actor.name}.{method_of(self.method)}")
+        self.host.lines.came_back(f"{self.actor.name}.{self.method}")
 
     def _returned(self, result: Any) -> None:
         self._came_back()
-        count = self._num_returns
+        count = self._asked.num_returns
         try:
             if count > 1:
-                label = f"{self.actor.name}.{method_of(self.method)}"
+                label = f"{self.actor.name}.{self.method}"
                 result = elements(result, count, label)
             value = self.actor.crossing.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)
         except SerializationError as error:
-            self._raised(blame_result(error, self.actor.name, self.method, result, count))
+            self._raised(blame_result(error, self.actor.name, self._asked, result))
         except BaseException as error:
             self._raised(error)
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from conveyor.engine.inline.actor import Actor, Call
+from conveyor.engine.inline.actor import Actor, CallJob
 from conveyor.engine.inline.lines import Host
 from conveyor.engine.inline.outbox import Outbox
+from conveyor.runtime.calls.call import Call
 from conveyor.runtime.refs.ref import ElementRef, Ref
 from conveyor.runtime.refs.values import RefFailed, lacking
 
@@ -24,20 +24,18 @@ class ActorLink:
     def gone(self) -> bool:
         return not self._actor.alive
 
-    def call(
-        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
-    ) -> Any:
-        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
-        ref = self._start(method, args, kwargs, num_returns)
-        if num_returns == 1:
+    def call(self, call: Call) -> Any:
+        """Start a call; one ref, or a list of them if it has several results."""
+        ref = self._start(call)
+        if call.num_returns == 1:
             return ref
-        return [ElementRef(ref, i) for i in range(num_returns)]
+        return [ElementRef(ref, i) for i in range(call.num_returns)]
 
-    def _start(
-        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int
-    ) -> Ref:
+    def _start(self, asked: Call) -> Ref:
         actor, caller = self._actor, self._caller
-        call = Call(actor, method, num_returns)
+        args, kwargs = asked.args, asked.kwargs or {}
+        # What waits has its arguments in the outbox, and no others.
+        call = CallJob(actor, asked._replace(args=(), kwargs=None))
         ref = call.expect()
         if caller not in actor.outboxes and lacking(args, kwargs) is None:
             try:

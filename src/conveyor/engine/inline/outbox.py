@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor.engine.inline.actor import Actor, Call
+from conveyor.engine.inline.actor import Actor, CallJob
 from conveyor.engine.inline.lines import Host, Line
 from conveyor.runtime.refs.values import RefFailed, wait_for_all
 
@@ -23,10 +23,10 @@ class Outbox:
     def __init__(self, actor: Actor, caller: Host | None) -> None:
         self._actor = actor
         self._caller = caller
-        self._calls: deque[tuple[Call, Arguments]] = deque()
+        self._calls: deque[tuple[CallJob, Arguments]] = deque()
         self.line = Line()
 
-    def add(self, call: Call, arguments: Arguments) -> None:
+    def add(self, call: CallJob, arguments: Arguments) -> None:
         """Asked with the lock held."""
         call.outbox = self
         self._calls.append((call, arguments))
@@ -49,7 +49,7 @@ class Outbox:
                     return
 
 
-def make_call(call: Call, arguments: Arguments) -> None:
+def make_call(call: CallJob, arguments: Arguments) -> None:
     """Make a call of which somebody has the ref already: what is wrong with it goes there."""
     if call.settled:  # cancelled
         return

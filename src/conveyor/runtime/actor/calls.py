@@ -9,12 +9,11 @@ from conveyor import _core
 from conveyor.channel import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.calls.constructor import START
+from conveyor.runtime.calls.call import START, Call
 from conveyor.runtime.calls.links import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
-from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
@@ -31,6 +30,9 @@ EMPTY = _core.EMPTY
 
 #: What a call is called whose arguments, and so its method's name, could not be read.
 _UNREAD = "arguments"
+
+#: Makes a call of what has travelled, without a look at the fields.
+_new = tuple.__new__
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
@@ -87,7 +89,7 @@ class Calls:
         self._ending = False
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
-        self._early: list[tuple[Mailbox, int, Any]] = []
+        self._early: list[tuple[Mailbox, int, Call]] = []
         self._running = 0  # in threads and coroutines
         self._running_lock = threading.Lock()
         #: Where calls run, if not one by one in the main thread.
@@ -114,7 +116,7 @@ class Calls:
             name = self._instance.name
             gone = ActorStartError(f"{name} has not been started, and a caller has died")
             for waiting, tag, call in self._early:
-                self._reply_error(waiting, tag, gone, call[0])
+                self._reply_error(waiting, tag, gone, call.method)
             self._early.clear()
 
     def end(self) -> None:
@@ -146,7 +148,7 @@ class Calls:
             if self._ending:
                 return
             try:
-                call = reader.receive()
+                received = reader.receive()
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
                 self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
@@ -160,17 +162,17 @@ class Calls:
                 else:
                     self._reply_error(mailbox, reader.tag, error, "call")
                 continue
-            if call is EMPTY:
+            if received is EMPTY:
                 return
-            tag = reader.tag
+            tag, call = reader.tag, _new(Call, received)
             if limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
-            elif call[0] == START and not self._instance.started:
-                self._start(mailbox, tag, *call[1], **(call[2] or {}))
-            elif not self._instance.started:
-                self._early.append((mailbox, tag, call))
+            elif self._instance.started:
+                self._call(mailbox, tag, call)
+            elif call.what == START:
+                self._start(mailbox, tag, *call.args, **(call.kwargs or {}))
             else:
-                self._call(mailbox, tag, *call)
+                self._early.append((mailbox, tag, call))
         self._process.board.ring(self._process.slot, mailbox.bit)
 
     def _start(self, mailbox: Mailbox, tag: int, cls: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -188,76 +190,65 @@ class Calls:
         self._started()
         early, self._early = self._early, []
         for waiting, number, call in early:
-            self._call(waiting, number, *call)
+            self._call(waiting, number, call)
 
-    def _call(
-        self,
-        mailbox: Mailbox,
-        tag: int,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        num_returns: int,
-    ) -> None:
+    def _call(self, mailbox: Mailbox, tag: int, call: Call) -> None:
         if self._instance.error is not None:
             mailbox.reply_error(tag, self._instance.error)
             return
         try:
-            method, is_async = self._instance.find(name)
+            function, is_async = self._instance.find(call)
         except Exception as error:
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, tag, error, call.method)
             return
         if self.coroutines is not None and is_async:
             coroutines = self.coroutines
             self._count(1)
-            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
+            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, call.method)
             mailbox.running[tag] = coroutines.start_call(
-                self._call_async(
-                    coroutines, does, mailbox, tag, name, method, args, kwargs, num_returns
-                ),
+                self._call_async(coroutines, does, mailbox, tag, call, function),
                 lambda task: self._ended(mailbox, tag, task),
                 does,
             )
         elif self.pool is not None:
-            self._submit(mailbox, tag, name, method, args, kwargs, num_returns)
+            self._submit(mailbox, tag, call, function)
         else:
-            self._process.inbox.running_call(name, tag)
-            self._call_now(mailbox, tag, name, method, args, kwargs, num_returns)
+            self._process.inbox.running_call(call.method, tag)
+            self._call_now(mailbox, tag, call, function)
 
     def _call_now(
-        self,
-        mailbox: Mailbox,
-        tag: int,
-        name: str,
-        method: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        num_returns: int,
+        self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
     ) -> None:
+        kwargs = call.kwargs
         try:
-            result = method(*args, **kwargs) if kwargs else method(*args)
+            result = function(*call.args, **kwargs) if kwargs else function(*call.args)
         except SystemExit:
             raise
         except BaseException as error:
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, tag, error, call.method)
         else:
-            self._reply(mailbox, tag, name, result, num_returns)
+            self._reply(mailbox, tag, call, result)
 
-    def _submit(self, mailbox: Mailbox, tag: int, name: str, *rest: Any) -> None:
+    def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
         assert self.pool is not None
         self._count(1)
         # Where no thread can be started the call has been queued all the same: for those that there are,
         # or else, answered by then, for the first.
         unanswered = [tag]
         try:
-            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, name, *rest)
+            self.pool.submit(self._call_pooled, unanswered, mailbox, tag, call, function)
         except RuntimeError as error:
             if not self._has_threads and _taken(unanswered):
                 self._count(-1)
-                self._reply_error(mailbox, tag, error, name)
+                self._reply_error(mailbox, tag, error, call.method)
 
     def _call_pooled(
-        self, unanswered: list[int], mailbox: Mailbox, tag: int, name: str, *rest: Any
+        self,
+        unanswered: list[int],
+        mailbox: Mailbox,
+        tag: int,
+        call: Call,
+        function: Callable[..., Any],
     ) -> None:
         self._has_threads = True
         if not _taken(unanswered):
@@ -268,14 +259,14 @@ class Calls:
             if mailbox.limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
-            self._process.inbox.running_call(name, tag)
+            self._process.inbox.running_call(call.method, tag)
             work = call_of(*mailbox.caller, tag)
-            with self._process.lanes.running(f"{self._instance.name}.{method_of(name)}", work):
-                self._call_now(mailbox, tag, name, *rest)
+            with self._process.lanes.running(f"{self._instance.name}.{call.method}", work):
+                self._call_now(mailbox, tag, call, function)
         except SystemExit as error:  # it would end nothing but this thread
             if self._inbox.inherited:
                 forked.leave(error)
-            self._leave(error, name, tag)
+            self._leave(error, call.method, tag)
         finally:
             self._count(-1)
             self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
@@ -286,17 +277,15 @@ class Calls:
         does: Activity,
         mailbox: Mailbox,
         tag: int,
-        name: str,
-        method: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        num_returns: int,
+        call: Call,
+        function: Callable[..., Any],
     ) -> None:
+        name = call.method
         try:
             async with coroutines.slots:
                 coroutines.begin_call(does)
                 self._process.inbox.running_call(name, tag)
-                result = await method(*args, **(kwargs or {}))
+                result = await function(*call.args, **(call.kwargs or {}))
         except SystemExit:
             coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
             raise
@@ -306,7 +295,7 @@ class Calls:
             self._reply_error(mailbox, tag, error, name)
         else:
             try:
-                self._reply(mailbox, tag, name, result, num_returns)
+                self._reply(mailbox, tag, call, result)
             except SystemExit:
                 coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
                 raise
@@ -331,28 +320,28 @@ class Calls:
         """User code has returned, or raised. A child that it has forked ends here: the answer is its
         parent's."""
         if self._inbox.inherited:
-            _core.end_forked_child(f"{self._instance.name}.{method_of(name)}")
+            _core.end_forked_child(f"{self._instance.name}.{name}")
 
-    def _reply(self, mailbox: Mailbox, tag: int, name: str, result: Any, num_returns: int) -> None:
-        self._came_back(name)
+    def _reply(self, mailbox: Mailbox, tag: int, call: Call, result: Any) -> None:
+        self._came_back(call.method)
         try:
-            if num_returns > 1:
-                label = f"{self._instance.name}.{method_of(name)}"
-                result = elements(result, num_returns, label)
+            if call.num_returns > 1:
+                label = f"{self._instance.name}.{call.method}"
+                result = elements(result, call.num_returns, label)
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
         except SerializationError as error:
-            told = blame_result(error, self._instance.name, name, result, num_returns)
-            self._reply_error(mailbox, tag, told, name)
+            told = blame_result(error, self._instance.name, call, result)
+            self._reply_error(mailbox, tag, told, call.method)
         except SystemExit:
             raise
         except BaseException as error:  # of iterating over several results
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, tag, error, call.method)
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         self._came_back(name)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{method_of(name)}"))
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))
 
 
 def _taken(unanswered: list[int]) -> bool:

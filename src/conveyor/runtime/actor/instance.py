@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor.channel import decode_error, encode_error
+from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
-from conveyor.runtime.calls.methods import find_method
+from conveyor.runtime.calls.methods import find, find_method
 
 
 class Instance:
@@ -43,20 +44,21 @@ class Instance:
     def end(self, run: Callable[[Coroutine[Any, Any, Any]], object]) -> None:
         """Close what is open, call the hook for the end, and let go of the object. ``run`` runs what
         the hook returns, if that is a coroutine. What any of it raises is printed."""
-        self._generators.close()
+        self._generators.close_all()
         call_exit_hook(self._object, self.name, run)
         self._object = None
 
-    def find(self, name: str) -> tuple[Callable[..., Any], bool]:
-        """The method ``name``, and whether it is a coroutine function. Raises ``GraphError`` if there
-        is none."""
-        return find_method(self._object, self._generators, name)
+    def find(self, call: Call) -> tuple[Callable[..., Any], bool]:
+        """What ``call`` calls with its arguments, and whether it is a coroutine function. Raises
+        ``GraphError`` if there is none."""
+        return find(self._object, self._generators, call)
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
-        """Like :meth:`find`; of an actor whose constructor has failed, a function that raises that."""
+        """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises
+        that."""
         meta = self.error
         if meta is None:
-            return self.find(name)
+            return find_method(self._object, name)
 
         def failed(*_args: Any, **_kwargs: Any) -> Any:
             raise decode_error(meta)

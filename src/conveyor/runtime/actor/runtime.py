@@ -41,7 +41,8 @@ from conveyor.runtime.actor.requests import (
     Unlay,
 )
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.constructor import START, Kept, keep
+from conveyor.runtime.calls.call import start
+from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.handle import GraphHandle
@@ -189,7 +190,7 @@ class ActorRuntime(CallingRuntime):
         actor, _ = self._requests.ask(request)
         assert isinstance(actor, ActorId)
         if kept is None:
-            self.link(actor).call(START, (spec.cls, *spec.args), spec.kwargs)
+            self.link(actor).call(start((spec.cls, *spec.args), spec.kwargs))
         return actor
 
     def _constructor(self, spec: ActorSpec) -> Kept | None:

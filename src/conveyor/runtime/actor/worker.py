@@ -26,7 +26,6 @@ from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.message import check_greeting
 from conveyor.runtime.process import Process
-from conveyor.runtime.status import method_of
 from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Worker:
         """What the main thread runs, in words."""
         _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
-        return label or f"{self.hello.name}.{method_of(what)}"
+        return label or f"{self.hello.name}.{what}"
 
     def stop(self) -> None:
         """End in good order: what is queued is done first."""

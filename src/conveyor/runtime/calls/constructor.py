@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
 from conveyor.channel.codec import DEFINING, decode, encode
 from conveyor.exceptions import SerializationError
+from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.unsendable import blame_constructor
 from conveyor.runtime.refs.ref import Ref
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 #: Arguments up to this size (bytes) are kept for every actor, so that graphs of it can be restarted;
 #: larger ones only for an actor with ``max_restarts``.
 KEPT_BYTES = 1 << 20
-
-#: What tells a worker to make its instance: called with the class and its arguments, or with a
-#: :class:`Constructor` and the values of the refs among them.
-START = "__start__"
 
 
 class Unmade:
@@ -57,7 +54,7 @@ class Constructor:
 
     def start(self, link: Link) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
-        return link.call(START, (self,), {})
+        return link.call(start((self,)))
 
     def take(self) -> Sequence[Ref]:
         """The refs inside of arguments, to be held as long as this may be sent."""
@@ -91,7 +88,7 @@ class Kept:
 
     def start(self, link: Link) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
-        return link.call(START, (self.constructor, *self.refs), {})
+        return link.call(start((self.constructor, *self.refs)))
 
     def call(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
         """The class and its arguments; gets refs among them."""

@@ -23,22 +23,17 @@ class OpenGenerators:
         # Those that make an item just now, and whether more will be wanted of them after it.
         self._busy: dict[Key, bool] = {}
 
-    def operation(
-        self, method: Callable[..., Any], operation: str
-    ) -> tuple[Callable[..., Any], bool]:
-        """What ``method#operation`` does, and whether it is a coroutine function."""
-        if operation == "open":
-            return lambda key, *args, **kwargs: self._begin(key, method(*args, **kwargs)), False
-        if operation == "anext":
-            return self._next_later, True
-        return {"next": self._next, "close": self._close}[operation], False
+    def opening(self, method: Callable[..., Any]) -> Callable[..., None]:
+        """What opens a generator of ``method``: it is called with a key and the arguments."""
+        return lambda key, *args, **kwargs: self._begin(key, method(*args, **kwargs))
 
     def _begin(self, key: Key, items: Any) -> None:
         if not hasattr(items, "__next__") and not inspect.isasyncgen(items):
             raise TypeError(f"a generator method has returned a {type(items).__name__}")
         self._open[key] = items
 
-    def _next(self, key: Key) -> tuple[Any] | None:
+    def next(self, key: Key) -> tuple[Any] | None:
+        """The next item, in a tuple; ``None`` if there is none."""
         items = self._begin_item(key)
         if items is None:
             return None
@@ -53,7 +48,8 @@ class OpenGenerators:
                 _close(items)
         return (item,)
 
-    async def _next_later(self, key: Key) -> tuple[Any] | None:
+    async def async_next(self, key: Key) -> tuple[Any] | None:
+        """Like :meth:`next`, of an asynchronous generator."""
         items = self._begin_item(key)
         if items is None:
             return None
@@ -83,17 +79,18 @@ class OpenGenerators:
                 self._open[key] = items
         return wanted or over
 
-    def _close(self, key: Key) -> None:
+    def close(self, key: Key) -> None:
+        """Nobody takes its items any more."""
         with self._lock:
             items = self._open.pop(key, None)
             if key in self._busy:
                 self._busy[key] = False
         _close(items)
 
-    def close(self) -> KeyboardInterrupt | None:
+    def close_all(self) -> KeyboardInterrupt | None:
         """The actor ends. Asynchronous ones are its event loop's to close. What a generator raises is
         printed."""
-        return try_each(*(functools.partial(self._close, key) for key in list(self._open)))
+        return try_each(*(functools.partial(self.close, key) for key in list(self._open)))
 
 
 def _close(items: Any) -> None:

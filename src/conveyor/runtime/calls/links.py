@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
 from conveyor.channel.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
-from conveyor.runtime.calls.constructor import START, Unmade
+from conveyor.runtime.calls.call import START, Call, start
+from conveyor.runtime.calls.constructor import Unmade
 from conveyor.runtime.calls.unsendable import blame_call, blame_constructor
 from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Process
 from conveyor.runtime.refs.ref import (
@@ -25,15 +26,12 @@ from conveyor.runtime.refs.ref import (
 )
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
-from conveyor.runtime.status import describe_status, method_of
+from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
 
 logger = logging.getLogger("conveyor")
-
-#: A call on the wire: method, positional arguments, keyword arguments or None, number of results.
-Call = tuple[str, tuple[Any, ...], dict[str, Any] | None, int]
 
 
 def link_depth(max_concurrency: int | None) -> int:
@@ -156,30 +154,28 @@ class Link:
         # This process, as the actor knows it.
         self._caller = process.slot, process.board.incarnation(process.slot)
 
-    def call(
-        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
-    ) -> Any:
-        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
-        call: Call = (method, args, dict(kwargs) if kwargs else None, num_returns)
-        has_refs = refs_among(args, kwargs)
+    def call(self, call: Call) -> Any:
+        """Start a call; one ref, or a list of them if it has several results."""
+        method, args, kwargs, num_returns, what = call
+        has_refs = refs_among(args, kwargs or {})
         with self.lock:
             sent = None
             if not self._pending:
                 if self.gone:
                     raise self._why_gone()
-                if has_refs and lacking(args, kwargs) is None:
+                if has_refs and lacking(args, kwargs or {}) is None:
                     try:
                         call = _with_values(call)
                         has_refs = False
                     except RefFailed as failed:
-                        if method == START:
+                        if what == START:
                             call, has_refs = self._unmade(failed.error), False
                         else:
                             sent = CallRef(self, -1, method)
                             sent._fail(failed.error)
                 if not has_refs:
                     try:
-                        sent = self.gate.start(call, self, CallRef)
+                        sent = self.gate.start(call[:], self, CallRef)
                     except SerializationError as error:
                         raise self._blamed(error, call) from error.__cause__
             if sent is not None:
@@ -194,14 +190,13 @@ class Link:
     def _unmade(self, error: BaseException) -> Call:
         """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor
         would wait for it for ever."""
-        return (START, (Unmade.why(error, self.actor_name),), None, 1)
+        return start((Unmade.why(error, self.actor_name),))
 
     def _blamed(self, error: SerializationError, call: Call) -> SerializationError:
-        method, args, kwargs, _ = call
-        if method != START:
-            return blame_call(error, self.actor_name, method, args, kwargs or {})
-        if isinstance(args[0], type):
-            return blame_constructor(error, args[0], args[1:], kwargs or {})
+        if call.what != START:
+            return blame_call(error, self.actor_name, call)
+        if isinstance(call.args[0], type):
+            return blame_constructor(error, call.args[0], call.args[1:], call.kwargs or {})
         return error
 
     @property
@@ -243,7 +238,7 @@ class Link:
             logger.warning("%s: %s", self.actor_name, str(error))
 
     def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
-        ref = CallRef(self, -1, call[0])
+        ref = CallRef(self, -1, call.method)
         with self.lock:
             self._pending.append((ref, call, has_refs))
             self.flush()
@@ -283,7 +278,7 @@ class Link:
         with self.lock:
             while self._pending:
                 ref, call, has_refs = self._pending[0]
-                if has_refs and lacking(call[1], call[2]) is not None:
+                if has_refs and _lacked(call) is not None:
                     return False
                 try:
                     if self.gone:
@@ -291,7 +286,7 @@ class Link:
                     if has_refs:
                         call = _with_values(call)
                         self._pending[0] = (ref, call, False)
-                    number = self.gate.submit(call)
+                    number = self.gate.submit(call[:])
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
@@ -301,7 +296,7 @@ class Link:
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
-                    if call[0] == START and type(call[1][0]) is not Unmade and not self.gone:
+                    if call.what == START and type(call.args[0]) is not Unmade and not self.gone:
                         self._pending[0] = (ref, self._unmade(outcome), False)
                         continue
                     self._pending.popleft()
@@ -387,11 +382,11 @@ class Link:
         return value
 
     def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
-        method = method_of(ref.method) if isinstance(ref, CallRef) else ""
+        method = ref.method if isinstance(ref, CallRef) else ""
         if ref._number < 0:
             with self.lock:
                 _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
-            lacked = lacking(call[1], call[2]) if call is not None and has_refs else None
+            lacked = _lacked(call) if call is not None and has_refs else None
             if lacked is not None:  # and so do all behind it
                 return blockers_of(lacked, question)
         if self._is_control:
@@ -414,7 +409,7 @@ class Link:
         return self.gone
 
     def describe(self, ref: Ref) -> str:
-        method = method_of(ref.method) if isinstance(ref, CallRef) else "call"
+        method = ref.method if isinstance(ref, CallRef) else "call"
         if self._is_control:
             return f"{self.actor_name} to take note of {method}"
         number = f" (call {ref._number})" if ref._number >= 0 else " (not sent yet)"
@@ -445,9 +440,12 @@ def _outcome(error: BaseException) -> BaseException:
 
 def _with_values(call: Call) -> Call:
     """``call``, whose refs are done, with their values. Raises ``RefFailed``."""
-    method, args, kwargs, num_returns = call
-    args, named = with_values(args, kwargs)
-    return method, args, named or None, num_returns
+    return call.with_arguments(*with_values(call.args, call.kwargs or {}))
+
+
+def _lacked(call: Call) -> Ref | None:
+    """The first of the refs among its arguments that is not done."""
+    return lacking(call.args, call.kwargs or {})
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

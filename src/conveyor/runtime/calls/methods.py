@@ -9,28 +9,28 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor.exceptions import GraphError
+from conveyor.runtime.calls.call import (
+    ASYNC_FUNCTION,
+    ASYNC_NEXT,
+    CLOSE,
+    FUNCTION,
+    METHOD,
+    NEXT,
+    OPEN,
+    OPEN_FUNCTION,
+    Call,
+)
 from conveyor.runtime.calls.generators import OpenGenerators
 
 #: Ray's name for calling a function with an actor's instance.
 RAY_CALL = "__ray_call__"
 
 
-def find_method(
-    instance: Any, generators: OpenGenerators, name: str
-) -> tuple[Callable[..., Any], bool]:
+def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
     """The bound method, and whether it is a coroutine function. Raises ``GraphError`` if there is none.
 
-    Besides methods there are what a generator method's calls do (``calls.generators``), ``name#call`` (for
-    coroutine functions ``name#acall``), which calls its first argument, and ``__ray_call__``, which
-    calls its first argument with the instance.
+    Besides methods there is ``__ray_call__``, which calls its first argument with the instance.
     """
-    if "#" in name:
-        name, _, operation = name.rpartition("#")
-        if operation == "call":
-            return _call, False
-        if operation == "acall":
-            return _call_later, True
-        return generators.operation(find_method(instance, generators, name)[0], operation)
     if name == RAY_CALL:
         return functools.partial(_call_with, instance), False
     method = getattr(instance, name, None)
@@ -39,6 +39,28 @@ def find_method(
     if type(method) is types.MethodType:
         return method, _is_async(method.__func__)
     return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
+
+
+def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callable[..., Any], bool]:
+    """What ``call`` calls with its arguments, and whether it is a coroutine function."""
+    what = call.what
+    if what == METHOD:
+        return find_method(instance, call.method)
+    if what == NEXT:
+        return generators.next, False
+    if what == OPEN:
+        return generators.opening(find_method(instance, call.method)[0]), False
+    if what == ASYNC_NEXT:
+        return generators.async_next, True
+    if what == CLOSE:
+        return generators.close, False
+    if what == OPEN_FUNCTION:
+        return generators.opening(_call), False
+    if what == ASYNC_FUNCTION:
+        return _call_later, True
+    if what == FUNCTION:
+        return _call, False
+    raise GraphError(f"{call.method} is no call of a method")
 
 
 #: Of the functions of classes. Python takes longer to say it than many a call does.

@@ -1,17 +1,18 @@
 """The caller's side of a generator method that is called, and not a task of a graph.
 
-Such a call is several on the wire: ``method#open`` with a key and the arguments, then ``method#next``
-(``method#anext`` for an asynchronous generator) for each item, one ahead of who takes them, and
-``method#close``. The items stay with the actor until they are asked for (``calls.generators``).
+Such a call is several on the wire: one that opens the generator, with a key and the arguments, then one for
+each item, one ahead of who takes them, and one that closes it. The items stay with the actor until they are
+asked for (``calls.generators``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from conveyor import _core
+from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
@@ -27,10 +28,8 @@ class Incarnation(Protocol):
     def gone(self) -> bool:
         """Whether every call raises why."""
 
-    def call(
-        self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_returns: int = 1
-    ) -> Any:
-        """Start a call; one ref, or a list of them for ``num_returns > 1``."""
+    def call(self, call: Call) -> Any:
+        """Start a call; one ref, or a list of them if it has several results."""
 
 
 class Caller(Protocol):
@@ -74,11 +73,10 @@ class CallStream(StreamRef):
         runtime: Caller,
         link: Incarnation,
         actor_name: str,
-        method: str,
+        call: Call,
         is_async: bool,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
     ) -> None:
+        """``call`` opens a generator, by a key that is put before its arguments."""
         self._over = False
         self._cancelled = False
         # Of asking for the item after the last that was given.
@@ -88,15 +86,15 @@ class CallStream(StreamRef):
         # The generator is in the process at its other end: one that comes after that has none.
         self._link = link
         self._actor_name = actor_name
-        self._method = method
-        self._next = f"{method}#{'anext' if is_async else 'next'}"
+        self._method = method = call.method
+        self._next = Call(method, (self._key,), None, 1, ASYNC_NEXT if is_async else NEXT)
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
         will = runtime.chores.will(close)
         self._will: _core.Will | None = will
         try:
-            opened: Ref = link.call(f"{method}#open", (self._key, *args), kwargs)
+            opened: Ref = link.call(call._replace(args=(self._key, *call.args)))
         except Exception:  # it was not opened
             will.revoke()
             raise
@@ -105,7 +103,7 @@ class CallStream(StreamRef):
         self._ahead: Ref = self._ask()
 
     def _ask(self) -> Ref:
-        ref: Ref = self._link.call(self._next, (self._key,), {})
+        ref: Ref = self._link.call(self._next)
         return ref
 
     def _look(self) -> Any:

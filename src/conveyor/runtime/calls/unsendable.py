@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.channel import blamed
 from conveyor.exceptions import SerializationError
-from conveyor.runtime.status import method_of
+from conveyor.runtime.calls.call import (
+    ASYNC_FUNCTION,
+    ASYNC_NEXT,
+    CLOSE,
+    FUNCTION,
+    NEXT,
+    OPEN,
+    OPEN_FUNCTION,
+    Call,
+)
 
 if TYPE_CHECKING:
     from conveyor.channel.blame import Given
+
+
+#: Calls whose first argument is a generator's key, which is none of the user's.
+_KEYED = frozenset((OPEN, OPEN_FUNCTION, NEXT, ASYNC_NEXT, CLOSE))
 
 
 def blame_constructor(
@@ -20,22 +33,16 @@ def blame_constructor(
     return blamed(error, _of_constructor(cls, args, kwargs))
 
 
-def blame_call(
-    error: SerializationError,
-    actor: str,
-    method: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> SerializationError:
-    """``error`` of a call of ``method``, as it is called on the wire."""
-    return blamed(error, _of_call(actor, method, args, kwargs))
+def blame_call(error: SerializationError, actor: str, call: Call) -> SerializationError:
+    """``error`` of a call of ``actor``."""
+    return blamed(error, _of_call(actor, call))
 
 
 def blame_result(
-    error: SerializationError, actor: str, method: str, result: Any, num_returns: int
+    error: SerializationError, actor: str, call: Call, result: Any
 ) -> SerializationError:
-    """``error`` of answering a call of ``method``, as it is called on the wire, with ``result``."""
-    return blamed(error, _of_result(actor, method, result, num_returns))
+    """``error`` of answering a call of ``actor`` with ``result``."""
+    return blamed(error, _of_result(actor, call, result))
 
 
 def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
@@ -45,17 +52,14 @@ def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     yield from arguments(cls.__name__, args, kwargs)
 
 
-def _of_call(
-    actor: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[Given]:
+def _of_call(actor: str, call: Call) -> Iterator[Given]:
     from conveyor.channel.blame import Given
 
-    name, *operations = method.split("#")
-    for operation in reversed(operations):  # each comes with something before what the caller gave
-        if operation in ("call", "acall"):
-            yield Given.definition("function", args[0])
+    args = call.args[1:] if call.what in _KEYED else call.args
+    if call.what in (FUNCTION, ASYNC_FUNCTION, OPEN_FUNCTION):
+        yield Given.definition("function", args[0])
         args = args[1:]
-    yield from arguments(f"{actor}.{name}", args, kwargs)
+    yield from arguments(f"{actor}.{call.method}", args, call.kwargs or {})
 
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
@@ -68,13 +72,13 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
         yield Given.argument(name, label, value)
 
 
-def _of_result(actor: str, method: str, result: Any, num_returns: int) -> Iterator[Given]:
+def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
     from conveyor.channel.blame import Given
 
-    label = f"{actor}.{method_of(method)}"
-    if method.endswith(("#next", "#anext")):
+    label = f"{actor}.{call.method}"
+    if call.what in (NEXT, ASYNC_NEXT):
         yield Given.result(f"an item of {label}", result[0])
-    elif num_returns > 1:
+    elif call.num_returns > 1:
         for i, value in enumerate(result):
             yield Given.result(f"result {i} of {label}", value)
     else:

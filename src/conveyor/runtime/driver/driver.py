@@ -21,7 +21,8 @@ from conveyor.plan import lower
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.base import CallingRuntime
-from conveyor.runtime.calls.constructor import START, keep
+from conveyor.runtime.calls.call import start
+from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.birth import Household
@@ -179,7 +180,7 @@ class Driver(CallingRuntime):
             keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
         )
         record = self.supervisor.start(
-            actor, lambda link: link.call(START, (spec.cls, *spec.args), spec.kwargs)
+            actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs))
         )
         return record.id
 

@@ -19,11 +19,11 @@ from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
 )
+from conveyor.runtime.calls.call import ORDER, Call
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import BellBits
 from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
-from conveyor.runtime.status import method_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
@@ -171,7 +171,7 @@ class ActorRecord:
         link = self.control_link
         if link is None:
             raise self.death()
-        ref: CallRef = link.call(type(order).__name__.lower(), (order,), {})
+        ref: CallRef = link.call(Call(type(order).__name__.lower(), (order,), None, 1, ORDER))
         if purpose:
             ref.method = purpose
         return ref
@@ -231,7 +231,7 @@ class ActorRecord:
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
         if state != 0:
-            doing = method_of(what)
+            doing = what
             if graph:
                 doing = label(graph, node) if label is not None else None
                 doing = doing or self._label(graph, node) or f"node {node} of graph {graph}"
