@@ -12,7 +12,7 @@ from conveyor import _core
 from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
 from conveyor.runtime import threads
-from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN, Call
+from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.streams import CallStream, Incarnation
@@ -181,7 +181,7 @@ class CallingRuntime:
         num_returns: int,
         what: int = METHOD,
     ) -> Any:
-        call = Call(method, args, dict(kwargs) if kwargs else None, num_returns, what)
+        call = method, args, dict(kwargs) if kwargs else None, num_returns, what
         return self._known_link(actor).call(call)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
@@ -208,13 +208,13 @@ class CallingRuntime:
         what: int = OPEN,
     ) -> CallStream:
         self.chores.do()
-        call = Call(method, args, dict(kwargs) if kwargs else None, 1, what)
+        call = method, args, dict(kwargs) if kwargs else None, 1, what
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
         if not link.gone:
-            link.call(Call(method, (key,), None, 1, CLOSE))
+            link.call((method, (key,), None, 1, CLOSE))
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

@@ -14,7 +14,7 @@ from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, SerializationError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
 from conveyor.runtime.calls.methods import find, find_method
@@ -279,9 +279,9 @@ class CallJob(Job):
 
     def __init__(self, actor: Actor, asked: Call) -> None:
         """``asked``: what is called, without the arguments."""
-        super().__init__(actor.host, f"{actor.name}.{asked.method} (not sent yet)")
+        super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
         self.actor = actor
-        self.method = asked.method
+        self.method, _, _, self._num_returns, self._what = asked
         self._asked = asked
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
@@ -303,9 +303,9 @@ class CallJob(Job):
         """Take the arguments across; refs among them, which are done, as their values. Raises what keeps
         it from being sent: ``RefFailed`` among it."""
         args, named = with_values(args, kwargs)
-        call = self._asked.with_arguments(args, named)
+        call = with_arguments(self._asked, args, named)
         try:
-            _, self._args, given_there, *_ = self.actor.crossing.carry(call[:], shared=False)
+            _, self._args, given_there, *_ = self.actor.crossing.carry(call, shared=False)
             self._kwargs = given_there or {}
         except SerializationError as error:
             raise blame_call(error, self.actor.name, call) from error.__cause__
@@ -347,7 +347,7 @@ class CallJob(Job):
             self.settle(error=actor.death())
             return None
         try:
-            method, is_async = find(instance, actor.generators, self._asked)
+            method, is_async = find(instance, actor.generators, self.method, self._what)
         except Exception as error:
             self._raised(error)
             return None
@@ -389,7 +389,7 @@ class CallJob(Job):
 
     def _returned(self, result: Any) -> None:
         self._came_back()
-        count = self._asked.num_returns
+        count = self._num_returns
         try:
             if count > 1:
                 label = f"{self.actor.name}.{self.method}"

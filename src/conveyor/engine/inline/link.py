@@ -7,7 +7,7 @@ from typing import Any
 from conveyor.engine.inline.actor import Actor, CallJob
 from conveyor.engine.inline.lines import Host
 from conveyor.engine.inline.outbox import Outbox
-from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.refs.ref import ElementRef, Ref
 from conveyor.runtime.refs.values import RefFailed, lacking
 
@@ -27,15 +27,16 @@ class ActorLink:
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
         ref = self._start(call)
-        if call.num_returns == 1:
+        num_returns = call[3]
+        if num_returns == 1:
             return ref
-        return [ElementRef(ref, i) for i in range(call.num_returns)]
+        return [ElementRef(ref, i) for i in range(num_returns)]
 
     def _start(self, asked: Call) -> Ref:
         actor, caller = self._actor, self._caller
-        args, kwargs = asked.args, asked.kwargs or {}
+        args, kwargs = asked[1], asked[2] or {}
         # What waits has its arguments in the outbox, and no others.
-        call = CallJob(actor, asked._replace(args=(), kwargs=None))
+        call = CallJob(actor, with_arguments(asked, (), None))
         ref = call.expect()
         if caller not in actor.outboxes and lacking(args, kwargs) is None:
             try:

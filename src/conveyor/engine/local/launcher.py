@@ -12,16 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.events import EventLoop, guarded
-from conveyor.engine.local.spec import ChildSpec, write_spec
+from conveyor.engine.local.output import READ_BYTES, Output
+from conveyor.engine.local.spawning import Spawning, why
+from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.uninterrupted import uninterrupted
-from conveyor.system_limits import hint
 
 __all__ = ["ChildSpec", "Launcher"]
 
@@ -29,27 +30,7 @@ SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what
 CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memory
 KILL_TIMEOUT = 5.0
 PRINT_TIMEOUT = 2.0
-READ_BYTES = 64 << 10
-PIPE_BYTES = 1 << 20  # the most a pipe holds by default
 LAST_WORDS_BYTES = 4 << 10
-
-
-@dataclass(eq=False)
-class _Request:
-    """A spawn that is not answered yet. Owns the pipes until there is a child to own them."""
-
-    name: str
-    on_spawned: Callable[[int], None] | None
-    outputs: dict[int, str] = field(default_factory=dict)  # pipe -> "stdout" or "stderr"
-    done: threading.Event = field(default_factory=threading.Event)
-    pid: int = 0
-    error: str = ""
-    cause: OSError | None = None
-    given_up: bool = False
-
-    def give_up(self) -> None:
-        """Wait no longer for a server that takes no requests."""
-        self.given_up = True
 
 
 @dataclass(eq=False)
@@ -83,9 +64,8 @@ class Launcher:
         self.server_pid = 0
         self._owner = os.getpid()
         self._events = events
-        self._output = EventLoop("output")
+        self._output = Output(on_output)
         self._on_exit = on_exit
-        self._on_output = on_output
         self._preload = list(preload)
         self._numbers = itertools.count(1)
         # Guards all that follows, and that no descriptor is closed while another thread uses it.
@@ -98,7 +78,7 @@ class Launcher:
         self._last_words = b""
         self._server_end = ""  # how it ended; empty while it lives
         self._control: socket.socket | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Spawning] = {}
         self._children: dict[int, _Child] = {}
         #: Of the dead: those whose process went on without its main thread, and was killed for that.
         self.went_on: set[int] = set()
@@ -115,8 +95,7 @@ class Launcher:
         try:
             uninterrupted(self._start)
         except OSError as error:
-            why = "; ".join(filter(None, (str(error), hint(error))))
-            raise ActorStartError(f"cannot start the fork server: {why}") from error
+            raise ActorStartError(f"cannot start the fork server: {why(error)}") from error
 
     def spawn(
         self,
@@ -140,7 +119,7 @@ class Launcher:
             )
         self.start()
         number = next(self._numbers)
-        request = _Request(spec.name, on_spawned)
+        request = Spawning(spec.name, on_spawned)
         try:
             uninterrupted(lambda: self._ask(number, request, spec, fds), request.give_up)
             if not request.done.wait(SPAWN_TIMEOUT):
@@ -246,19 +225,13 @@ class Launcher:
                 made.kill()
                 raise
 
-    def _ask(self, number: int, request: _Request, spec: ChildSpec, fds: Sequence[int]) -> None:
+    def _ask(self, number: int, request: Spawning, spec: ChildSpec, fds: Sequence[int]) -> None:
         theirs: list[int] = []
         try:
-            theirs.append(write_spec(spec))
-            for stream in ("stdout", "stderr"):
-                reader, writer = os.pipe()
-                theirs.append(writer)
-                request.outputs[reader] = stream
-                os.set_blocking(reader, False)
+            request.prepare(spec, theirs)
             with self._lock:
                 if self._server_end:
-                    request.error = self._server_end
-                    request.done.set()
+                    request.refuse(self._server_end)
                     return
                 self._requests[number] = request
             deadline = time.monotonic() + SPAWN_TIMEOUT
@@ -272,11 +245,7 @@ class Launcher:
             # The server has just died. How will be known in a moment, and is told by the request.
             pass
         except (OSError, ValueError) as error:
-            request.error = str(error)
-            if isinstance(error, OSError):
-                request.error = "; ".join(filter(None, (str(error), hint(error))))
-                request.cause = error
-            request.done.set()
+            request.refuse(error if isinstance(error, OSError) else str(error))
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -306,7 +275,7 @@ class Launcher:
                 raise TimeoutError("the fork server takes no requests")
             writable.poll(100)
 
-    def _abandon(self, number: int, request: _Request) -> None:
+    def _abandon(self, number: int, request: Spawning) -> None:
         """The caller of ``spawn`` will not learn the pid: there shall be no such process."""
         with self._lock:
             # If the answer is still to come it will find no request, and end the process.
@@ -315,9 +284,7 @@ class Launcher:
         if pid:
             self.kill(pid)
             return
-        for fd in request.outputs:
-            os.close(fd)
-        request.outputs.clear()
+        request.close()
 
     # Hearing: on the event loop's thread.
 
@@ -347,7 +314,7 @@ class Launcher:
                         if number:
                             self.went_on.add(pid)
                 if actor is not None:
-                    self._finish_soon(actor, status)
+                    self._finish(actor, status)
 
     def _born(self, number: int, pid: int, pidfd: int) -> None:
         with self._lock:
@@ -362,18 +329,14 @@ class Launcher:
             if pidfd >= 0:
                 os.close(pidfd)
             if request is not None:
-                request.error = "the driver has too many open files to watch the process"
-                request.done.set()
+                request.refuse("the driver has too many open files to watch the process")
             return
         try:
             if request.on_spawned is not None:
                 guarded(partial(request.on_spawned, pid))
-            for fd, stream in list(actor.outputs.items()):
-                self._output.add(fd, partial(self._read, actor, fd, stream))
+            self._output.watch(pid, actor.outputs)
         except OSError as error:  # sooner or later it would wait for ever for somebody to read
-            why = "; ".join(filter(None, (str(error), hint(error))))
-            request.error = f"its output cannot be read: {why}"
-            request.cause = error
+            request.refuse(error, "its output cannot be read: ")
         finally:
             request.done.set()
 
@@ -381,10 +344,8 @@ class Launcher:
         with self._lock:
             request = self._requests.pop(number, None)
         if request is not None:
-            request.cause = OSError(code, os.strerror(code))
-            why = "; ".join(filter(None, (str(request.cause), hint(request.cause))))
-            request.error = f"the fork server could not fork: {why}"
-            request.done.set()
+            refused = OSError(code, os.strerror(code))
+            request.refuse(refused, "the fork server could not fork: ")
 
     def _on_server_log(self) -> None:
         try:
@@ -395,7 +356,7 @@ class Launcher:
             self._events.remove(self._server_log)
             return
         self._last_words = (self._last_words + data)[-LAST_WORDS_BYTES:]
-        self._output.call(partial(self._on_output, self.server_pid, "stderr", data))
+        self._output.say(self.server_pid, data)
 
     def _on_server_end(self) -> None:
         assert self._server is not None
@@ -406,7 +367,7 @@ class Launcher:
         how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
         words = self._last_words.decode("utf-8", "replace").strip()
         if words:
-            self._output.call(partial(self._on_output, self.server_pid, "stderr", b""))
+            self._output.say(self.server_pid, b"")
         with self._lock:
             self._server_end = f"the fork server (pid {self.server_pid}) {how}" + (
                 f"; it said:\n{words}" if words else ""
@@ -422,8 +383,7 @@ class Launcher:
             self._requests.clear()
             orphans = list(self._children.values())
         for request in requests:
-            request.error = self._server_end
-            request.done.set()
+            request.refuse(self._server_end)
         for actor in orphans:
             # The kernel has told them to die with the server. It is not over before they have.
             self.kill(actor.pid)
@@ -436,7 +396,12 @@ class Launcher:
             self._events.remove(actor.pidfd)
             os.close(actor.pidfd)
         # Its own status is lost with its parent; this is what the kernel did to it.
-        self._finish_soon(actor, int(signal.SIGKILL))
+        self._finish(actor, int(signal.SIGKILL))
+
+    def _finish(self, actor: _Child, status: int) -> None:
+        """The actor has ended: report it after all that it has written."""
+        report = partial(self._events.call, partial(self._report, actor, status))
+        self._output.finish(actor.pid, actor.outputs, report)
 
     def _report(self, actor: _Child, status: int) -> None:
         guarded(partial(self._on_exit, actor.pid, status))
@@ -450,47 +415,3 @@ class Launcher:
                 self._all_gone.set()
                 if not self._unreported:
                     self._all_reported.set()
-
-    # Output: on its own thread.
-
-    def _read(self, actor: _Child, fd: int, stream: str) -> None:
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            self._end_output(actor, fd)
-            return
-        self._on_output(actor.pid, stream, data)
-
-    def _end_output(self, actor: _Child, fd: int) -> None:
-        stream = actor.outputs.pop(fd)
-        self._output.remove(fd)
-        os.close(fd)
-        guarded(partial(self._on_output, actor.pid, stream, b""))
-
-    def _finish_soon(self, actor: _Child, status: int) -> None:
-        try:
-            self._output.call(partial(self._finish, actor, status))
-        except (
-            OSError
-        ):  # there is no such thread, since none could be started: nobody has read its output
-            self._finish(actor, status)
-
-    def _finish(self, actor: _Child, status: int) -> None:
-        """Pass on what the dead actor's pipes still hold, close them, report its end.
-
-        Not until their end: a process that left the actor's group may hold them open and write
-        on. What it writes from here on is lost.
-        """
-        for fd, stream in list(actor.outputs.items()):
-            for _ in range(PIPE_BYTES // READ_BYTES):
-                try:
-                    data = os.read(fd, READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                guarded(partial(self._on_output, actor.pid, stream, data))
-            self._end_output(actor, fd)
-        self._events.call(partial(self._report, actor, status))

@@ -10,7 +10,7 @@ from conveyor.channel import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.call import START, Call
-from conveyor.runtime.calls.links import link_limits, reply_offset
+from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
@@ -30,9 +30,6 @@ EMPTY = _core.EMPTY
 
 #: What a call is called whose arguments, and so its method's name, could not be read.
 _UNREAD = "arguments"
-
-#: Makes a call of what has travelled, without a look at the fields.
-_new = tuple.__new__
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
@@ -116,7 +113,7 @@ class Calls:
             name = self._instance.name
             gone = ActorStartError(f"{name} has not been started, and a caller has died")
             for waiting, tag, call in self._early:
-                self._reply_error(waiting, tag, gone, call.method)
+                self._reply_error(waiting, tag, gone, call[0])
             self._early.clear()
 
     def end(self) -> None:
@@ -148,7 +145,7 @@ class Calls:
             if self._ending:
                 return
             try:
-                received = reader.receive()
+                call = reader.receive()
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
                 self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)
@@ -162,15 +159,15 @@ class Calls:
                 else:
                     self._reply_error(mailbox, reader.tag, error, "call")
                 continue
-            if received is EMPTY:
+            if call is EMPTY:
                 return
-            tag, call = reader.tag, _new(Call, received)
+            tag = reader.tag
             if limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
             elif self._instance.started:
                 self._call(mailbox, tag, call)
-            elif call.what == START:
-                self._start(mailbox, tag, *call.args, **(call.kwargs or {}))
+            elif call[4] == START:
+                self._start(mailbox, tag, *call[1], **(call[2] or {}))
             else:
                 self._early.append((mailbox, tag, call))
         self._process.board.ring(self._process.slot, mailbox.bit)
@@ -196,15 +193,16 @@ class Calls:
         if self._instance.error is not None:
             mailbox.reply_error(tag, self._instance.error)
             return
+        name, _, _, _, what = call
         try:
-            function, is_async = self._instance.find(call)
+            function, is_async = self._instance.find(name, what)
         except Exception as error:
-            self._reply_error(mailbox, tag, error, call.method)
+            self._reply_error(mailbox, tag, error, name)
             return
         if self.coroutines is not None and is_async:
             coroutines = self.coroutines
             self._count(1)
-            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, call.method)
+            does = coroutines.new_call(mailbox.caller, tag, self._instance.name, name)
             mailbox.running[tag] = coroutines.start_call(
                 self._call_async(coroutines, does, mailbox, tag, call, function),
                 lambda task: self._ended(mailbox, tag, task),
@@ -213,19 +211,19 @@ class Calls:
         elif self.pool is not None:
             self._submit(mailbox, tag, call, function)
         else:
-            self._process.inbox.running_call(call.method, tag)
+            self._process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, call, function)
 
     def _call_now(
         self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
     ) -> None:
-        kwargs = call.kwargs
+        name, args, kwargs, _, _ = call
         try:
-            result = function(*call.args, **kwargs) if kwargs else function(*call.args)
+            result = function(*args, **kwargs) if kwargs else function(*args)
         except SystemExit:
             raise
         except BaseException as error:
-            self._reply_error(mailbox, tag, error, call.method)
+            self._reply_error(mailbox, tag, error, name)
         else:
             self._reply(mailbox, tag, call, result)
 
@@ -240,7 +238,7 @@ class Calls:
         except RuntimeError as error:
             if not self._has_threads and _taken(unanswered):
                 self._count(-1)
-                self._reply_error(mailbox, tag, error, call.method)
+                self._reply_error(mailbox, tag, error, call[0])
 
     def _call_pooled(
         self,
@@ -259,14 +257,14 @@ class Calls:
             if mailbox.limits.cancelled(tag):
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
-            self._process.inbox.running_call(call.method, tag)
+            self._process.inbox.running_call(call[0], tag)
             work = call_of(*mailbox.caller, tag)
-            with self._process.lanes.running(f"{self._instance.name}.{call.method}", work):
+            with self._process.lanes.running(f"{self._instance.name}.{call[0]}", work):
                 self._call_now(mailbox, tag, call, function)
         except SystemExit as error:  # it would end nothing but this thread
             if self._inbox.inherited:
                 forked.leave(error)
-            self._leave(error, call.method, tag)
+            self._leave(error, call[0], tag)
         finally:
             self._count(-1)
             self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
@@ -280,12 +278,12 @@ class Calls:
         call: Call,
         function: Callable[..., Any],
     ) -> None:
-        name = call.method
+        name, args, kwargs, _, _ = call
         try:
             async with coroutines.slots:
                 coroutines.begin_call(does)
                 self._process.inbox.running_call(name, tag)
-                result = await function(*call.args, **(call.kwargs or {}))
+                result = await function(*args, **(kwargs or {}))
         except SystemExit:
             coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
             raise
@@ -323,20 +321,20 @@ class Calls:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
     def _reply(self, mailbox: Mailbox, tag: int, call: Call, result: Any) -> None:
-        self._came_back(call.method)
+        name, _, _, num_returns, _ = call
+        self._came_back(name)
         try:
-            if call.num_returns > 1:
-                label = f"{self._instance.name}.{call.method}"
-                result = elements(result, call.num_returns, label)
+            if num_returns > 1:
+                result = elements(result, num_returns, f"{self._instance.name}.{name}")
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
         except SerializationError as error:
             told = blame_result(error, self._instance.name, call, result)
-            self._reply_error(mailbox, tag, told, call.method)
+            self._reply_error(mailbox, tag, told, name)
         except SystemExit:
             raise
         except BaseException as error:  # of iterating over several results
-            self._reply_error(mailbox, tag, error, call.method)
+            self._reply_error(mailbox, tag, error, name)
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         self._came_back(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor.channel import decode_error, encode_error
-from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.call import METHOD
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook
 from conveyor.runtime.calls.generators import OpenGenerators
@@ -48,10 +48,12 @@ class Instance:
         call_exit_hook(self._object, self.name, run)
         self._object = None
 
-    def find(self, call: Call) -> tuple[Callable[..., Any], bool]:
-        """What ``call`` calls with its arguments, and whether it is a coroutine function. Raises
+    def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
+        """What such a call calls with its arguments, and whether it is a coroutine function. Raises
         ``GraphError`` if there is none."""
-        return find(self._object, self._generators, call)
+        if what == METHOD:
+            return find_method(self._object, name)
+        return find(self._object, self._generators, name, what)
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
         """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises

@@ -12,10 +12,11 @@ from conveyor import _core
 from conveyor.channel.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
-from conveyor.runtime.calls.call import START, Call, start
+from conveyor.runtime.calls.call import START, Call, start, with_arguments
 from conveyor.runtime.calls.constructor import Unmade
+from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.unsendable import blame_call, blame_constructor
-from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Process
+from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import (
     EMPTY,
     ElementRef,
@@ -34,53 +35,8 @@ from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
 logger = logging.getLogger("conveyor")
 
 
-def link_depth(max_concurrency: int | None) -> int:
-    """How many calls of one caller are with an actor at once, at the most. Never fewer than may run."""
-    wanted = min(max(max_concurrency or 0, CALL_SLOTS), MOST_CALL_SLOTS)
-    return 1 << (wanted - 1).bit_length()
-
-
-def link_segment(depth: int = CALL_SLOTS) -> _core.Segment:
-    """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
-    the marks of cancelled calls, and the mark of a link that the other side could not accept.
-
-    ``depth``: a power of two. The other side reads it off the mailbox ring."""
-    ring = _ring_bytes(depth)
-    segment = _core.Segment.create(_refusal_offset(depth) + _core.Limits.bytes(1, 0))
-    segment.make_ring(0, depth, CALL_STRIDE, 1)
-    segment.make_ring(ring, depth, CALL_STRIDE, 1)
-    return segment
-
-
-def reply_offset(segment: _core.Segment) -> int:
-    return _ring_bytes(segment.slots(0))
-
-
-def link_limits(segment: _core.Segment) -> _core.Limits:
-    """Which calls of a link are cancelled."""
-    depth = segment.slots(0)
-    return _core.Limits(segment, 2 * _ring_bytes(depth), depth, 0)
-
-
-def _ring_bytes(depth: int) -> int:
-    return _core.Segment.ring_bytes(depth, CALL_STRIDE, 1)
-
-
-def _refusal_offset(depth: int) -> int:
-    return 2 * _ring_bytes(depth) + _core.Limits.bytes(depth, 0)
-
-
-class Refusal:
-    """A word of a link that says that nobody serves it, and nobody will. The driver writes it."""
-
-    def __init__(self, segment: _core.Segment) -> None:
-        self._words = _core.Limits(segment, _refusal_offset(segment.slots(0)), 1, 0)
-
-    def __bool__(self) -> bool:
-        return self._words.cancelled(0)
-
-    def mark(self) -> None:
-        self._words.cancel(0)
+#: Stands for the arguments by name of a call without any. Nobody changes it.
+_NO_NAMES: dict[str, Any] = {}
 
 
 class CallRef(Ref):
@@ -157,7 +113,7 @@ class Link:
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
         method, args, kwargs, num_returns, what = call
-        has_refs = refs_among(args, kwargs or {})
+        has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
             if not self._pending:
@@ -175,7 +131,7 @@ class Link:
                             sent._fail(failed.error)
                 if not has_refs:
                     try:
-                        sent = self.gate.start(call[:], self, CallRef)
+                        sent = self.gate.start(call, self, CallRef)
                     except SerializationError as error:
                         raise self._blamed(error, call) from error.__cause__
             if sent is not None:
@@ -193,10 +149,11 @@ class Link:
         return start((Unmade.why(error, self.actor_name),))
 
     def _blamed(self, error: SerializationError, call: Call) -> SerializationError:
-        if call.what != START:
+        _, args, kwargs, _, what = call
+        if what != START:
             return blame_call(error, self.actor_name, call)
-        if isinstance(call.args[0], type):
-            return blame_constructor(error, call.args[0], call.args[1:], call.kwargs or {})
+        if isinstance(args[0], type):
+            return blame_constructor(error, args[0], args[1:], kwargs or {})
         return error
 
     @property
@@ -238,7 +195,7 @@ class Link:
             logger.warning("%s: %s", self.actor_name, str(error))
 
     def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
-        ref = CallRef(self, -1, call.method)
+        ref = CallRef(self, -1, call[0])
         with self.lock:
             self._pending.append((ref, call, has_refs))
             self.flush()
@@ -286,7 +243,7 @@ class Link:
                     if has_refs:
                         call = _with_values(call)
                         self._pending[0] = (ref, call, False)
-                    number = self.gate.submit(call[:])
+                    number = self.gate.submit(call)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
@@ -296,12 +253,18 @@ class Link:
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
-                    if call.what == START and type(call.args[0]) is not Unmade and not self.gone:
+                    _, args, _, _, what = call
+                    if what == START and type(args[0]) is not Unmade and not self.gone:
                         self._pending[0] = (ref, self._unmade(outcome), False)
                         continue
                     self._pending.popleft()
                     ref._fail(outcome)
-                    del ref, call, outcome  # so do those of what has caused it, and this is one
+                    del (
+                        ref,
+                        call,
+                        args,
+                        outcome,
+                    )  # so do those of what has caused it, and this is one
                     self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
                     continue
                 if number < 0:
@@ -440,12 +403,12 @@ def _outcome(error: BaseException) -> BaseException:
 
 def _with_values(call: Call) -> Call:
     """``call``, whose refs are done, with their values. Raises ``RefFailed``."""
-    return call.with_arguments(*with_values(call.args, call.kwargs or {}))
+    return with_arguments(call, *with_values(call[1], call[2] or {}))
 
 
 def _lacked(call: Call) -> Ref | None:
     """The first of the refs among its arguments that is not done."""
-    return lacking(call.args, call.kwargs or {})
+    return lacking(call[1], call[2] or {})
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

@@ -18,7 +18,6 @@ from conveyor.runtime.calls.call import (
     NEXT,
     OPEN,
     OPEN_FUNCTION,
-    Call,
 )
 from conveyor.runtime.calls.generators import OpenGenerators
 
@@ -41,15 +40,17 @@ def find_method(instance: Any, name: str) -> tuple[Callable[..., Any], bool]:
     return method, inspect.iscoroutinefunction(method)  # it may refer to the instance: none is kept
 
 
-def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callable[..., Any], bool]:
-    """What ``call`` calls with its arguments, and whether it is a coroutine function."""
-    what = call.what
+def find(
+    instance: Any, generators: OpenGenerators, name: str, what: int
+) -> tuple[Callable[..., Any], bool]:
+    """What a call of that name calls with its arguments, and whether it is a coroutine function. ``what``:
+    one of the numbers in ``calls.call``."""
     if what == METHOD:
-        return find_method(instance, call.method)
+        return find_method(instance, name)
     if what == NEXT:
         return generators.next, False
     if what == OPEN:
-        return generators.opening(find_method(instance, call.method)[0]), False
+        return generators.opening(find_method(instance, name)[0]), False
     if what == ASYNC_NEXT:
         return generators.async_next, True
     if what == CLOSE:
@@ -60,7 +61,7 @@ def find(instance: Any, generators: OpenGenerators, call: Call) -> tuple[Callabl
         return _call_later, True
     if what == FUNCTION:
         return _call, False
-    raise GraphError(f"{call.method} is no call of a method")
+    raise GraphError(f"{name} cannot be called so ({what})")
 
 
 #: Of the functions of classes. Python takes longer to say it than many a call does.

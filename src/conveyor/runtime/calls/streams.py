@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from conveyor import _core
-from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call
+from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call, with_arguments
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
@@ -86,15 +86,15 @@ class CallStream(StreamRef):
         # The generator is in the process at its other end: one that comes after that has none.
         self._link = link
         self._actor_name = actor_name
-        self._method = method = call.method
-        self._next = Call(method, (self._key,), None, 1, ASYNC_NEXT if is_async else NEXT)
+        self._method = method = call[0]
+        self._next: Call = method, (self._key,), None, 1, ASYNC_NEXT if is_async else NEXT
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
         will = runtime.chores.will(close)
         self._will: _core.Will | None = will
         try:
-            opened: Ref = link.call(call._replace(args=(self._key, *call.args)))
+            opened: Ref = link.call(with_arguments(call, (self._key, *call[1]), call[2]))
         except Exception:  # it was not opened
             will.revoke()
             raise

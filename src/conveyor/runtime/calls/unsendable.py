@@ -55,11 +55,13 @@ def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def _of_call(actor: str, call: Call) -> Iterator[Given]:
     from conveyor.channel.blame import Given
 
-    args = call.args[1:] if call.what in _KEYED else call.args
-    if call.what in (FUNCTION, ASYNC_FUNCTION, OPEN_FUNCTION):
+    name, args, kwargs, _, what = call
+    if what in _KEYED:
+        args = args[1:]
+    if what in (FUNCTION, ASYNC_FUNCTION, OPEN_FUNCTION):
         yield Given.definition("function", args[0])
         args = args[1:]
-    yield from arguments(f"{actor}.{call.method}", args, call.kwargs or {})
+    yield from arguments(f"{actor}.{name}", args, kwargs or {})
 
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
@@ -75,10 +77,11 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
     from conveyor.channel.blame import Given
 
-    label = f"{actor}.{call.method}"
-    if call.what in (NEXT, ASYNC_NEXT):
+    name, _, _, num_returns, what = call
+    label = f"{actor}.{name}"
+    if what in (NEXT, ASYNC_NEXT):
         yield Given.result(f"an item of {label}", result[0])
-    elif call.num_returns > 1:
+    elif num_returns > 1:
         for i, value in enumerate(result):
             yield Given.result(f"result {i} of {label}", value)
     else:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.runtime.actor.orders import Hello
-from conveyor.runtime.calls.links import Link, link_depth, link_segment
+from conveyor.runtime.calls.link_segment import link_depth, link_segment
+from conveyor.runtime.calls.links import Link
 from conveyor.runtime.driver.record import ActorRecord, Label
 from conveyor.runtime.driver.table import DRIVER_SLOT
 from conveyor.runtime.message import greeting

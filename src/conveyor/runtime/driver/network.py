@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.orders import Accept, HangUp, Load
-from conveyor.runtime.calls.links import Refusal, link_depth, link_segment
+from conveyor.runtime.calls.link_segment import Refusal, link_depth, link_segment
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table

@@ -19,7 +19,7 @@ from conveyor.exceptions import (
     ConveyorError,
     RuntimeStateError,
 )
-from conveyor.runtime.calls.call import ORDER, Call
+from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import BellBits
@@ -171,7 +171,7 @@ class ActorRecord:
         link = self.control_link
         if link is None:
             raise self.death()
-        ref: CallRef = link.call(Call(type(order).__name__.lower(), (order,), None, 1, ORDER))
+        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER))
         if purpose:
             ref.method = purpose
         return ref

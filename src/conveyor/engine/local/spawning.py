@@ -1,0 +1,62 @@
+"""One process that the fork server has been asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from conveyor.engine.local.spec import ChildSpec, write_spec
+from conveyor.system_limits import hint
+
+
+def why(error: OSError) -> str:
+    """What the system has refused, and what can be done about it."""
+    return "; ".join(filter(None, (str(error), hint(error))))
+
+
+@dataclass(eq=False)
+class Spawning:
+    """A spawn that is not answered yet. Owns the pipes until there is a child to own them."""
+
+    #: The actor's.
+    name: str
+    on_spawned: Callable[[int], None] | None
+    #: Pipes, each with the name of its stream: "stdout" or "stderr".
+    outputs: dict[int, str] = field(default_factory=dict)
+    #: Set once ``pid`` or ``error`` is.
+    done: threading.Event = field(default_factory=threading.Event)
+    pid: int = 0
+    error: str = ""
+    cause: OSError | None = None
+    #: Nobody waits any more until the server takes the request.
+    given_up: bool = False
+
+    def give_up(self) -> None:
+        """Wait no longer for a server that takes no requests."""
+        self.given_up = True
+
+    def refuse(self, error: str | OSError, context: str = "") -> None:
+        """There will be no such process: that is the outcome."""
+        if isinstance(error, OSError):
+            self.cause = error
+            self.error = context + why(error)
+        else:
+            self.error = context + error
+        self.done.set()
+
+    def prepare(self, spec: ChildSpec, theirs: list[int]) -> None:
+        """Make what the process gets, and add it to ``theirs``: its spec and its ends of the pipes."""
+        theirs.append(write_spec(spec))
+        for stream in ("stdout", "stderr"):
+            reader, writer = os.pipe()
+            theirs.append(writer)
+            self.outputs[reader] = stream
+            os.set_blocking(reader, False)
+
+    def close(self) -> None:
+        """Nobody will own the pipes."""
+        for fd in self.outputs:
+            os.close(fd)
+        self.outputs.clear()
