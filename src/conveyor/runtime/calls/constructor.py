@@ -14,7 +14,7 @@ from conveyor.runtime.calls.unsendable import blame_constructor
 from conveyor.runtime.refs.ref import Ref
 
 if TYPE_CHECKING:
-    from conveyor.runtime.calls.links import Link
+    from conveyor.runtime.calls.streams import Incarnation
 
 #: Arguments up to this size (bytes) are kept for every actor, so that graphs of it can be restarted;
 #: larger ones only for an actor with ``max_restarts``.
@@ -52,7 +52,7 @@ class Constructor:
     buffers: tuple[bytearray, ...]
     refs: tuple[int | str, ...]
 
-    def start(self, link: Link) -> Any:
+    def start(self, link: Incarnation) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(start((self,)))
 
@@ -86,7 +86,7 @@ class Kept:
         """One that another process has made, which holds the refs inside until this returns."""
         return cls(constructor, (), constructor.take())
 
-    def start(self, link: Link) -> Any:
+    def start(self, link: Incarnation) -> Any:
         """Send it to an actor that has no instance yet; the call's ref."""
         return link.call(start((self.constructor, *self.refs)))
 

@@ -18,6 +18,7 @@ from conveyor.runtime.refs.exchange import (
     Ask,
     Drop,
     Export,
+    ExportId,
     Forget,
     FromRendezvous,
     GiveUp,
@@ -28,7 +29,7 @@ from conveyor.runtime.refs.exchange import (
     ToRendezvous,
     Whom,
 )
-from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome
+from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.patience import wait_until

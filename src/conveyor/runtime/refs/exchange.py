@@ -9,8 +9,10 @@ from conveyor.runtime.message import Message
 if TYPE_CHECKING:
     from conveyor.channel import Reader
     from conveyor.exceptions import RuntimeStateError
-    from conveyor.runtime.refs.imports import ExportId
     from conveyor.runtime.waiting.works import Blockers
+
+ExportId = tuple[int, int]
+"""The process that made the ref (an actor's number, 0 for the driver), and a number there."""
 
 #: A snapshot as it travels: what it is made of, and its body unless that comes as a file.
 Parts = tuple[int, int, int, "bytes | None"]

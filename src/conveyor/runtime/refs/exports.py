@@ -32,6 +32,7 @@ from conveyor.runtime.refs.exchange import (
     Ask,
     Drop,
     Export,
+    ExportId,
     Forget,
     GiveUp,
     Load,
@@ -41,7 +42,7 @@ from conveyor.runtime.refs.exchange import (
     ToRendezvous,
     Whom,
 )
-from conveyor.runtime.refs.imports import ExportId, ImportedRef, Imports, Outcome, gone
+from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
 from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.watcher import Watcher

@@ -13,14 +13,11 @@ from conveyor import _core
 from conveyor.channel import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
-from conveyor.runtime.refs.exchange import Arrived, Made
+from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.wire import SHARE_FROM, Wire, file_of, received
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
-
-ExportId = tuple[int, int]
-"""The process that made the ref (an actor's number, 0 for the driver), and a number there."""
 
 
 class Table(Protocol):
