@@ -26,6 +26,12 @@ from conveyor.runtime.uninterrupted import uninterrupted
 
 __all__ = ["ChildSpec", "Launcher"]
 
+# What actors need, also those that compile graphs: in one that is short of descriptors nothing can be imported.
+_PRELOADED = (
+    "conveyor.runtime.actor.worker",
+    "conveyor.channel.fullpickle",
+    "conveyor.plan.place",
+)
 SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what it preloads
 CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memory
 KILL_TIMEOUT = 5.0
@@ -58,7 +64,7 @@ class Launcher:
         events: EventLoop,
         on_exit: Callable[[int, int], None],
         on_output: Callable[[int, str, bytes], None],
-        preload: Sequence[str] = ("conveyor.runtime.actor.worker", "conveyor.channel.fullpickle"),
+        preload: Sequence[str] = _PRELOADED,
     ) -> None:
         """``preload``: modules that the fork server imports once, for all actors."""
         self.server_pid = 0
