@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from conveyor.observe.stats import GraphStats, Times
+from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context
 from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.parts import Account, graph_id
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -199,12 +200,15 @@ class _Shared:
 
 
 def _samples(graphs: Iterable[CompiledGraph] | None) -> Samples:
-    if graphs is None:
+    if graphs is not None:
+        read = {graph.get_id(): graph.stats() for graph in graphs}
+    else:
         runtime = context.running()
-        graphs = () if runtime is None else [g for g in list(runtime.graphs) if not g.is_teardown]
+        accounts: list[Account] = [] if runtime is None else list(runtime.graphs)
+        read = {graph_id(a.number): read_stats(a) for a in accounts if not a.is_teardown}
     samples: Samples = {}
-    for graph in sorted(graphs, key=lambda graph: graph.get_id()):
-        _add(samples, graph.stats(), {"graph": graph.name, "graph_id": graph.get_id()})
+    for number, stats in sorted(read.items()):
+        _add(samples, stats, {"graph": stats.graph, "graph_id": number})
     return samples
 
 

@@ -76,7 +76,7 @@ class Course(Ways):
         lines = []
         for running in self.running:
             lines.append(f"{running.graph!r}: {running.next} executions started")
-            lines.append(f"  doing: {running.graph.doing()}")
+            lines.append(f"  doing: {running.graph.status().summary()}")
             for number, refs in list(running.pending.items())[:5]:
                 lines.append(f"  execution {number}: {refs!r}"[:2000])
         return "\n".join(lines)

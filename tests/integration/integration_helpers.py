@@ -7,6 +7,7 @@ import time
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.runtime import context
+from conveyor.runtime.graph.compiled import parts_of
 
 #: s; a bound for what should take milliseconds.
 WAIT = 20
@@ -29,6 +30,21 @@ def compiled(node_of, **options):
     """The graph of the node that ``node_of`` makes of the input."""
     with InputNode() as inp:
         return node_of(inp).compile(**options)
+
+
+def number_of(graph):
+    """The graph's number among those of its session."""
+    return parts_of(graph).number
+
+
+def supervisor_of(graph):
+    """What holds the channels of a graph over processes, in the process that compiled it."""
+    return parts_of(graph).upkeep
+
+
+def gate_of(graph):
+    """What such a graph's results come out of."""
+    return supervisor_of(graph).epoch.gate
 
 
 def hold(path):

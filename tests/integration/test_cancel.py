@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, get
+from integration_helpers import WAIT, gate_of, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -153,8 +153,8 @@ def test_depth_comes_back_and_nothing_is_kept(latches, wait_until):
             assert get(ref) == i
     del ref
     assert get([graph.execute(i) for i in range(3)]) == [0, 1, 2]
-    graph.gate.drain()
-    assert graph.gate.stashed == 0
+    gate_of(graph).drain()
+    assert gate_of(graph).stashed == 0
 
 
 def test_a_done_execution_cannot_be_cancelled():
@@ -228,8 +228,8 @@ def test_all_refs_of_an_execution_are_cancelled(latches, wait_until):
         first.get()  # the result was there, the effect was not
     go.open()
     assert get(graph.execute("z")) == ["z", "z", "z"]
-    graph.gate.drain()
-    assert graph.gate.stashed == 0
+    gate_of(graph).drain()
+    assert gate_of(graph).stashed == 0
 
 
 def test_a_running_coroutine_is_cancelled(latches, wait_until):
@@ -289,8 +289,8 @@ def test_cancelling_many_from_many_threads_leaves_the_graph_usable():
     for thread in threads:
         thread.join(WAIT)
     assert wrong == []
-    graph.gate.drain()
-    assert graph.gate.stashed == 0
+    gate_of(graph).drain()
+    assert gate_of(graph).stashed == 0
 
 
 def test_large_results_of_cancelled_executions_are_freed(latches, wait_until):

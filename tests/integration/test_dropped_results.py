@@ -8,7 +8,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import get, hold
+from integration_helpers import gate_of, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -41,7 +41,7 @@ class Actor:
         for _ in range(count):
             graph.execute(SIZE)
         end = time.monotonic() + 20
-        while graph.gate.completed < count and time.monotonic() < end:
+        while gate_of(graph).completed < count and time.monotonic() < end:
             time.sleep(0.002)
         return sum(edge.errors for edge in graph.stats().edges)
 
@@ -223,7 +223,7 @@ class TestAtTheGraphsOwnCap:
     @staticmethod
     def all_were_sent(graph, executions, wait_until):
         # By what the actor has noted: to ask for a result would take the others out of the ring.
-        wait_until(lambda: graph.gate.completed == executions, what="the results")
+        wait_until(lambda: gate_of(graph).completed == executions, what="the results")
         assert [edge.errors for edge in graph.stats().edges] == [0] * len(graph.stats().edges)
 
     @pytest.mark.parametrize("method", ["make", "make_in_place"])

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration_helpers import supervisor_of
 
 import conveyor
 from conveyor.dag import InputData, InputNode, MultiOutputNode
 from conveyor.exceptions import GraphError, SerializationError
+from conveyor.runtime.graph.supervision import Supervisor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +230,8 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
     a, _ = two
     graph = a.add.bind(InputNode()).compile()
     assert isinstance(graph, conveyor.CompiledGraph)
-    if hasattr(graph, "_unloading"):  # on processes
+    supervisor = supervisor_of(graph)
+    if isinstance(supervisor, Supervisor):  # on processes
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
@@ -238,9 +241,9 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
             with pytest.raises(KeyboardInterrupt):
                 graph.teardown()
         assert graph.is_teardown
-        assert graph._unloading
+        assert supervisor._unloading
         graph.teardown()
-        assert not graph._unloading
+        assert not supervisor._unloading
     else:
         graph.teardown()
     graph.teardown()

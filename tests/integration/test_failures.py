@@ -18,7 +18,7 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError, WaitTimeoutError
 from conveyor.runtime.actor.orders import Load
-from conveyor.runtime.graph.process_graph import ProcessGraph
+from conveyor.runtime.graph.source import GraphSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -503,13 +503,13 @@ def test_a_graphs_own_limit_holds_for_an_execution_with_a_deadline_too(a, latche
 def test_time_that_another_thread_has_had_the_result_for_counts(a, latches, monkeypatch):
     inside, go = latches(), latches()
     limits = {}
-    wait_for = ProcessGraph.wait_for
+    wait_for = GraphSource.wait_for
 
     def noting(self, ref, timeout):
         limits[threading.current_thread().name] = timeout
         return wait_for(self, ref, timeout)
 
-    monkeypatch.setattr(ProcessGraph, "wait_for", noting)
+    monkeypatch.setattr(GraphSource, "wait_for", noting)
     with InputNode() as inp:
         dag = a.hold.bind(inp, go.path)
     with dag.compile() as graph:

@@ -12,7 +12,7 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, get, kept
+from integration_helpers import WAIT, compiled, gate_of, get, kept
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -178,7 +178,8 @@ def test_an_actor_executes_a_graph_of_the_driver(graph, submitter):
     assert get(submitter.run.remote(graph, {"k": [1, 2]})) == {"k": [1, 2]}
     assert get(graph.execute("here")) == "here"
     shown, kind, name = get(submitter.describe.remote(graph))
-    assert (shown, kind, name) == ("<GraphHandle shared>", "GraphHandle", "shared")
+    assert shown == "<CompiledGraph shared: compiled by another process>"
+    assert (kind, name) == ("CompiledGraph", "shared")
     assert pickle.loads(pickle.dumps(graph)) is graph
 
 
@@ -330,8 +331,8 @@ def test_kill_nine_of_a_submitter_in_the_middle(a, latches, wait_until):
         wait_until(lambda: kept() == 0, 5, "the release of its results")
         go.open()
         assert [get(graph.execute(i)) for i in range(5)] == list(range(5))
-        graph.gate.drain()
-        wait_until(lambda: graph.gate.stashed == 0)
+        gate_of(graph).drain()
+        wait_until(lambda: gate_of(graph).stashed == 0)
 
 
 def test_a_handle_is_passed_on_and_given_back(graph, submitter, pooled, wait_until):
@@ -358,8 +359,8 @@ def test_a_thousand_rounds_leave_nothing(graph, a, b, submitter, wait_until):
     for _ in range(10):
         assert len(get(submitter.run_many.remote(graph, "x", 100))) == 100
     wait_until(lambda: kept() == 0)
-    graph.gate.drain()
-    assert graph.gate.stashed == 0
+    gate_of(graph).drain()
+    assert gate_of(graph).stashed == 0
     assert len(os.listdir("/proc/self/fd")) <= fds + 2
     get([a.noted.remote(), b.noted.remote()])
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, get
+from integration_helpers import WAIT, compiled, gate_of, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -98,7 +98,7 @@ def nothing_is_left():
 
 
 def has_come(graph, wait_until):
-    wait_until(lambda: graph.gate.completed == graph.gate.submitted, what="the results")
+    wait_until(lambda: gate_of(graph).completed == gate_of(graph).submitted, what="the results")
 
 
 @pytest.mark.usefixtures("session")

@@ -307,7 +307,7 @@ def test_execute_waits_and_says_for_what(engine, stage, gate, latches):
     assert get(graph.try_execute(held)) == "held"
 
 
-def test_execute_async_awaits(stage, gate, latches):
+def test_execute_async_awaits(engine, stage, gate, latches):
     graph = compiled(lambda inp: stage.echo.bind(inp))
 
     async def main():
@@ -329,7 +329,7 @@ def test_execute_async_awaits(stage, gate, latches):
         assert time.monotonic() >= started
         return await ref, ticks
 
-    if conveyor.is_initialized() and type(graph).__name__ == "ProcessGraph":
+    if engine == "local":
         value, ticks = asyncio.run(main())
         assert value == "held"
         assert ticks > 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from integration_helpers import WAIT, get, hold
+from integration_helpers import WAIT, gate_of, get, hold, supervisor_of
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -249,9 +249,9 @@ def test_depth_comes_back_and_nothing_is_kept():
     assert get(graph.execute(1)) == [1, 1, 1]
     del refs
     gc.collect()
-    graph.gate.drain()
-    assert graph.gate.stashed == 0
-    assert graph.gate.failures() == []
+    gate_of(graph).drain()
+    assert gate_of(graph).stashed == 0
+    assert gate_of(graph).failures() == []
     assert graph.status().executions == ()
 
 
@@ -489,8 +489,8 @@ def test_a_cancel_and_a_failure_leave_one_outcome(latches):
             assert isinstance(error, ExecutionCancelledError if cancelled else RuntimeError)
             seen.add(cancelled)
         assert get(a.echo.remote(1)) == 1
-        graph.gate.drain()
-        assert graph.gate.failures() == []
+        gate_of(graph).drain()
+        assert gate_of(graph).failures() == []
 
 
 def test_items_that_are_there_come_before_the_failure(latches, wait_until):
@@ -538,7 +538,7 @@ def test_what_an_actor_told_before_it_died_is_heard(latches, wait_until, size):
     graph = dag.compile()
     pid = get(bad.pid.remote())
     refs = graph.execute(1)
-    wait_until(lambda: graph.limits.failed(0))  # nothing has been read of it
+    wait_until(lambda: supervisor_of(graph).epoch.limits.failed(0))  # nothing has been read of it
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError):
         get(bad.pid.remote())
@@ -553,10 +553,10 @@ def test_nothing_is_left_to_be_heard_of_what_was_told(latches, wait_until):
     graph = blocked.graph
     for _ in range(50):
         _raises_soon(graph.execute(1)[1].get)
-    wait_until(lambda: graph.gate.completed == 50)
-    assert not graph.gate.hear()
-    assert graph.gate.failures() == []
-    assert graph.gate.stashed == 0
+    wait_until(lambda: gate_of(graph).completed == 50)
+    assert not gate_of(graph).hear()
+    assert gate_of(graph).failures() == []
+    assert gate_of(graph).stashed == 0
 
 
 def test_a_restarted_graph_fails_as_one_as_well(latches, wait_until):
@@ -757,8 +757,8 @@ def test_random_graphs_against_plain_python(seed, wait_until):
         del refs
         gc.collect()  # an error's traceback holds who got it
         # The last results that nobody has asked for may be on their way.
-        wait_until(lambda: graph.gate.drain() or graph.gate.failures() == [])
-        assert graph.gate.stashed == 0
+        wait_until(lambda: gate_of(graph).drain() or gate_of(graph).failures() == [])
+        assert gate_of(graph).stashed == 0
 
 
 def _fails(shape, task, x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from conveyor.runtime import views
+from conveyor.runtime.graph import views
 from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.status import ActorStatus, EdgeWait
 
@@ -35,10 +35,10 @@ class _Views:
 
         return Trace(graph, path, max_events)
 
-    def html(self, graph: Observed) -> str:
+    def html(self, graph: Observed, title: str) -> str:
         from conveyor.observe.notebook import graph_html
 
-        return graph_html(graph)
+        return graph_html(graph, title)
 
 
 views.install(_Views())

@@ -10,7 +10,7 @@ from conveyor.observe.stats import read_stats
 from conveyor.observe.svg import write_svg
 
 
-def graph_html(graph: Observed) -> str:
-    """Show its state, its drawing and what it has counted."""
+def graph_html(graph: Observed, title: str) -> str:
+    """Show the title, its drawing and what it has counted."""
     drawing = write_svg(compose(graph.plan, graph.name, channel_details=False, schedule=False))
-    return f"<p><b>{escape(repr(graph))}</b></p>{drawing}{read_stats(graph)._repr_html_()}"
+    return f"<p><b>{escape(title)}</b></p>{drawing}{read_stats(graph)._repr_html_()}"

@@ -103,7 +103,8 @@ class Runtime(Protocol):
 
     @property
     def graphs(self) -> Iterable[Any]:
-        """The compiled graphs that this process has, as far as somebody still holds them."""
+        """The accounts (``runtime.graph.parts.Account``) of the graphs that this process executes, as long as
+        somebody holds the graph or one of its refs."""
         ...
 
     def create_actor(self, spec: ActorSpec) -> ActorId: ...
@@ -166,13 +167,13 @@ class Runtime(Protocol):
         """``placement``: the actors of functions that were bound to none."""
         ...
 
-    def share_graph(self, graph: Any) -> bool:
-        """A handle of ``graph`` is about to leave this process. False if it is not one of this
-        session's."""
+    def share_graph(self, graph: Any, account: object) -> bool:
+        """A handle of ``graph`` is about to leave this process. False if it is not one of this session's,
+        by its ``account``."""
         ...
 
     def load_graph(self, number: int, name: str, whole: bool, options: tuple[str, ...]) -> Any:
-        """The graph with this number, or a handle of it; see ``runtime.graph.handle``."""
+        """The graph with this number, or a handle of it; see ``runtime.graph.sharing``."""
         ...
 
     def retain(self, actor: ActorId) -> object:

@@ -17,9 +17,10 @@ from typing import Any
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
+from conveyor.engine.inline.account import InlineAccount
 from conveyor.engine.inline.actor import Actor, Failure, Start
+from conveyor.engine.inline.assembly import inline_graph
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
-from conveyor.engine.inline.graph import InlineGraph
 from conveyor.engine.inline.lines import Host, Lines
 from conveyor.engine.inline.link import ActorLink
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
@@ -32,8 +33,9 @@ from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.graph.handle import SharedGraphs
-from conveyor.runtime.graph.hosting import refuse_own
+from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.executor import refuse_own
+from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
@@ -87,7 +89,7 @@ class InlineRuntime(CallingRuntime):
             self.process.reader_at(_SLOT),
             board.gone,
         )
-        self.graphs: weakref.WeakSet[InlineGraph] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[InlineAccount] = weakref.WeakSet()
         self._shared_graphs = SharedGraphs(self.graphs)
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
@@ -308,21 +310,21 @@ class InlineRuntime(CallingRuntime):
 
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
-    ) -> InlineGraph:
+    ) -> CompiledGraph:
         self._check_open()
         plan = lower(root, config, placement)
         inside = self._inside
         for actor in self._actors.values():
             if actor.host is inside:
                 refuse_own(plan, actor.id)
-        return InlineGraph(self, plan, config)
+        return inline_graph(self, plan, config, self.graphs, self._shared_graphs.forget)
 
-    def share_graph(self, graph: InlineGraph) -> bool:
-        return self._shared_graphs.share(graph, self._closed)
+    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
+        return self._shared_graphs.share(graph, account, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
-    ) -> InlineGraph:
+    ) -> CompiledGraph:
         return self._shared_graphs.load(number, name)
 
     def next_graph_number(self) -> int:
@@ -349,8 +351,8 @@ class InlineRuntime(CallingRuntime):
                 return
             self._closed = True
         error = SessionEndedError("the session has ended: it has been shut down")
-        for graph in list(self.graphs):
-            graph.close(error)
+        for account in list(self.graphs):
+            account.graph.close(error)
         self._shared_graphs.clear()
         try:
             self._end_actors(error)

@@ -45,10 +45,12 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.graph.handle import GraphHandle
-from conveyor.runtime.graph.hosting import Laid, LaidMember, Member, refuse_own
+from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.assembly import compiled_graph
+from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.executor import Laid, LaidMember, Member, refuse_own
+from conveyor.runtime.graph.handle import graph_handle
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
-from conveyor.runtime.graph.process_graph import ProcessGraph
 from conveyor.runtime.graph.unsendable import blame_tasks
 from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
@@ -111,9 +113,11 @@ class ActorRuntime(CallingRuntime):
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
-        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
         # One handle, and so one connection, for each graph.
-        self._graphs: weakref.WeakValueDictionary[int, GraphHandle] = weakref.WeakValueDictionary()
+        self._graphs: weakref.WeakValueDictionary[int, CompiledGraph] = (
+            weakref.WeakValueDictionary()
+        )
         self.exports = ActorExports(
             hello.session,
             hello.number,
@@ -217,11 +221,11 @@ class ActorRuntime(CallingRuntime):
 
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
-    ) -> ProcessGraph:
+    ) -> CompiledGraph:
         plan = lower(root, config, placement)
         refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
-            return ProcessGraph(self, plan, config)
+            return compiled_graph(self, plan, config, self.graphs)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         self.tidy()
@@ -326,25 +330,23 @@ class ActorRuntime(CallingRuntime):
                 wait,
             )
 
-    def share_graph(self, graph: Any) -> bool:
+    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
         raise RuntimeStateError(f"{graph.name} cannot be passed on by the actor that compiled it")
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
-    ) -> GraphHandle:
+    ) -> CompiledGraph:
         with self._lock:
             handle = self._graphs.get(number)
             if handle is None:
-                process = self.process
-                handle = self._graphs[number] = GraphHandle(
+                handle = self._graphs[number] = graph_handle(
+                    self.process,
+                    lambda: self._open(OpenGraph(number, name)),
+                    self.exports.session,
+                    number,
                     name,
                     whole,
                     options,
-                    process.inbox,
-                    lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
-                    process.alarm,
-                    lambda: self._open(OpenGraph(number, name)),
-                    (self.exports.session, number, name, whole, options),
                 )
             return handle
 
@@ -359,7 +361,7 @@ class ActorRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.orphan(error)
+            graph.supervisor.orphan(error)
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")

@@ -9,8 +9,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.actor.requests import OpenGraph, OpenRefs
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.handle import SharedGraphs
-from conveyor.runtime.graph.process_graph import ProcessGraph
+from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.wire import Wire
 
@@ -18,7 +17,7 @@ from conveyor.runtime.refs.wire import Wire
 class Connections:
     """Those that there are, and what they lead to."""
 
-    def __init__(self, exports: Exports, graphs: SharedGraphs[ProcessGraph]) -> None:
+    def __init__(self, exports: Exports, graphs: SharedGraphs) -> None:
         self._exports = exports
         self._graphs = graphs
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()

@@ -37,10 +37,12 @@ from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
-from conveyor.runtime.graph.handle import SharedGraphs
-from conveyor.runtime.graph.hosting import Laid, Member
+from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.assembly import compiled_graph
+from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place, task_labels, tasks_by_actor
-from conveyor.runtime.graph.process_graph import ProcessGraph
+from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
@@ -86,7 +88,7 @@ class Driver(CallingRuntime):
         process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
         super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
         board.alive_unwatched(DRIVER_SLOT)
-        self.graphs: weakref.WeakSet[ProcessGraph] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
@@ -222,10 +224,10 @@ class Driver(CallingRuntime):
 
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
-    ) -> ProcessGraph:
+    ) -> CompiledGraph:
         plan = lower(root, config, placement)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
-            return ProcessGraph(self, plan, config)
+            return compiled_graph(self, plan, config, self.graphs)
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         laying = self.layer.lay(
@@ -269,17 +271,17 @@ class Driver(CallingRuntime):
         """What a graph's node is called, for who waits for an actor that runs it."""
         with suppress(RuntimeError):  # another thread compiles just now: then without a name
             for compiled in list(self.graphs):
-                label = compiled.label(graph, node)
+                label = compiled.supervisor.label(graph, node)
                 if label is not None:
                     return label
         return self.layer.label(graph, node)  # another process's, or one that is laid just now
 
-    def share_graph(self, graph: ProcessGraph) -> bool:
-        return self._shared_graphs.share(graph, self.ending)
+    def share_graph(self, graph: CompiledGraph, account: object) -> bool:
+        return self._shared_graphs.share(graph, account, self.ending)
 
     def load_graph(
         self, number: int, name: str, whole: bool = False, options: tuple[str, ...] = ()
-    ) -> ProcessGraph:
+    ) -> CompiledGraph:
         return self._shared_graphs.load(number, name)
 
     # What finalizers ask for
@@ -306,7 +308,7 @@ class Driver(CallingRuntime):
         self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.orphan(error)
+            graph.supervisor.orphan(error)
 
     @property
     def ending(self) -> bool:
@@ -329,7 +331,7 @@ class Driver(CallingRuntime):
         self.process.ended = True  # before anybody looks again
         error = ending.error()
         for graph in list(self.graphs):
-            graph.close(error)
+            graph.supervisor.close(error)
         for link in list(self.links.values()):
             link.end()
         self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)

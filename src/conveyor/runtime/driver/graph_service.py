@@ -10,13 +10,14 @@ from conveyor import _core
 from conveyor.channel import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
+from conveyor.runtime.graph.entry import GateEntry
+from conveyor.runtime.graph.handle import Question
 from conveyor.runtime.refs.ref import Itself
 from conveyor.runtime.refs.wire import Wire, received
 
 if TYPE_CHECKING:
     import socket
-
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
 
 class GraphService:
@@ -27,6 +28,9 @@ class GraphService:
         """``reader``: the process that asks."""
         self._reader = reader
         self._graph = graph
+        entry = parts_of(graph).submitter.entry
+        assert isinstance(entry, GateEntry)
+        self._entry = entry
         self._changed = threading.Condition()
         # In the order of arrival: snapshots of the arguments, and options.
         self._queue: dict[int, tuple[_core.Snapshot, tuple[Any, ...]]] = {}
@@ -52,8 +56,13 @@ class GraphService:
         if how == "who":
             with self._changed:
                 waits = self._busy or number in self._queue
-            blockers = self._graph.room_blockers() if waits else ()
+            blockers = self._entry.room_blockers() if waits else ()
             self.wire.send((number, None, (rest[0], blockers)))
+            return
+        if how == "ask":
+            question, args = rest
+            # It may look for a stack, which takes its time. The thread ends with the answer.
+            threads.start_or_run(self._tell, "graph-answer", number, question, args)
             return
         *options, parts = rest
         try:
@@ -95,6 +104,16 @@ class GraphService:
             with self._changed:
                 self._busy = False
 
+    def _tell(self, number: int, question: Question, args: tuple[Any, ...]) -> None:
+        graph = self._graph
+        answers: dict[Question, Callable[..., Any]] = {
+            "explain": graph.explain,
+            "status": graph.status,
+            "stats": graph.stats,
+            "is_teardown": lambda: graph.is_teardown,
+        }
+        self._answer(number, None, lambda: answers[question](*args))
+
     def _answer(
         self, number: int, snapshot: _core.Snapshot | None, submit: Callable[[], Any]
     ) -> None:
@@ -134,7 +153,7 @@ class GraphService:
         end: int,
     ) -> Any:
         if failed:
-            return self._graph._results.failed(snapshot.decode(), self._graph)
+            return self._entry.refs_of(snapshot.decode())
         if waiting:
             raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
         args, kwargs = self._arguments(whole, snapshot)
@@ -150,7 +169,7 @@ class GraphService:
         end: int,
     ) -> Any:
         if failed:
-            return self._graph._results.failed(snapshot.decode(), self._graph)
+            return self._entry.refs_of(snapshot.decode())
         args, kwargs = self._arguments(whole, snapshot)
         options = self._deadline(deadline, end)
         if until:

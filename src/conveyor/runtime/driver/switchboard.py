@@ -50,7 +50,7 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.hosting import LaidMember, Member
+from conveyor.runtime.graph.executor import LaidMember, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all

@@ -1,13 +1,59 @@
-"""What ``execute`` is given, against what the graph takes."""
+"""What ``execute`` is given, against what the graph takes: its inputs, and options of ``execute`` itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from conveyor.checks import check_deadline, check_timeout
 from conveyor.dag.parts import Key, Path, given
 from conveyor.exceptions import ArgumentsError
 from conveyor.plan.model import Passed, Plan
+
+#: The options of ``execute``, which inputs of the graph may be called as well.
+RESERVED = ("timeout", "deadline")
+
+
+def reserved_inputs(plan: Plan) -> tuple[str, ...]:
+    """The inputs that are called as an option of ``execute`` is: they win over it."""
+    return tuple(name for name in RESERVED if name in plan.keywords)
+
+
+class Options:
+    """Tells the options of ``execute`` from inputs of the same names."""
+
+    def __init__(
+        self,
+        inputs: tuple[str, ...],
+        submit_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """inputs: see ``reserved_inputs``. submit_timeout, deadline: what holds where none is given."""
+        self._timeout_is_input = "timeout" in inputs
+        self._deadline_is_input = "deadline" in inputs
+        self._submit_timeout = submit_timeout
+        self._seconds = deadline
+
+    def take(
+        self, kwargs: dict[str, Any], timeout: Any, deadline: Any
+    ) -> tuple[float | None, float | None]:
+        """The timeout and the deadline of an execution, both in seconds. What is an input goes to
+        ``kwargs``."""
+        if self._timeout_is_input:
+            kwargs["timeout"] = timeout
+            timeout = None
+        timeout = check_timeout(timeout)
+        if timeout is None:
+            timeout = self._submit_timeout
+        return timeout, self.deadline(kwargs, deadline)
+
+    def deadline(self, kwargs: dict[str, Any], deadline: Any) -> float | None:
+        """The same for what has no timeout."""
+        if self._deadline_is_input:
+            if deadline is not None:
+                kwargs["deadline"] = deadline
+            deadline = None
+        return self._seconds if deadline is None else check_deadline(deadline)
 
 
 def match_inputs(

@@ -1,24 +1,19 @@
-"""What ``dag.compile()`` returns, whatever engine its actors have."""
+"""What ``dag.compile()`` returns, whichever process compiled it and whatever engine its actors have."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from conveyor.checks import check_deadline
 from conveyor.config import Config
-from conveyor.exceptions import ConveyorError
-from conveyor.plan import explain
-from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
-from conveyor.runtime import views
-from conveyor.runtime.graph.recording import Progress, Recording, Track
-from conveyor.runtime.graph.results import Results
+from conveyor.runtime.graph.parts import Upkeep, graph_id
 from conveyor.runtime.graph.status import GraphStatus
-from conveyor.runtime.refs.ref import Ref, cancelled_error
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.graph.submitter import Submitter
+from conveyor.runtime.graph.views import View
 from conveyor.typevars import ResultT
 
 if TYPE_CHECKING:
@@ -28,38 +23,62 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound="CompiledGraph[Any]")
 
 
-class CompiledGraph(ABC, Generic[ResultT]):
+@dataclass(frozen=True, slots=True)
+class GraphParts:
+    """What a ``CompiledGraph`` is a face of."""
+
+    number: int
+    name: str
+    submitter: Submitter[Any]
+    upkeep: Upkeep
+    view: View
+    #: What ``__reduce__`` of the graph returns.
+    reduce: Callable[[CompiledGraph[Any]], tuple[Any, ...]]
+
+
+def parts_of(graph: CompiledGraph[Any]) -> GraphParts:
+    """What ``graph`` is made of, for the library itself."""
+    return graph._parts
+
+
+class CompiledGraph(Generic[ResultT]):
     """A graph whose processes, channels and schedule are laid; made by ``dag.compile()``.
 
     Any number of threads may execute it and get its results. Use it as a context manager, or call
     :meth:`teardown`; the actors can be used for anything else before and after.
+
+    A graph can be an argument of an actor's method. What arrives there executes the same graph: its
+    executions have one order with those of everybody else, and their refs are like any other. It can be
+    explained and says its status and what it has counted, all of which its owner, the process that
+    compiled it, is asked for. But its owner alone can tear it down, restart, draw or trace it, and has
+    its ``plan`` and ``config``: elsewhere these raise ``RuntimeStateError``.
     """
 
-    #: For `Ref`: what results are taken out of; ``None`` where they are there from the beginning.
-    gate: Any = None
-
-    _results: Results
-    #: What its processes note about themselves.
-    recording: Recording
-
-    def __init__(self, plan: Plan, config: Config, number: int) -> None:
-        self.plan = plan
-        self.config = config
-        self._number = number
-        self.cancel_with_await = config.cancel_with_await
-        self.get_timeout = config.get_timeout
-        self._closed: ConveyorError | None = None
-        self._failure: ConveyorError | None = None
+    def __init__(self, parts: GraphParts) -> None:
+        self._parts = parts
+        self._submitter = parts.submitter
+        # What almost every execution is done with.
+        self._at_once = parts.submitter.entry.at_once
 
     @property
     def name(self) -> str:
-        return self.config.name or f"graph {self._number}"
+        """The graph's name in messages: the setting of this name, or one with its number."""
+        return self._parts.name
+
+    @property
+    def plan(self) -> Plan:
+        """What every actor of the graph does, in which order, over which channel."""
+        return self._parts.view.plan
+
+    @property
+    def config(self) -> Config:
+        """The settings that the graph was compiled with."""
+        return self._parts.view.config
 
     def get_id(self) -> str:
         """A text that names the graph among all of its session."""
-        return f"{self._number:08x}"
+        return graph_id(self._parts.number)
 
-    @abstractmethod
     def execute(
         self,
         *args: Any,
@@ -85,29 +104,36 @@ class CompiledGraph(ABC, Generic[ResultT]):
 
         On the inline engine all of it has run when this returns, and ``timeout`` has no effect.
         """
+        made: ResultT | None
+        if timeout is None and deadline is None:
+            made = self._at_once(args, kwargs)
+            if made is not None:
+                return made
+        made = self._submitter.execute(args, kwargs, timeout, deadline)
+        return made
 
-    @abstractmethod
     def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> ResultT:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting for room or for a ref."""
+        made: ResultT = self._submitter.try_execute(args, kwargs, deadline)
+        return made
 
-    @abstractmethod
-    async def execute_async(
+    def execute_async(
         self, *args: Any, deadline: float | None = None, **kwargs: Any
-    ) -> ResultT:
+    ) -> Coroutine[Any, Any, ResultT]:
         """Like :meth:`execute`; waits for room and for refs without blocking the event loop.
 
         On the inline engine the loop stands still meanwhile, as it does in a debugger.
         """
+        return self._submitter.execute_async(args, kwargs, deadline)
 
-    @abstractmethod
     def teardown(self, kill_actors: bool = False) -> None:
         """Take the graph down: its channels are gone when this returns, its actors are free.
 
         Results that have arrived can still be got. With ``kill_actors`` the actors are killed as
         well. Safe to call more than once.
         """
+        self._parts.upkeep.teardown(kill_actors)
 
-    @abstractmethod
     def restart(self) -> None:
         """Bring a graph back whose actors have died, with the same handles and in place.
 
@@ -122,20 +148,23 @@ class CompiledGraph(ABC, Generic[ResultT]):
         ``conveyor.kill()``, or its arguments were larger than 1 MiB and it was started without
         ``max_restarts``. Can be called again after that, and after Ctrl-C.
         """
+        self._parts.upkeep.restart()
 
-    @abstractmethod
     def status(self, stacks: bool = False) -> GraphStatus:
         """What the graph and each of its actors are doing now; ``print`` shows it.
 
         Costs the actors nothing, and works also when they are stuck, stopped or dead. ``stacks``:
         with the Python stack of each actor, through py-spy where that is installed.
         """
+        return self._parts.view.status(stacks)
 
     @property
     def is_teardown(self) -> bool:
-        return self._closed is not None
+        """Whether the graph has been torn down, or its session has ended."""
+        return self._parts.upkeep.is_teardown
 
     def __enter__(self: G) -> G:
+        self._parts.upkeep.check_block()
         return self
 
     def __exit__(
@@ -162,7 +191,7 @@ class CompiledGraph(ABC, Generic[ResultT]):
 
     def explain(self) -> str:
         """The Plan as text: what every actor does, in which order, over which channel, and why."""
-        return explain(self.plan, self.name)
+        return self._parts.view.explain()
 
     def visualize(
         self,
@@ -180,9 +209,7 @@ class CompiledGraph(ABC, Generic[ResultT]):
             format, ``ImportError`` for PNG without that extra, and ``OSError`` if the file cannot be
             written.
         """
-        return views.installed().draw(
-            self.plan, filename, format, view, channel_details, schedule, self.name
-        )
+        return self._parts.view.draw(filename, format, view, channel_details, schedule)
 
     def stats(self) -> GraphStats:
         """What was counted and timed since the graph was compiled.
@@ -190,7 +217,7 @@ class CompiledGraph(ABC, Generic[ResultT]):
         The counters are always kept, and reading them asks no actor: it works while one is busy,
         stopped or dead, and after :meth:`teardown`. Printed, they are a table.
         """
-        return views.installed().stats(self)
+        return self._parts.view.stats()
 
     def trace(self, path: str | os.PathLike[str], *, max_events: int = 1_000_000) -> Trace:
         """Write what every process of the graph does in the body of a ``with`` to ``path``.
@@ -211,83 +238,14 @@ class CompiledGraph(ABC, Generic[ResultT]):
         Entering raises ``RuntimeStateError`` while the graph is traced already,
         ``GraphTornDownError`` after :meth:`teardown`, ``OSError`` if no file can be made there.
         """
-        return views.installed().trace(self, path, max_events)
+        return self._parts.view.trace(path, max_events)
 
-    @abstractmethod
-    def progress(self) -> Progress:
-        """How far its executions are."""
-
-    @abstractmethod
-    def tracks(self) -> list[Track]:
-        """Its processes, the driver first."""
-
-    def check_open(self) -> None:
-        """Raise what has ended it, if it was closed."""
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
-
-    def _seconds(self, deadline: Any, kwargs: dict[str, Any]) -> float | None:
-        """The seconds that an execution has; ``deadline`` goes to ``kwargs`` if it is an input."""
-        if "deadline" in self.plan.keywords:
-            if deadline is not None:
-                kwargs["deadline"] = deadline
-            deadline = None
-        if deadline is None:
-            return self.config.deadline
-        return check_deadline(deadline)
-
-    # Source of its refs
-
-    @abstractmethod
-    def wait_for(self, ref: Ref, timeout: float | None) -> Any: ...
-
-    @abstractmethod
-    def is_ready(self, ref: Ref) -> bool: ...
-
-    @abstractmethod
-    def has_failed(self, ref: Ref) -> bool: ...
-
-    @abstractmethod
-    def blockers(self, ref: Ref, question: int) -> Blockers | None: ...
-
-    def room_blockers(self, _question: int = 0) -> Blockers:
-        """Who has to do something before there is room for another execution."""
-        return ()
-
-    @abstractmethod
-    def cancel(self, ref: Ref) -> bool: ...
-
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        return cancelled_error(self.execution(ref))
-
-    @abstractmethod
-    def doing(self) -> str: ...
-
-    def execution(self, ref: Ref) -> str:
-        """The execution that ``ref`` is of, in words."""
-        number = (
-            f"execution {ref._number}" if ref._number >= 0 else "an execution that was not sent"
-        )
-        return f"{self.name}, {number}"
-
-    def describe(self, ref: Ref) -> str:
-        position = self._results.position(ref._reader)
-        output = "" if position is None else f", output {position}"
-        source = self.plan.edges[self._results.edges[ref._reader]].source
-        return f"{self.execution(ref)}{output} (from {source})"
-
-    def __reduce__(self) -> Any:
-        from conveyor.runtime.graph.handle import pickled  # slow to import, and rarely needed
-
-        return pickled(self)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._parts.reduce(self)
 
     def __repr__(self) -> str:
-        state = "torn down" if self._closed else "failed" if self._failure else "ready"
-        size = (
-            f"{counted(len(self.plan.tasks), 'task')} on {counted(len(self.plan.actors), 'actor')}"
-        )
-        return f"<{type(self).__name__} {self.name}: {size}, {state}>"
+        return f"<{type(self).__name__} {self.name}: {self._parts.view.describe()}>"
 
     def _repr_html_(self) -> str:
         # What a notebook shows.
-        return views.installed().html(self)
+        return self._parts.view.html(repr(self))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.exceptions import ConveyorError, SerializationError
 from conveyor.plan.model import Plan
 from conveyor.plan.reading import Outline
-from conveyor.runtime.graph.hosting import Laid
+from conveyor.runtime.graph.executor import Laid
 from conveyor.runtime.graph.layout import make_budget
 from conveyor.runtime.graph.recording import Recording, result_edges
 from conveyor.runtime.process import Process
@@ -22,27 +24,40 @@ from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
 logger = logging.getLogger("conveyor")
 
 
+class Timed(Protocol):
+    """An execution with a deadline."""
+
+    def keep_report(self, number: int) -> None:
+        """Another execution is about to use the words of execution ``number``, which is this one."""
+        ...
+
+
 class Epoch:
-    """Everything that is new when a graph is restarted. ``first``: the number of its first execution."""
+    """Everything that is new when a graph is restarted."""
 
     def __init__(
         self,
         plan: Plan,
         config: Config,
         name: str,
-        laid: Laid,
         process: Process,
-        first: int,
         moved_refs: int,
+        laid: Laid,
+        first: int,
     ) -> None:
-        """Raises why an actor has died that has done so since it was laid."""
+        """Raises why an actor has died that has done so since it was laid.
+
+        name: the graph's. moved_refs: see ``Writer.moved_refs``. first: the number of the first execution.
+        """
         self._name = name
         self.members = laid.members
         self.bits = laid.bits
         self.segment = laid.segment
         self.offsets = laid.offsets
         self.first = first
-        self.sets = laid.limits.sets
+        self._sets = laid.limits.sets
+        # Executions with a deadline, by the set of words that they use.
+        self._timed: dict[int, tuple[weakref.ref[Timed], int]] = {}
         budget = make_budget(config.memory_bytes)
         try:
             writers = {
@@ -96,6 +111,16 @@ class Epoch:
         self.recording.watch(self.gate)
         process.sweeper.start()
         process.reads(self)
+
+    def take_words(self, number: int, execution: Timed) -> None:
+        """``execution``, which will be this ``number``, notes what it has run where an earlier one did."""
+        place = number & (self._sets - 1)
+        before = self._timed.get(place)
+        if before is not None:
+            earlier = before[0]()
+            if earlier is not None and before[1] != number:
+                earlier.keep_report(before[1])
+        self._timed[place] = (weakref.ref(execution), number)
 
     def leave(self) -> None:
         """Keep the results that have come, for who still asks, and take no more: what comes late is

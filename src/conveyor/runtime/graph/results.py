@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -19,6 +19,10 @@ from conveyor.runtime.refs.ref import Ref, Source
 from conveyor.runtime.refs.streams import StreamRef
 from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.refs.values import wait_for
+
+#: For each output that is a generator's: what makes the reference to its items, given the references to its
+#: end and to the effects.
+Streams: TypeAlias = Mapping[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]]
 
 
 class GraphRef(Ref):
@@ -91,9 +95,6 @@ class Results:
         self.single = (
             not plan.multi_output and plan.shape is None and not plan.effects and not plan.streams
         )
-        #: For the outputs that are generators': the reference to their items, given the ones to their
-        #: end and to the effects.
-        self.streams: dict[int, Callable[[Ref, tuple[Ref, ...]], StreamRef]] = {}
         self._put = put
         self._outputs = tuple(distinct.index(edge) for edge in plan.outputs)
         self._distinct = len(distinct)
@@ -127,7 +128,7 @@ class Results:
             if isinstance(leaf, Passed)
         }
 
-    def failed(self, error: BaseException, source: Source) -> Any:
+    def failed(self, error: BaseException, source: Source, streams: Streams) -> Any:
         """What ``execute`` returns if a ref that it was given has ``error``: nothing was sent."""
 
         def fail(reader: int) -> GraphRef:
@@ -137,16 +138,16 @@ class Results:
 
         leaves = () if self._shape is None else self._shape.leaves
         passed = {i: fail(0) for i, leaf in enumerate(leaves) if isinstance(leaf, Passed)}
-        return self.arrange([fail(i) for i in range(len(self.edges))], passed)
+        return self.arrange([fail(i) for i in range(len(self.edges))], passed, streams)
 
-    def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref]) -> Any:
+    def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref], streams: Streams) -> Any:
         """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
         if self._as_read:
             return made
         effects = tuple(made[self._distinct :])
-        if self.streams:
+        if streams:
             made = [
-                self.streams[edge](ref, effects) if edge in self.streams else ref
+                streams[edge](ref, effects) if edge in streams else ref
                 for edge, ref in zip(self.edges, made, strict=True)
             ]
         if self._shape is None:

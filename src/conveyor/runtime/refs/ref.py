@@ -81,7 +81,11 @@ def failure_of(outcome: Any) -> BaseException | None:
 class Source(Protocol):
     """Where a ref's result comes from: a graph, or a caller's link to an actor."""
 
-    gate: _core.Gate
+    @property
+    def gate(self) -> _core.Gate:
+        """What results are taken out of; ``None`` where they are there from the beginning."""
+        ...
+
     #: Whether the result is cancelled with the last task that awaits it.
     cancel_with_await: bool
     #: Seconds that ``get`` waits where it is not said; ``None``: as long as it takes.

@@ -1,8 +1,7 @@
-"""What a graph over processes needs of the process that executes it: the driver, or an actor."""
+"""The process that executes a graph over processes, the driver or an actor, as the graph needs it."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.plan.model import Plan
     from conveyor.runtime.graph.gots import Gots
-    from conveyor.runtime.graph.process_graph import ProcessGraph
     from conveyor.runtime.refs.ref import Ref
 
 
@@ -83,11 +81,10 @@ class Laid:
     bits: tuple[int, ...]
 
 
-class GraphHost(Protocol):
-    """The executing process's runtime."""
+class Executor(Protocol):
+    """The runtime of the executing process."""
 
     process: Process
-    graphs: weakref.WeakSet[ProcessGraph]
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         """Lay the graph's channels and load every actor's program. All or nothing."""
@@ -122,7 +119,9 @@ class GraphHost(Protocol):
         """Where results were got; of graphs in debug mode."""
         ...
 
-    def kill(self, actor: ActorId) -> None: ...
+    def kill(self, actor: ActorId) -> None:
+        """Kill ``actor`` at once."""
+        ...
 
 
 def refuse_own(plan: Plan, executor: ActorId) -> None:

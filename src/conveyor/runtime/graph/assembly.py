@@ -1,0 +1,57 @@
+"""Putting a graph over processes together, in the process that executes it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+from conveyor.config import Config
+from conveyor.plan.model import Plan
+from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.arguments import Options, reserved_inputs
+from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
+from conveyor.runtime.graph.entry import MOVED_REFS, GateEntry
+from conveyor.runtime.graph.epoch import Epoch
+from conveyor.runtime.graph.executor import Executor
+from conveyor.runtime.graph.results import GraphRef, Results
+from conveyor.runtime.graph.sharing import reducer_of
+from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submitter import BellWays, Submitter
+from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.views import GraphView
+
+
+def compiled_graph(
+    executor: Executor, plan: Plan, config: Config, accounts: weakref.WeakSet[ProcessAccount]
+) -> CompiledGraph:
+    """Lay the graph of ``plan``. Its account is entered among ``accounts``."""
+    results = Results(plan, executor.keep)
+    laid = executor.lay(plan, config)
+    number, process = laid.number, executor.process
+    name = config.name or f"graph {number}"
+    make_epoch = functools.partial(Epoch, plan, config, name, process, MOVED_REFS)
+    try:
+        first = make_epoch(laid, 0)
+    except BaseException:
+        executor.unlay(number)
+        raise
+    process.limit_spin(number, config.spin_us)
+    # From here on the graph is taken down when it is garbage.
+    supervisor = Supervisor(executor, plan, config, number, name, make_epoch, first)
+    account = ProcessAccount(supervisor)
+    source = GraphSource(account, results, executor)
+    entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
+    options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
+    submitter = Submitter(name, entry, BellWays(process), options)
+    accounts.add(account)
+    return CompiledGraph(
+        GraphParts(
+            number, name, submitter, supervisor, GraphView(account), reducer_of(plan, account)
+        )
+    )
+
+
+def _debug_ref() -> type[GraphRef]:
+    from conveyor.runtime.graph.gots import DebugRef  # few programs need it
+
+    return DebugRef

@@ -1,0 +1,267 @@
+"""The entry of a graph over processes: the gate of its epoch, and who may pass it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from conveyor import _core
+from conveyor.exceptions import (
+    DeadlineExceededError,
+    SerializationError,
+    SessionEndedError,
+    WaitTimeoutError,
+)
+from conveyor.runtime import ending
+from conveyor.runtime.graph.arguments import (
+    check_inputs,
+    match_inputs,
+    reserved_inputs,
+    takes_parts,
+)
+from conveyor.runtime.graph.execution import Execution
+from conveyor.runtime.graph.results import GraphRef, Results
+from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.unsendable import blame_input
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.values import refs_among
+from conveyor.runtime.waiting.patience import Patience
+from conveyor.runtime.waiting.works import Blockers
+
+
+def _references_of_a_moved_value() -> int:
+    # How many references an argument of execute() has when its maker keeps none: measured, because
+    # it differs between versions of Python. Same shape as CompiledGraph.execute and GateEntry.at_once.
+    def at_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        return _core.refcount(args[0])
+
+    def execute(
+        *args: Any, timeout: float | None = None, deadline: float | None = None, **kwargs: Any
+    ) -> int:
+        return at_once(args, kwargs)
+
+    return execute(object())
+
+
+MOVED_REFS = _references_of_a_moved_value()
+
+#: The source of an execution's refs. The graph's own serves all executions that have no deadline.
+Source: TypeAlias = GraphSource | Execution
+
+
+class GateEntry:
+    """Submits to the gate, one execution after the other."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        results: Results,
+        source: GraphSource,
+        ref_type: type[GraphRef],
+    ) -> None:
+        """``ref_type``: what the results of executions are."""
+        plan, config = supervisor.plan, supervisor.config
+        self.takes_parts = takes_parts(plan)
+        self._supervisor = supervisor
+        self._results = results
+        self._source = source
+        self._ref_type = ref_type
+        self._plan = plan
+        self._name = supervisor.name
+        self._process = supervisor.process
+        self._lock: threading.Lock = supervisor.lock
+        # What the usual execution need not look at.
+        self._plain = plan.whole_input and plan.shape is None and config.deadline is None
+        self._unlimited = config.deadline is None and not reserved_inputs(plan)
+        self._single = results.single
+        self._outputs = len(results.edges)
+
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Nobody waits for the lock here: an event loop may have called.
+        if self._plain and not kwargs and len(args) == 1:
+            if not self._lock.acquire(False):
+                return None
+            try:
+                ref = self._supervisor.start(args[0], self._source, self._ref_type)
+            except SerializationError as error:
+                raise blame_input(error, self._plan, self._name, args) from error.__cause__
+            finally:
+                self._lock.release()
+            if ref is None or self._single:
+                return ref
+            return self._refs(ref, {})
+        if not self._unlimited or refs_among(args, kwargs):
+            return None
+        inputs = match_inputs(self._plan, self._name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        if not self._lock.acquire(False):
+            return None
+        try:
+            down = self._supervisor.closed_or_failed()
+            ref = None if down else self._submit_now(inputs, self._source)
+        finally:
+            self._lock.release()
+        return None if ref is None else self._refs(ref, passed)
+
+    def is_down(self) -> bool:
+        return self._supervisor.closed_or_failed()
+
+    def revive(self) -> None:
+        self._supervisor.restart_if_possible()
+
+    def begin(self, terms: Terms) -> Source:
+        if terms.seconds is None:
+            return self._source
+        deadline = _core.monotonic_ns() + int(terms.seconds * 1e9)
+        return Execution(self._source, deadline, terms.seconds)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_inputs(self._plan, self._name, args, kwargs)
+
+    def until_done(self, need: Need, execution: Source) -> Need:
+        self._check_time(execution)
+        self._wake_up_for(execution)
+        return replace(need, ready=_either(need.ready, execution))
+
+    def refs_of(self, error: BaseException) -> Any:
+        return self._results.failed(error, self._source, self._supervisor.epoch.streams)
+
+    def room_blockers(self, question: int = 0) -> Blockers:
+        return self._source.room_blockers(question)
+
+    def submit(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        execution: Source,
+        terms: Terms,
+        error: BaseException | None = None,
+    ) -> Attempt:
+        if error is not None:
+            return self._results.failed(error, execution, self._supervisor.epoch.streams)
+        if type(self._supervisor.closed) is SessionEndedError:
+            raise ending.ended()
+        inputs = match_inputs(self._plan, self._name, args, kwargs)
+        passed = self._results.passed(args, kwargs)
+        if terms.way != "block":
+            first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
+        else:
+            # Held while waiting for room: who comes first goes first.
+            self._take_turn(terms.patience, execution)
+            try:
+                first = yield from self._pass(inputs, execution, self._submit, blocking=True)
+            finally:
+                self._lock.release()
+        return self._refs(first, passed)
+
+    def _pass(
+        self,
+        inputs: tuple[Any, ...],
+        source: Source,
+        submit: Callable[[tuple[Any, ...], Source], GraphRef | None],
+        blocking: bool,
+    ) -> Generator[Need, None, GraphRef]:
+        """Submit as soon as there is room."""
+        while (ref := submit(inputs, source)) is None:
+            self._wake_up_for(source)
+            began = _core.monotonic_ns()
+            yield Need(
+                _either(self._may_submit, source),
+                self._source.room_blockers,
+                lambda: f"room for another execution of {self._name} (depth {self._plan.depth})",
+                self._source.doing,
+                lambda: f"{self._name}: {self._plan.depth} executions are on their way",
+            )
+            epoch = self._supervisor.epoch
+            epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
+        return ref
+
+    def _take_turn(self, patience: Patience, source: Source) -> None:
+        timeout = patience.timeout
+        if not self._lock.acquire(timeout=_shorter(timeout, source)):
+            self._check_time(source)
+            raise WaitTimeoutError(
+                f"timed out after {timeout:g} s waiting for another thread's submission to {self._name}"
+            )
+
+    def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        if not self._lock.acquire(False):
+            return None
+        try:
+            return self._submit(inputs, source)
+        finally:
+            self._lock.release()
+
+    def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        supervisor = self._supervisor
+        while True:
+            if supervisor.closed_or_failed():
+                raise supervisor.why().with_traceback(None)
+            ref = self._submit_now(inputs, source)
+            # Otherwise a death, of this graph or of another, keeps the gate shut.
+            if ref is not None or self._process.board.deaths == supervisor.epoch.gate.deaths:
+                return ref
+
+    def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
+        deadline, epoch = source.deadline, self._supervisor.epoch
+        if deadline:
+            assert isinstance(source, Execution)
+            if not epoch.gate.has_room:
+                self._check_time(source)
+                return None
+            epoch.take_words(epoch.gate.submitted, source)
+        try:
+            if len(inputs) == 1:
+                ref: GraphRef | None = self._supervisor.start(
+                    inputs[0], source, self._ref_type, deadline
+                )
+                return ref
+            number = epoch.gate.submit_many(inputs, deadline)
+        except SerializationError as error:
+            raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
+        return self._ref_type(source, number) if number >= 0 else None
+
+    def _may_submit(self) -> bool:
+        return self._supervisor.closed_or_failed() or self._supervisor.epoch.gate.has_room
+
+    def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
+        """What ``execute`` returns, given the ref of the first thing that the executor reads."""
+        if self._single:
+            return first
+        made = first._with_siblings(self._outputs)
+        return self._results.arrange(made, passed, self._supervisor.epoch.streams)
+
+    # Deadlines
+
+    def _wake_up_for(self, source: Source) -> None:
+        """Somebody is about to sleep on the bell, which must ring at the deadline."""
+        if isinstance(source, Execution):
+            self._process.alarm.add(source)
+
+    def _check_time(self, source: Source) -> None:
+        if isinstance(source, Execution) and source.overdue():
+            raise DeadlineExceededError(
+                f"{self._name}: the deadline of {source.seconds:g} s has passed before it could begin: "
+                f"it waited for room (depth {self._plan.depth}) or for an argument; "
+                f"{self._source.doing()}"
+            )
+
+
+def _either(ready: Callable[[], bool], source: Source) -> Callable[[], bool]:
+    """Whether it is ``ready()``, or too late."""
+    if not isinstance(source, Execution):
+        return ready
+    overdue = source.overdue
+    return lambda: ready() or overdue()
+
+
+def _shorter(timeout: float | None, source: Source) -> float:
+    """The time that a lock is waited for; -1: any."""
+    if not source.deadline:
+        return -1 if timeout is None else timeout
+    left = max(source.deadline - _core.monotonic_ns(), 0) / 1e9
+    return left if timeout is None else min(left, timeout)

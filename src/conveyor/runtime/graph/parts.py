@@ -1,0 +1,72 @@
+"""What a compiled graph is made of, as its parts and those who show it see each other.
+
+Each part is handed those it needs, and knows no part that uses it:
+``CompiledGraph -> Submitter -> Entry -> source of the refs -> account -> supervisor -> epoch``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from conveyor.config import Config
+from conveyor.plan.model import Plan
+from conveyor.runtime.graph.recording import Progress, Recording, Track
+from conveyor.runtime.graph.status import GraphState, GraphStatus
+
+
+def graph_id(number: int) -> str:
+    """A text that names graph ``number`` among all of its session."""
+    return f"{number:08x}"
+
+
+class Upkeep(Protocol):
+    """Keeps a graph fit for execution, and ends it; see the methods of the same names of
+    ``CompiledGraph``."""
+
+    @property
+    def is_teardown(self) -> bool: ...
+
+    def restart(self) -> None: ...
+
+    def teardown(self, kill_actors: bool = False) -> None: ...
+
+    def check_block(self) -> None:
+        """Raise why the graph cannot be torn down at the end of a ``with`` block, before one begins."""
+        ...
+
+
+class Account(Protocol):
+    """What the process that executes a graph can tell of it."""
+
+    #: The graph's number among those of its session.
+    number: int
+    name: str
+    plan: Plan
+    config: Config
+
+    @property
+    def recording(self) -> Recording:
+        """What its processes note about themselves."""
+        ...
+
+    @property
+    def state(self) -> GraphState:
+        """The state of the graph, as far as it has been noticed."""
+        ...
+
+    @property
+    def is_teardown(self) -> bool: ...
+
+    def check_open(self) -> None:
+        """Raise what has ended the graph, if it was closed."""
+        ...
+
+    def progress(self) -> Progress:
+        """How far its executions are."""
+        ...
+
+    def tracks(self) -> list[Track]:
+        """Its processes, the executing one first."""
+        ...
+
+    def status(self, stacks: bool = False) -> GraphStatus: ...

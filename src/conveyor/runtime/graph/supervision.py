@@ -1,0 +1,237 @@
+"""Whether a graph over processes can be executed: deaths, restarts, and its end."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from conveyor import _core
+from conveyor.config import Config
+from conveyor.exceptions import (
+    ActorDiedError,
+    ActorRestartedError,
+    ConveyorError,
+    GraphTornDownError,
+    SessionEndedError,
+)
+from conveyor.plan.model import Plan
+from conveyor.runtime import ending
+from conveyor.runtime.graph.epoch import Epoch
+from conveyor.runtime.graph.executor import Executor, Member, first_death
+from conveyor.runtime.graph.status import GraphState
+from conveyor.runtime.refs.ref import Ref
+
+#: How many restarts' reasons are kept for refs of executions before them.
+_PAST_KEPT = 100
+
+
+class Ended(Protocol):
+    """The source of an execution's refs, as who refuses executions needs it."""
+
+    def why(self) -> ConveyorError: ...
+
+
+def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int = 0) -> None:
+    """Stands in place of a gate's ``start``: the slow way into the graph says why there is no room."""
+
+
+def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
+    # Not a method: the supervisor would refer to itself, and its channels would stay until a collection.
+    raise source.why().with_traceback(None)
+
+
+class Supervisor:
+    """Holds the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
+
+    It is told of nothing. Whoever submits or waits asks it, and then it looks at the board's count of
+    deaths. Its lock makes submissions one after the other.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        plan: Plan,
+        config: Config,
+        number: int,
+        name: str,
+        make_epoch: Callable[..., Epoch],
+        first: Epoch,
+    ) -> None:
+        """``make_epoch(laid, first)`` opens the channels of a graph that was laid again."""
+        self.plan = plan
+        self.config = config
+        self.number = number
+        self.name = name
+        self.process = executor.process
+        #: Held by who submits.
+        self.lock = threading.Lock()
+        #: Why there will be no more executions.
+        self.closed: ConveyorError | None = None
+        #: Why there are none until a restart.
+        self.failure: ConveyorError | None = None
+        self._executor = executor
+        self._make_epoch = make_epoch
+        self._restarting = threading.Lock()
+        self._failing = threading.Lock()  # to be taken last
+        self._past: list[tuple[int, ConveyorError]] = []
+        self._unloading: list[tuple[Member, Ref]] = []
+        self._use(first)
+        self._finalizer = weakref.finalize(self, executor.drop, number)
+        self._finalizer.atexit = False
+
+    def _use(self, epoch: Epoch) -> None:
+        """Execute over these channels from now on."""
+        self.epoch = epoch
+        #: The one thing that the hot path looks at: the gate's ``start``, or what stands in its place.
+        self.start: Callable[..., Any] = epoch.gate.start
+
+    # What has happened
+
+    def closed_or_failed(self) -> bool:
+        """Whether the graph cannot be executed as it is. Notices deaths."""
+        if self.closed is not None or self.failure is not None:
+            return True
+        epoch, deaths = self.epoch, self.process.board.deaths
+        if deaths == epoch.gate.deaths:
+            return False
+        dead = first_death(epoch.members)
+        if dead is None:
+            epoch.gate.deaths = deaths
+            return False
+        failure = dead.death(self.name_node)
+        with self._failing:
+            # Not of a graph that has been restarted meanwhile.
+            if epoch is self.epoch and self.failure is None:
+                self.failure = failure
+                self.start = _look_closer
+        return self.failure is not None
+
+    def why(self) -> ConveyorError:
+        """The error for who needs a graph that is closed or has failed."""
+        error = self.closed or self.failure
+        assert error is not None
+        return ending.error() if type(error) is SessionEndedError else error
+
+    def past_error(self, number: int) -> ConveyorError | None:
+        """Why execution ``number`` has failed, if it was under way when the graph was restarted."""
+        if number >= self.epoch.first or number < 0:
+            return None
+        return next((error for end, error in self._past if number < end), None)
+
+    @property
+    def is_teardown(self) -> bool:
+        return self.closed is not None
+
+    @property
+    def state(self) -> GraphState:
+        """The state of the graph, as far as it has been noticed."""
+        return "torn down" if self.closed else "failed" if self.failure else "ready"
+
+    def check_open(self) -> None:
+        """Raise what has ended the graph, if it was closed."""
+        if self.closed is not None:
+            raise self.closed.with_traceback(None)
+
+    def check_block(self) -> None:
+        """Any process tears down the graphs that it has compiled."""
+
+    # Labels
+
+    def label(self, graph: int, node: int) -> str | None:
+        """What node ``node`` is called; ``None`` if ``graph`` is another one."""
+        return self.plan.tasks[node].label if graph == self.number else None
+
+    def name_node(self, graph: int, node: int) -> str | None:
+        """What a node of this graph, or of another one that this process knows, is called."""
+        return self.label(graph, node) or self._executor.label(graph, node)
+
+    # Restarts
+
+    def restart(self) -> None:
+        with self._restarting:
+            if not self.closed_or_failed():
+                return
+            cause = self.failure
+            if self.closed is not None or cause is None:
+                raise self.why().with_traceback(None)
+            with self.lock:  # after whoever was submitting just now
+                first = self.epoch.gate.submitted
+            epoch = self._make_epoch(self._executor.lay_again(self.number, first), first)
+            with self.lock, self._failing:
+                if self.closed is not None:  # meanwhile: what was laid goes with the rest
+                    raise self.closed.with_traceback(None)
+                self.epoch.leave()
+                self._past.append((first, _as_past(cause)))
+                del self._past[:-_PAST_KEPT]
+                self._use(epoch)
+                self.failure = None
+
+    def restart_if_possible(self) -> None:
+        """Before an execution: a graph whose dead actors come back by themselves does so as well, also if
+        nobody has noticed so far that they are dead."""
+        if (
+            self.closed_or_failed()
+            and self.closed is None
+            and self._executor.comes_back(self.number)
+        ):
+            self.restart()
+
+    # The end
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        if self.close(GraphTornDownError(f"{self.name} has been torn down")):
+            try:
+                self.epoch.leave()
+            finally:  # Ctrl-C comes once, and the actors are to be told all the same
+                self._finalizer.detach()
+                if kill_actors:
+                    for member in self.epoch.members:
+                        self._executor.kill(member.id)
+                self._unloading = self._executor.unlay(self.number)
+        # One that was interrupted while it waited is finished by the next.
+        while self._unloading:
+            member, ack = self._unloading[-1]
+            try:
+                ack.get()
+            except ConveyorError:
+                if member.alive:
+                    raise
+            self._unloading.pop()
+        self.process.arena.give_back_soon()  # what its inputs took
+
+    def close(self, error: ConveyorError) -> bool:
+        """No more executions, and whoever waits gets ``error``. False if it was closed before."""
+        with self._failing:
+            if self.closed is not None:
+                return False
+            self.closed = error
+            self.start = _refuse
+        epoch = self.epoch
+        # Other threads may wait for a result that will not come, or for room with the lock held.
+        epoch.gate.closed = True
+        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        if type(error) is SessionEndedError:
+            # What the actors have not begun is not begun, so that they can end.
+            for number in range(epoch.gate.completed, epoch.gate.submitted):
+                epoch.limits.cancel(number)
+            # Who comes again is told, or kept, when it holds no lock.
+            self.start = _look_closer
+        else:
+            with self.lock:  # after whoever was submitting just now
+                pass
+        return True
+
+    def orphan(self, error: ConveyorError) -> None:
+        """In a forked child: the graph is the parent's. Takes no lock."""
+        self.closed = error
+        self.start = _refuse
+
+
+def _as_past(cause: ConveyorError) -> ConveyorError:
+    """``cause`` as the error of executions that a restart has left behind."""
+    text = f"{cause}\nthe graph has been restarted since: the execution can be tried again"
+    if isinstance(cause, ActorDiedError):
+        return ActorRestartedError(text, cause.actor, cause.node, cause.exit_code, cause.signal)
+    return ActorRestartedError(text)

@@ -1,0 +1,126 @@
+"""Showing a graph. What draws and counts lies above, in ``observe``: its import installs it here."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conveyor.config import Config
+from conveyor.plan import explain
+from conveyor.plan.explain import counted
+from conveyor.plan.model import Plan
+from conveyor.runtime.graph.parts import Account
+from conveyor.runtime.graph.status import GraphStatus
+
+if TYPE_CHECKING:
+    from conveyor.observe.stats import GraphStats
+    from conveyor.observe.trace import Trace
+
+
+class View(Protocol):
+    """Shows a graph; see the methods of the same names of ``CompiledGraph``."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def config(self) -> Config: ...
+
+    def describe(self) -> str:
+        """What is made, of which size, in which state: for ``repr``. Asks no other process."""
+        ...
+
+    def explain(self) -> str: ...
+
+    def draw(self, *args: Any) -> str:
+        """The graph's picture, with the arguments of ``visualize``."""
+        ...
+
+    def status(self, stacks: bool = False) -> GraphStatus: ...
+
+    def stats(self) -> GraphStats: ...
+
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> Trace: ...
+
+    def html(self, title: str) -> str:
+        """What a notebook shows under ``title``."""
+        ...
+
+
+class Views(Protocol):
+    """What graphs are shown with."""
+
+    def draw(self, *args: Any) -> str:
+        """The picture of a Plan, with the arguments of ``visualize``."""
+        ...
+
+    def stats(self, graph: Account) -> GraphStats:
+        """What the graph has counted until now."""
+        ...
+
+    def trace(self, graph: Account, path: str | os.PathLike[str], max_events: int) -> Trace:
+        """A context manager that records what the graph does."""
+        ...
+
+    def html(self, graph: Account, title: str) -> str:
+        """What a notebook shows of the graph."""
+        ...
+
+
+_views: Views | None = None
+
+
+def install(views: Views) -> None:
+    """Let ``views`` be what graphs are shown with."""
+    global _views
+    _views = views
+
+
+def installed() -> Views:
+    """What was installed."""
+    if _views is None:
+        # By its name: most programs show no graph.
+        import_module("conveyor.observe")
+    assert _views is not None
+    return _views
+
+
+class GraphView:
+    """Shows a graph that this process executes."""
+
+    def __init__(self, account: Account, how: str = "") -> None:
+        """``how``: in which way its actors run, where they are no processes."""
+        self._account = account
+        self._how = f", {how}" if how else ""
+
+    @property
+    def plan(self) -> Plan:
+        return self._account.plan
+
+    @property
+    def config(self) -> Config:
+        return self._account.config
+
+    def describe(self) -> str:
+        plan = self.plan
+        size = f"{counted(len(plan.tasks), 'task')} on {counted(len(plan.actors), 'actor')}"
+        return f"{size}{self._how}, {self._account.state}"
+
+    def explain(self) -> str:
+        return explain(self.plan, self._account.name)
+
+    def draw(self, *args: Any) -> str:
+        return installed().draw(self.plan, *args, self._account.name)
+
+    def status(self, stacks: bool = False) -> GraphStatus:
+        return self._account.status(stacks)
+
+    def stats(self) -> GraphStats:
+        return installed().stats(self._account)
+
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> Trace:
+        return installed().trace(self._account, path, max_events)
+
+    def html(self, title: str) -> str:
+        return installed().html(self._account, title)
