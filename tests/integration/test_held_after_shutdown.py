@@ -11,7 +11,7 @@ from contextlib import suppress
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, gate_of, get
+from integration_helpers import WAIT, compiled, gate_of, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -34,6 +34,11 @@ class Actor:
     def items(self, n):
         for i in range(n):
             yield self.make(i)
+
+    def make_later(self, path):
+        open(path + "-begun", "w").close()
+        hold(path)
+        return self.make(1)
 
     def boxed(self, i):
         """Of a class that the driver gets to know with the value."""
@@ -281,6 +286,27 @@ def test_everything_else_says_that_the_session_has_ended(tmp_path):
     with pytest.raises(SessionEndedError):
         graph.execute(1)
     conveyor.shutdown()
+
+
+def test_of_a_result_that_comes_after_its_ref_has_failed(latches, wait_until):
+    """Its method was begun before the end, which waits for it."""
+    go = latches()
+    conveyor.init()
+    actor = Actor.remote()
+    graph = compiled(lambda x: actor.make_later.bind(x))
+
+    def waits():
+        with pytest.raises(SessionEndedError):
+            graph.execute(go.path).get()
+        go.open()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    wait_until(lambda: os.path.exists(go.path + "-begun"), what="the method")
+    conveyor.shutdown()
+    thread.join()
+    assert graph.status().completed == 1
+    assert nothing_is_left()
 
 
 def test_at_the_moment_of_the_end(wait_until):

@@ -84,6 +84,8 @@ class GraphSource:
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
+                # It may still come, from one that lives, and would be kept as long as the graph is held.
+                gate.drop(ref._number, ref._reader)
                 raise final(ended or supervisor.past_error(ref._number) or supervisor.why())
             step = patience.step()
             if wait is not None:
