@@ -354,7 +354,7 @@ def test_an_interrupted_start_gives_its_gpus_back(scripts, num_gpus):
 
 def test_a_ctrl_c_in_the_first_pickling_tells_of_nothing_else(scripts):
     body = """
-        from conveyor.channel import pickling
+        from conveyor.codec import pickling
 
         def interrupted(*args):
             raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 from integration_helpers import get
 
 import conveyor
-from conveyor.channel import claims
+from conveyor.codec import claims
 from conveyor.exceptions import SerializationError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

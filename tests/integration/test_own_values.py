@@ -200,7 +200,7 @@ def test_classes_sent_by_value_are_passed_on(maker):
 
 
 def test_other_values_are_passed_on_as_they_came(engine, maker, monkeypatch):
-    from conveyor.channel import pickling
+    from conveyor.codec import pickling
 
     ref = maker.echo.remote({"k": [1, 2]})
     put = conveyor.put({"k": [3]})

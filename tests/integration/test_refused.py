@@ -18,7 +18,7 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor import _core
-from conveyor.channel import SentDefinitions
+from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
 from conveyor.engine.local.events import EventLoop
 from conveyor.exceptions import (

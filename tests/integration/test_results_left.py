@@ -8,7 +8,7 @@ import pytest
 from integration_helpers import gate_of, get, hold
 
 import conveyor
-from conveyor.channel import pickling
+from conveyor.codec import pickling
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import WaitTimeoutError
 

@@ -12,8 +12,8 @@ import textwrap
 from typing import Any, BinaryIO
 
 import conveyor
-from conveyor.channel import codec
-from conveyor.channel.codec import KnownDefinitions, SentDefinitions
+from conveyor.codec import frames as codec
+from conveyor.codec.frames import KnownDefinitions, SentDefinitions
 
 
 class Buffer(mmap.mmap):

@@ -7,7 +7,7 @@ from codec_transport import Channel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.channel import codec
+from conveyor.codec import frames as codec
 from conveyor.exceptions import SerializationError
 
 np = pytest.importorskip("numpy")

@@ -9,8 +9,9 @@ import cloudpickle
 import pytest
 from codec_transport import Channel, run, run_python
 
-from conveyor.channel import byvalue, codec, fullpickle
-from conveyor.channel.pickling import FLAG_BOUND
+from conveyor.codec import byvalue, fullpickle
+from conveyor.codec import frames as codec
+from conveyor.codec.pickling import FLAG_BOUND
 
 
 def test_instances_come_back_as_what_they_were():
@@ -406,7 +407,7 @@ def test_definition_that_did_not_arrive_is_an_error_there():
 
         peer = Peer()
         peer.sent.groups.update(["x"])
-        from conveyor.channel import codec
+        from conveyor.codec import frames as codec
         codec.encode(Message(), peer.sent)  # a frame that nobody receives
         try:
             peer.ask("echo", Message())
@@ -525,7 +526,8 @@ if __name__ == "__main__":
 def test_forked_child_makes_tokens_of_its_own():
     run("""
         import os
-        from conveyor.channel import byvalue, codec
+        from conveyor.codec import byvalue
+        from conveyor.codec import frames as codec
         from codec_transport import Channel
 
         class Message:
@@ -614,7 +616,7 @@ def test_two_threads_that_load_the_same_definitions():
     run("""
         import sys, threading
         from codec_transport import Link, Peer
-        from conveyor.channel import codec
+        from conveyor.codec import frames as codec
 
         class A:
             def b(self):
@@ -625,7 +627,7 @@ def test_two_threads_that_load_the_same_definitions():
 
         def race(frames):
             import threading
-            from conveyor.channel import codec
+            from conveyor.codec import frames as codec
             start, seen = threading.Barrier(8), []
             def work():
                 start.wait()

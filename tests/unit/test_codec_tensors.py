@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from conveyor.channel import codec, tensors  # noqa: E402
+from conveyor.codec import frames as codec  # noqa: E402
+from conveyor.codec import tensors  # noqa: E402
 from conveyor.exceptions import SerializationError  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -331,7 +332,7 @@ def test_torch_without_numpy():
 def test_reader_that_has_not_imported_torch():
     script = """
         import pickle, sys
-        from conveyor.channel import codec
+        from conveyor.codec import frames as codec
         frame = pickle.load(sys.stdin.buffer)
         assert "torch" not in sys.modules and "numpy" not in sys.modules
         print(codec.decode(*frame).sum().item())

@@ -18,7 +18,8 @@ from codec_transport import Channel, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conveyor.channel import codec, pickling
+from conveyor.codec import frames as codec
+from conveyor.codec import pickling
 from conveyor.exceptions import SerializationError
 
 Point = namedtuple("Point", "x y")
@@ -438,7 +439,7 @@ def test_dumps_by_value():
 def test_codec_imports_neither_numpy_nor_torch_nor_cloudpickle():
     script = """
         import sys
-        from conveyor.channel import codec
+        from conveyor.codec import frames as codec
         frame = codec.encode({"a": [1, 2, (3, 4)]}, codec.SentDefinitions())
         assert codec.decode(frame[0], *frame[2:]) == {"a": [1, 2, (3, 4)]}
         print(sorted({"numpy", "torch", "cloudpickle"} & set(sys.modules)))

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from conveyor import _core
-from conveyor.channel import set_up_codec
+from conveyor.codec import set_up_codec
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.works import BESIDE, CALLS, ONE, STEPS, call_of, steps_of

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from conveyor import _core
-from conveyor.channel import set_up_codec
+from conveyor.codec import set_up_codec
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_no_more_than_depth_is_granted_to_who_submits_while_others_do():
 NESTED = """
 import os
 from conveyor import _core
-from conveyor.channel import set_up_codec
+from conveyor.codec import set_up_codec
 
 set_up_codec()
 nested = False

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from conveyor.channel import set_up_codec
+from conveyor.codec import set_up_codec
 from conveyor.exceptions import ActorDiedError, RuntimeStateError
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref

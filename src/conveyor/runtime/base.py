@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions
 from conveyor.checks import check_timeout
+from conveyor.codec import SentDefinitions
 from conveyor.runtime import threads
 from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
 from conveyor.runtime.calls.generators import Key
@@ -28,7 +28,7 @@ from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers, any_of
 
 if TYPE_CHECKING:
-    from conveyor.runtime.graph.gots import Gots
+    from conveyor.runtime.graph.origins import Origins
 
 
 class PutRef(Ref):
@@ -151,7 +151,7 @@ class CallingRuntime:
         self.watcher = Watcher(process.inbox, ring)
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
-        self._gots: Gots | None = None
+        self._origins: Origins | None = None
         #: Handles of workers for functions called here, by their options.
         self.function_workers: dict[Hashable, list[Any]] = {}
         self.stream_numbers = itertools.count()
@@ -227,13 +227,13 @@ class CallingRuntime:
             raise TypeError("put takes a value, not a ref")
         return PutRef(value)
 
-    def gots(self) -> Gots:
+    def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""
-        if self._gots is None:
-            from conveyor.runtime.graph.gots import Gots
+        if self._origins is None:
+            from conveyor.runtime.graph.origins import Origins
 
-            self._gots = Gots()
-        return self._gots
+            self._origins = Origins()
+        return self._origins
 
     def keep(self, value: Any) -> Ref:
         """Like ``put``, of anything: a ref to a ref as well."""

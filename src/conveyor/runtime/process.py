@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conveyor import _core
-from conveyor.channel import Reader, SentDefinitions, set_up_codec
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
+from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.memory_limit import memory_limit

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import decode_error, encode_error
+from conveyor.codec import decode_error, encode_error
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.lines import Host, Job, Line, Run
 from conveyor.engine.inline.origin import Origin

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from conveyor import _core
-from conveyor.channel.faults import is_of_value
+from conveyor.codec.faults import is_of_value
 from conveyor.runtime.graph.layout import RESULT_BIT, make_budget
 from conveyor.runtime.process import Process
 

@@ -26,10 +26,10 @@ from conveyor.runtime.uninterrupted import uninterrupted
 
 __all__ = ["ChildSpec", "Launcher"]
 
-# What actors need, also those that compile graphs: in one that is short of descriptors nothing can be imported.
+# What actors need, also those that compile graphs: one that is short of descriptors can import nothing.
 _PRELOADED = (
     "conveyor.runtime.actor.worker",
-    "conveyor.channel.fullpickle",
+    "conveyor.codec.fullpickle",
     "conveyor.plan.place",
 )
 SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what it preloads

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel import encode_error
+from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.calls.call import START, Call

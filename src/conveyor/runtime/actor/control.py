@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
-from conveyor.channel import encode_error
+from conveyor.codec import encode_error
 from conveyor.exceptions import GraphTornDownError
 from conveyor.runtime.actor.calls import Calls, Mailbox
 from conveyor.runtime.actor.ground import Ground

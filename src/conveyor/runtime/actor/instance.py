@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from conveyor.channel import decode_error, encode_error
+from conveyor.codec import decode_error, encode_error
 from conveyor.runtime.calls.call import METHOD
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel import encode_error
-from conveyor.channel.sealed import Sealed
+from conveyor.codec import encode_error
+from conveyor.codec.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
 from conveyor.plan.reading import registers_read

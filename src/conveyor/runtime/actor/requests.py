@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.runtime.message import Message
 
 if TYPE_CHECKING:
-    from conveyor.channel.sealed import Sealed
+    from conveyor.codec.sealed import Sealed
     from conveyor.config import Config
     from conveyor.exceptions import ConveyorError
     from conveyor.plan.model import Plan

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel.sealed import Sealed, seal
+from conveyor.codec.sealed import Sealed, seal
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import (

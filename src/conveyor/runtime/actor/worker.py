@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
-from conveyor.channel import byvalue, faults
+from conveyor.codec import byvalue, faults
 from conveyor.runtime import context
 from conveyor.runtime.actor import grace
 from conveyor.runtime.actor.calls import Calls

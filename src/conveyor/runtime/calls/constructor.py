@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import SentDefinitions, claims, decode_error, encode_error
-from conveyor.channel.codec import DEFINING, decode, encode
+from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
+from conveyor.codec.frames import DEFINING, decode, encode
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.unsendable import blame_constructor

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
-from conveyor.channel.faults import is_of_value
+from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.call import START, Call, start, with_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import blamed
+from conveyor.codec import blamed
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import (
     ASYNC_FUNCTION,
@@ -19,7 +19,7 @@ from conveyor.runtime.calls.call import (
 )
 
 if TYPE_CHECKING:
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
 
 #: Calls whose first argument is a generator's key, which is none of the user's.
@@ -46,14 +46,14 @@ def blame_result(
 
 
 def _of_constructor(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
-    from conveyor.channel.blame import Given  # needed for nothing but the error
+    from conveyor.codec.blame import Given  # needed for nothing but the error
 
     yield Given.definition("actor class", cls)
     yield from arguments(cls.__name__, args, kwargs)
 
 
 def _of_call(actor: str, call: Call) -> Iterator[Given]:
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
     name, args, kwargs, _, what = call
     if what in _KEYED:
@@ -66,7 +66,7 @@ def _of_call(actor: str, call: Call) -> Iterator[Given]:
 
 def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Given]:
     """The arguments of ``label``."""
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
     for i, value in enumerate(args):
         yield Given.argument(i, label, value)
@@ -75,7 +75,7 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 
 
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
     name, _, _, num_returns, what = call
     label = f"{actor}.{name}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.channel import Reader, SentDefinitions, claims, dumps_by_value
+from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value
 from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of

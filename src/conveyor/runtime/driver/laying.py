@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from conveyor.channel.sealed import Sealed
+from conveyor.codec.sealed import Sealed
 from conveyor.config import Config
 from conveyor.exceptions import (
     ActorDiedError,

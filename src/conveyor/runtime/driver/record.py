@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from conveyor import _core
-from conveyor.channel import Reader
+from conveyor.codec import Reader
 from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,

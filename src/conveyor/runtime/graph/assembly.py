@@ -52,6 +52,6 @@ def compiled_graph(
 
 
 def _debug_ref() -> type[GraphRef]:
-    from conveyor.runtime.graph.gots import DebugRef  # few programs need it
+    from conveyor.runtime.graph.origins import DebugRef  # few programs need it
 
     return DebugRef

@@ -17,7 +17,7 @@ from conveyor.runtime.protocol import ActorId
 if TYPE_CHECKING:
     from conveyor.config import Config
     from conveyor.plan.model import Plan
-    from conveyor.runtime.graph.gots import Gots
+    from conveyor.runtime.graph.origins import Origins
     from conveyor.runtime.refs.ref import Ref
 
 
@@ -115,7 +115,7 @@ class Executor(Protocol):
         """What node ``node`` of graph ``graph`` is called, if that is known here."""
         ...
 
-    def gots(self) -> Gots:
+    def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from conveyor import _core
-from conveyor.channel import SentDefinitions, loads
+from conveyor.codec import SentDefinitions, loads
 from conveyor.config import Config
 from conveyor.exceptions import (
     DeadlineExceededError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conveyor import _core
-from conveyor.channel.sealed import Sealed
+from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import DRIVER, Plan, Program, Task
 from conveyor.plan.portable import Portable

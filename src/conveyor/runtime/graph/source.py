@@ -186,8 +186,8 @@ class GraphSource:
     def note_got(self, ref: Ref) -> None:
         """The program has got ``ref``."""
         edge = self._results.edges[ref._reader]
-        self._executor.gots().note(self.account.number, edge, ref._number)
+        self._executor.origins().note(self.account.number, edge, ref._number)
 
     def explain_held(self, error: ArenaFullError) -> str:
         """Where the program got what fills an arena."""
-        return self._executor.gots().explain(error, self._process.board.name(self._process.slot))
+        return self._executor.origins().explain(error, self._process.board.name(self._process.slot))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from conveyor import _core
-from conveyor.channel import summarize_error
+from conveyor.codec import summarize_error
 from conveyor.plan.model import DRIVER, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.stacks import stack_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conveyor.channel import blamed
+from conveyor.codec import blamed
 from conveyor.dag.parts import InputData, Key, Path, key_label
 from conveyor.exceptions import SerializationError
 from conveyor.plan.model import Argument, Plan, Task
@@ -13,7 +13,7 @@ from conveyor.plan.template import constants
 from conveyor.runtime.calls.unsendable import arguments
 
 if TYPE_CHECKING:
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
 
 def blame_input(
@@ -49,7 +49,7 @@ def _of_inputs(plan: Plan, name: str, inputs: tuple[Any, ...]) -> Iterator[Given
 
 
 def _of_part(name: str, key: Key, part: Any) -> Given:
-    from conveyor.channel.blame import Given  # needed for nothing but the error
+    from conveyor.codec.blame import Given  # needed for nothing but the error
 
     if not isinstance(key, Path):
         return Given.argument(key, f"{name}.execute", part)
@@ -58,7 +58,7 @@ def _of_part(name: str, key: Key, part: Any) -> Given:
 
 
 def _of_tasks(name: str, tasks: Iterable[Task]) -> Iterator[Given]:
-    from conveyor.channel.blame import Given
+    from conveyor.codec.blame import Given
 
     for task in tasks:
         label = f"{task.label} in {name}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from conveyor import _core
-from conveyor.channel import Reader
+from conveyor.codec import Reader
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.exchange import (

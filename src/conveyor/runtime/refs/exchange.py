@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor.runtime.message import Message
 
 if TYPE_CHECKING:
-    from conveyor.channel import Reader
+    from conveyor.codec import Reader
     from conveyor.exceptions import RuntimeStateError
     from conveyor.runtime.waiting.works import Blockers
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from conveyor import _core
-from conveyor.channel import Reader
+from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.exchange import (

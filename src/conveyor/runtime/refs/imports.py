@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 from conveyor import _core
-from conveyor.channel import Reader, SentDefinitions, claims, decode_error, encode_error
+from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made

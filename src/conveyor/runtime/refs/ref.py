@@ -9,8 +9,8 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from conveyor import _core
-from conveyor.channel import Reader, add_sibling, claims, decode_error, drop_picklers
 from conveyor.checks import check_timeout
+from conveyor.codec import Reader, add_sibling, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError, SessionEndedError
 from conveyor.runtime import context, ending
 from conveyor.runtime.waiting.patience import wait_until

@@ -9,8 +9,8 @@ from collections.abc import Generator, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from conveyor import _core
-from conveyor.channel import Reader
 from conveyor.checks import check_timeout
+from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process

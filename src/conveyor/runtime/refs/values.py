@@ -13,8 +13,8 @@ from pickle import PickleBuffer
 from typing import Any
 
 from conveyor import _core
-from conveyor.channel import SENT, add_reducers, claims
-from conveyor.channel.codec import decode
+from conveyor.codec import SENT, add_reducers, claims
+from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import conveyor.exceptions
-from conveyor.channel import append_to_message
+from conveyor.codec import append_to_message
 from conveyor.exceptions import ArenaFullError, TaskError
 from conveyor.runtime.graph.results import GraphRef
 from conveyor.runtime.refs.ref import EMPTY, failure_of
@@ -24,7 +24,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(conveyor.exceptions.__fi
 _COPIED = (type(None), bool, int, float, str, bytes)
 
 
-class Gots:
+class Origins:
     """The places, by graph, edge and execution; of the latest results only."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conveyor.channel.errors import append_to_message, read_error
+from conveyor.codec.errors import append_to_message, read_error
 from conveyor.exceptions import TaskError
 
 __all__ = ["add_sibling", "summarize_error"]

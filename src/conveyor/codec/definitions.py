@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from conveyor.channel import byvalue, claims
-from conveyor.channel.byvalue import Group
-from conveyor.channel.claims import Reader
-from conveyor.channel.header import Definition, Token, unpack
+from conveyor.codec import byvalue, claims
+from conveyor.codec.byvalue import Group
+from conveyor.codec.claims import Reader
+from conveyor.codec.header import Definition, Token, unpack
 
 __all__ = ["KnownDefinitions", "SentDefinitions", "definitions_of"]
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import conveyor.exceptions
 from conveyor import _core
-from conveyor.channel.definitions import KnownDefinitions
-from conveyor.channel.faults import is_fault
-from conveyor.channel.pickling import dumps_by_value, loads
+from conveyor.codec.definitions import KnownDefinitions
+from conveyor.codec.faults import is_fault
+from conveyor.codec.pickling import dumps_by_value, loads
 from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError
 
 __all__ = ["append_to_message", "decode_error", "encode_error", "read_error"]

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from conveyor.channel.faults import is_fault
+from conveyor.codec.faults import is_fault
 from conveyor.exceptions import ConveyorError
 
 __all__ = ["Given", "WhyNot", "cannot_send", "cannot_send_given"]

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.channel import arrays, claims, pickling, tensors
-from conveyor.channel.arrays import ARRAY
-from conveyor.channel.definitions import KnownDefinitions, SentDefinitions
-from conveyor.channel.pickling import DEFINING, FLAG_DEFINITIONS, FLAG_REFS, PICKLE, Encoded
-from conveyor.channel.tensors import TENSOR
+from conveyor.codec import arrays, claims, pickling, tensors
+from conveyor.codec.arrays import ARRAY
+from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
+from conveyor.codec.pickling import DEFINING, FLAG_DEFINITIONS, FLAG_REFS, PICKLE, Encoded
+from conveyor.codec.tensors import TENSOR
 from conveyor.exceptions import SerializationError
 
 __all__ = [

@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from conveyor.channel import byvalue, claims
-from conveyor.channel.definitions import KnownDefinitions, SentDefinitions, definitions_of
-from conveyor.channel.faults import is_fault
-from conveyor.channel.header import pack, unpack
+from conveyor.codec import byvalue, claims
+from conveyor.codec.definitions import KnownDefinitions, SentDefinitions, definitions_of
+from conveyor.codec.faults import is_fault
+from conveyor.codec.header import pack, unpack
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
-    from conveyor.channel.blame import Given
-    from conveyor.channel.fullpickle import FullPickler
+    from conveyor.codec.blame import Given
+    from conveyor.codec.fullpickle import FullPickler
 
 __all__ = [
     "DEFINING",
@@ -167,7 +167,7 @@ def _catch_up() -> None:
         else:
             _waiting.pop(name, _nothing)()
     if "cloudpickle" in sys.modules:
-        from conveyor.channel import fullpickle
+        from conveyor.codec import fullpickle
 
         fullpickle.register_modules_in_memory()
         _registered = fullpickle.registered_modules()
@@ -301,7 +301,7 @@ def _dump_fully(
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:
-    from conveyor.channel.fullpickle import FullPickler
+    from conveyor.codec.fullpickle import FullPickler
 
     return FullPickler(_reducers, out_of_band)
 
@@ -311,7 +311,7 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
 
     The pickler that has done it, or an error that names the part that it cannot do.
     """
-    from conveyor.channel import blame, fullpickle
+    from conveyor.codec import blame, fullpickle
 
     fullpickle.forget_names()
     pickler = _full_pickler(out_of_band)
@@ -333,7 +333,7 @@ def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPick
 def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationError:
     """``error`` in the user's terms: of the first of ``given`` that cannot be sent. ``error`` itself if
     all of them can, or if it says what it is about."""
-    from conveyor.channel import blame
+    from conveyor.codec import blame
 
     if type(error) is not SerializationError:
         return error

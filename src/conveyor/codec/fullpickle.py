@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-from conveyor.channel import byvalue
-from conveyor.channel.byvalue import Entry, Group
+from conveyor.codec import byvalue
+from conveyor.codec.byvalue import Entry, Group
 
 __all__ = ["FullPickler", "forget_names", "register_modules_in_memory", "registered_modules"]
 

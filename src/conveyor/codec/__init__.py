@@ -1,14 +1,14 @@
-"""How one value gets from one process to others: the frame codec, rings, leases."""
+"""Values to bytes and back, and what has to be known of them on both sides."""
 
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.channel.claims import Reader
-from conveyor.channel.codec import announce, decode, discard, encode
-from conveyor.channel.definitions import SentDefinitions
-from conveyor.channel.errors import append_to_message, decode_error, encode_error
-from conveyor.channel.full import arena_full
-from conveyor.channel.pickling import (
+from conveyor.codec.arena_full import arena_full
+from conveyor.codec.claims import Reader
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.errors import append_to_message, decode_error, encode_error
+from conveyor.codec.frames import announce, decode, discard, encode
+from conveyor.codec.pickling import (
     SENT,
     add_reducers,
     blamed,
@@ -16,9 +16,9 @@ from conveyor.channel.pickling import (
     dumps_by_value,
     loads,
 )
-from conveyor.channel.refused import refused
-from conveyor.channel.siblings import add_sibling, summarize_error
-from conveyor.channel.tensors import held_alone
+from conveyor.codec.refused import refused
+from conveyor.codec.siblings import add_sibling, summarize_error
+from conveyor.codec.tensors import held_alone
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [

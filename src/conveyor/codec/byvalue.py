@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from conveyor.channel.header import Token
+from conveyor.codec.header import Token
 from conveyor.exceptions import SerializationError
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.channel.codec import decode, encode
-from conveyor.channel.definitions import SentDefinitions
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.frames import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
