@@ -1,78 +1,32 @@
 #include "inbox.h"
 
-#include <nanobind/nanobind.h>
-
 #include <algorithm>
 #include <bit>
-
-#include "exit.h"
-#include "lease.h"
-
-namespace nb = nanobind;
 
 namespace conveyor {
 
 bool Inbox::wait(uint32_t seen, uint64_t deadline) {
   const uint64_t start = now_ns();
-  {
-    Unlocked unlocked;
-    if (waiter_.spin(seen, start)) return true;
-    if (PyThread_get_thread_ident() != main_thread_ || eventfd_.get() < 0) {
-      const bool moved = waiter_.park(seen, deadline);
-      waiter_.learn_parked(start);
-      return moved;
-    }
-  }
-  const bool moved = park_main(seen, deadline);
+  if (waiter_.spin(seen, start)) return true;
+  const bool moved = waiter_.park(seen, deadline);
   waiter_.learn_parked(start);
   return moved;
 }
 
-// Python runs signal handlers in its main thread, between bytecodes. A thread that checks for a signal
-// and then sleeps in a futex can sleep through one that comes in between; so signals are blocked,
-// checked for, and let in again by ppoll itself.
-bool Inbox::park_main(uint32_t seen, uint64_t deadline) {
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&blocked, fault);
-  for (;;) {
-    pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    if (PyErr_CheckSignals() != 0) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw nb::python_error();
-    }
-    // A handler may have ended the session, or another thread while it ran.
-    if (eventfd_.get() < 0) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      Unlocked unlocked;
-      return waiter_.park(seen, deadline);
-    }
-    // With the GIL, as close_fds(): the eventfd is closed before, and was seen above, or after the sleep.
-    const bool may_sleep = arm(seen, main_relay_.get());
-    bool timed_out = false;
-    {
-      Unlocked unlocked;
-      if (may_sleep) {
-        timespec left;
-        if (deadline != 0) {
-          const uint64_t now = now_ns();
-          left = to_timespec(deadline > now ? deadline - now : 0);
-        }
-        pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
-        const int n = ::ppoll(p, 2, deadline != 0 ? &left : nullptr, &before);
-        if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
-        if (n > 0 && p[0].revents != 0)
-          clear_event(main_relay_.get());
-        else
-          disarm(main_relay_.get());
-        timed_out = n == 0;
-      }
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (count() != seen) return true;
-    if (timed_out) return false;
+bool Inbox::poll_main(uint64_t deadline, const sigset_t& blocked) {
+  timespec left;
+  if (deadline != 0) {
+    const uint64_t now = now_ns();
+    left = to_timespec(deadline > now ? deadline - now : 0);
   }
+  pollfd p[2] = {{eventfd_.get(), POLLIN, 0}, {main_relay_.get(), POLLIN, 0}};
+  const int n = ::ppoll(p, 2, deadline != 0 ? &left : nullptr, &blocked);
+  if (n > 0 && p[1].revents != 0) drain_event(main_relay_.get());
+  if (n > 0 && p[0].revents != 0)
+    clear_event(main_relay_.get());
+  else
+    disarm(main_relay_.get());
+  return n == 0;
 }
 
 void Inbox::drain_event(int fd) {
@@ -171,16 +125,6 @@ int Inbox::poll() {
     if (pending_words_ == 0) return -1;
   }
   return -1;
-}
-
-int Inbox::next(uint64_t deadline) {
-  for (;;) {
-    const uint32_t seen = count();
-    const int bit = poll();
-    if (bit >= 0) return bit;
-    self_->status.state.store(uint32_t(State::kIdle), std::memory_order_relaxed);
-    if (!wait(seen, deadline)) return -1;
-  }
 }
 
 }  // namespace conveyor

@@ -1,7 +1,8 @@
-// A process's own side of its bell: what is ready, and waiting for it with Ctrl-C in mind.
+// A process's own side of its bell: what is ready, and waiting for it.
 #pragma once
 
-#include <Python.h>
+#include <poll.h>
+#include <signal.h>
 
 #include "forked_child.h"
 #include "waiter.h"
@@ -30,13 +31,20 @@ class Inbox {
   uint64_t spin_limit() const { return waiter_.limit(); }
   void set_spin_limit(uint64_t ns) { waiter_.set_limit(ns); }
 
-  // Wait until the count differs from `seen`. False at the deadline (0: none). With the GIL held;
-  // throws what a signal handler raised.
+  // Wait until the count differs from `seen`. False at the deadline (0: none). Any thread may, and several at
+  // once; one that has the GIL, or signal handlers to run, waits as python/waiting.h does.
   bool wait(uint32_t seen, uint64_t deadline);
-  // The next ready bit, waiting for one if there is none; -1 at the deadline.
-  int next(uint64_t deadline);
-  // The next ready bit or -1, without waiting.
+  // The next ready bit or -1, without waiting. One thread takes them, for all others.
   int poll();
+
+  // The parts of a wait of the main thread, which has signals to look for (python/waiting.cpp).
+  bool spin(uint32_t seen, uint64_t start) { return waiter_.spin(seen, start); }
+  bool park(uint32_t seen, uint64_t deadline) { return waiter_.park(seen, deadline); }
+  void learn_parked(uint64_t start) { waiter_.learn_parked(start); }
+  // Before the main thread sleeps on the eventfd: true if it may.
+  bool arm_main(uint32_t seen) { return arm(seen, main_relay_.get()); }
+  // It does, where it may, with these signals blocked. True if the deadline (0: none) has ended it.
+  bool poll_main(uint64_t deadline, const sigset_t& blocked);
 
   // Several threads may sleep on the eventfd: the main thread in ppoll, and event loops of any thread.
   // Each has a relay, a descriptor that is written when another of them took the event down, and goes by
@@ -67,7 +75,6 @@ class Inbox {
   const std::shared_ptr<Leftovers> leftovers;
 
  private:
-  bool park_main(uint32_t seen, uint64_t deadline);
   static void drain_event(int fd);
   std::shared_ptr<Board> board_;
   uint32_t slot_;

@@ -11,11 +11,8 @@
 
 namespace conveyor {
 
-struct Gated;
-
-// A gate's place in the ring of those that have leftovers. Guarded by the GIL, as the gates are.
+// A gate's place in the ring of those that have leftovers. Guarded by what guards the gates: the GIL.
 struct Leftover {
-  Gated* gate = nullptr;
   Leftover* previous = this;
   Leftover* next = this;
 
@@ -36,7 +33,7 @@ class Leftovers {
 
   // `one` has leftovers. `here()`: whether some may be in a ring already, so that the bell does not ring for
   // them; asked only where it matters, since looking takes the writer's cache line. Finalizers do this: it
-  // cannot fail. With the GIL, as begin() and end().
+  // cannot fail. With that lock, as begin() and end().
   template <class Here>
   void enter(Leftover& one, const Here& here) noexcept {
     if (!one.entered()) {
@@ -54,7 +51,7 @@ class Leftovers {
   }
 
   // Sleep until a sweep is due, or somebody needs the memory (Board::ask_for_leftovers). False: stop. Without
-  // the GIL. `quiet_ns`: how long the thread waits for more.
+  // that lock. `quiet_ns`: how long the thread waits for more.
   bool wait(uint64_t quiet_ns) {
     uint64_t due = 0;
     for (;;) {

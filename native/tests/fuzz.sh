@@ -74,16 +74,16 @@ for target in "${targets[@]}"; do
     ring) sources=(board holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"
-        flags+=(-isystem "$include" -isystem "$nanobind/include" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
+        flags+=(-isystem "$include" -isystem "$nanobind/include" -I"$native/python" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
         build "${common[@]}" -O2 -w -I"$include" -I"$nanobind/include" -I"$nanobind/ext/robin_map/include" \
             "$dir/obj/nanobind.o" "$nanobind/src/nb_combined.cpp"
-        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp | sed 's/\.cpp$//')
+        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp python/{values,endpoints,failures,gate_notes}.cpp | sed 's/\.cpp$//')
         libraries=("$dir/obj/nanobind.o" -L"$libdir" -Wl,-rpath,"$libdir" -l"python$version")
         ;;
     esac
     objects=()
     for source in "${sources[@]}"; do
-        object=$dir/obj/$target-$source.o
+        object=$dir/obj/$target-${source//\//-}.o
         build "${flags[@]}" "${sanitize[@]}" "${covered[@]}" "$object" "$native/$source.cpp"
         objects+=("$object")
     done

@@ -235,6 +235,7 @@ using model_thread = model::Thread;
 #undef epoll_wait
 #include "lease.cpp"
 #include "inbox.cpp"
+#include "python/waiting.cpp"
 #include "service.cpp"
 #undef atomic
 #undef mutex

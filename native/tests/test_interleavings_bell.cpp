@@ -59,7 +59,7 @@ struct OneProcess : OneBell {
     for (;;) {
       const uint32_t seen = inbox->count();
       if (published.load() >= enough) return;
-      inbox->wait(seen, 0);
+      conveyor::wait(*inbox, seen, 0);
     }
   }
   // An asyncio event loop (runtime/waiting/aio.py).

@@ -87,7 +87,7 @@ TEST(a_ringer_that_dies_half_way_leaves_nobody_asleep) {
                            for (;;) {
                              const uint32_t seen = inbox->count();
                              if (d.board->header()->deaths.load() != 0) return;
-                             inbox->wait(seen, 0);
+                             wait(*inbox, seen, 0);
                            }
                          },
                          [&] { ringer.board->ring(0, 3); }, [&] { d.board->announce_death(1); }, [&] { d.wait_for_a_death(0); }},

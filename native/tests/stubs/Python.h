@@ -1,4 +1,4 @@
-// What inbox.cpp needs of Python, for test_interleavings_*: no signals, and no lock that would hide a
+// What python/waiting.cpp needs of Python, for test_interleavings_*: no signals, and no lock that would hide a
 // schedule.
 #pragma once
 

@@ -16,6 +16,12 @@
 namespace conveyor {
 
 class Failures;
+struct Gated;
+
+// A gate's place among those that have leftovers.
+struct GateLeftover : Leftover {
+  Gated* gate = nullptr;
+};
 
 class Writer {
  public:
@@ -245,7 +251,7 @@ class Gate {
   // No more than `depth_` each: their frames are all still to be taken out of the ring.
   std::vector<NumberSet> dropped_;
   std::shared_ptr<Leftovers> leftovers_;
-  Leftover leftover_;
+  GateLeftover leftover_;
   std::map<std::pair<uint64_t, size_t>, nb::object> handed_;
   decltype(handed_)::node_type spare_hand_;
   uint32_t depth_;

@@ -1,5 +1,7 @@
 #include "ref.h"
 
+#include "waiting.h"
+
 namespace conveyor {
 
 nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
@@ -21,7 +23,7 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       over = deadline != 0 && now_ns() >= deadline;
     }
-    if (!over && inbox->wait(seen, deadline)) continue;
+    if (!over && wait(*inbox, seen, deadline)) continue;
     gate->make_hand();
     value = gate->take(number, reader, since);
     if (!value.is_valid()) gate->wait_ends(number, reader, since);

@@ -164,7 +164,7 @@ nb::object refs_get_soon(nb::list refs) {
 void sweep(Leftovers& leftovers) {
   std::vector<nb::object> gates;  // held: discarding a frame may drop the last reference to any of them
   try {
-    leftovers.begin([&](Leftover& one) { gates.push_back(nb::find(*one.gate)); });
+    leftovers.begin([&](Leftover& one) { gates.push_back(nb::find(*static_cast<GateLeftover&>(one).gate)); });
   } catch (const std::bad_alloc&) {  // the next sweep finds the others
   }
   for (nb::object& held : gates) {

@@ -5,6 +5,7 @@
 #include "inbox.h"
 #include "leftovers.h"
 #include "service.h"
+#include "waiting.h"
 
 namespace conveyor {
 namespace {
@@ -126,8 +127,8 @@ void bind_board(nb::module_& m) {
       .def_prop_ro("slot", &Inbox::slot)
       .def_prop_ro("inherited", &Inbox::inherited)
       .def_ro("leftovers", &Inbox::leftovers)
-      .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return i.wait(seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
-      .def("next", [](Inbox& i, nb::handle timeout) { return i.next(deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
+      .def("wait", [](Inbox& i, uint32_t seen, nb::handle timeout) { return wait(i, seen, deadline_after(timeout)); }, "seen"_a, "timeout"_a.none() = nb::none())
+      .def("next", [](Inbox& i, nb::handle timeout) { return next(i, deadline_after(timeout)); }, "timeout"_a.none() = nb::none())
       .def("poll", &Inbox::poll)
       .def("arm", &Inbox::arm, "seen"_a, "own"_a)
       .def("disarm", &Inbox::disarm, "own"_a)
