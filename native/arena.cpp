@@ -1,4 +1,4 @@
-#include "arena.h"
+#include "arena_section.h"
 
 #include <sys/mman.h>
 
@@ -21,11 +21,6 @@ const size_t kSmallest = kGranule;
 // Bounded, because most of them may be held for long: then every send would look at all of them.
 constexpr size_t kNewest = 4, kOthers = 4, kNewestBeforeMore = 32, kOthersBeforeMore = 12;
 
-// For others, who are asked at a cap: a stopped process does not answer.
-constexpr uint64_t kPatienceNs = 1'000'000'000;
-
-std::string number(uint64_t n) { return std::to_string(n); }
-
 // Room for `count` + 1 elements; grows by doubling, as push_back does.
 template <class T>
 void reserve_one_more(std::vector<T>& list, size_t count) {
@@ -33,36 +28,6 @@ void reserve_one_more(std::vector<T>& list, size_t count) {
 }
 
 }  // namespace
-
-// The lock, as threads of the program take it. What lost its last user meanwhile is destroyed after it, by
-// one that has the GIL (`drops`): to ask for the GIL from in here could be the end of the process when the
-// interpreter ends (exit.h).
-class Arena::Section {
- public:
-  explicit Section(Arena& arena, bool drops = true) : arena_(arena), drops_(drops) { arena_.mutex_.lock(); }
-  ~Section() {
-    // Some of them, so that the list keeps its capacity (see Arena::block_of). That is more than one section
-    // adds in the long run.
-    std::array<std::shared_ptr<void>, 16> dropped;
-    if (drops_) arena_.take_dropped(dropped);
-    arena_.mutex_.unlock();
-  }
-  Section(const Section&) = delete;
-  Section& operator=(const Section&) = delete;
-  template <class Body>
-  void unlocked(Body&& body) {
-    arena_.mutex_.unlock();
-    struct Again {
-      std::mutex& mutex;
-      ~Again() { mutex.lock(); }
-    } again{arena_.mutex_};
-    body();
-  }
-
- private:
-  Arena& arena_;
-  const bool drops_;
-};
 
 // Four classes for each doubling: at most a fifth of a block is not asked for, and what is not
 // touched has no memory behind it anyway.
@@ -81,7 +46,7 @@ size_t Arena::class_of(size_t size) {
 Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bool beyond_cap, bool may_wait) {
   if (inherited_) throw ArenaFull("this memory belongs to the process that this one was forked from");
   if (payload > cap_ && !beyond_cap)
-    throw ArenaFull("a value of " + number(payload) + " bytes is larger than the session's memory cap of " + number(cap_) + " bytes");
+    throw ArenaFull("a value of " + std::to_string(payload) + " bytes is larger than the session's memory cap of " + std::to_string(cap_) + " bytes");
   if (payload > size_) throw ArenaFull("the arena has no addresses left");
   const size_t need = kBlockHeader + payload;
   const size_t index = class_of(need);
@@ -89,7 +54,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
   Block* block;
   size_t cold;
   {
-    Section section(*this, !may_wait);
+    Section section(*this);
     if (closed_) closed();
     if (!started_ && board_) start_thread();
     size_t newest = out_.size();
@@ -125,7 +90,7 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
     block->used = bytes;
     block->budget = budget;
   }
-  populate(block, cold, !may_wait);
+  populate(block, cold);
   BlockHeader* header = block->header();
   header->magic = kBlockMagic;
   header->size = block->size;
@@ -136,9 +101,9 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
 // A block of the class, warm if one is free; nullptr if there are no addresses for it.
 Block* Arena::block_of(size_t index) {
   if (closed_) closed();  // while the lock was given up
-  // For what all blocks, and one more, drop when they are free: their readers and budgets. What their former
-  // lives have dropped may be there still, because whoever takes it out needs the GIL.
-  reserve_one_more(dropped_, dropped_.size() + 2 * all_.size() + 2);
+  // For what all blocks, and one more, drop when they are free: their readers, budgets and what is attached.
+  // What their former lives have dropped may be there still.
+  reserve_one_more(dropped_, dropped_.size() + 3 * all_.size() + 3);
   auto& list = free_[index];
   if (!list.empty()) {
     Block* block = list.back();
@@ -179,7 +144,7 @@ Block* Arena::block_of(size_t index) {
 }
 
 // Cold memory gets its pages here, where a lack of them is an error: to write it could end in SIGBUS.
-void Arena::populate(Block* block, size_t from, bool drops) {
+void Arena::populate(Block* block, size_t from) {
   static std::atomic<bool> possible{true};  // since Linux 5.14
   if (from >= block->touched || !possible.load(std::memory_order_relaxed)) return;
   while (::madvise(block->base + from, block->touched - from, MADV_POPULATE_WRITE) != 0) {
@@ -189,16 +154,16 @@ void Arena::populate(Block* block, size_t from, bool drops) {
       return;
     }
     const size_t bytes = block->used;
-    give_up(block, from, drops);
-    throw ArenaFull("the system has no memory for a value of " + number(bytes) + " bytes (it is below the session's memory cap of " +
-                    number(cap_) + " bytes, which is too high for this machine or container)");
+    give_up(block, from);
+    throw ArenaFull("the system has no memory for a value of " + std::to_string(bytes) + " bytes (it is below the session's memory cap of " +
+                    std::to_string(cap_) + " bytes, which is too high for this machine or container)");
   }
 }
 
 // A block of whose pages beyond `from` some are not there: they must not be taken for warm.
-void Arena::give_up(Block* block, size_t from, bool drops) {
+void Arena::give_up(Block* block, size_t from) {
   const uint64_t now = now_ns();
-  Section section(*this, drops);
+  Section section(*this);
   bool cold = false;
   if (fd_) {
     ++punching_;
@@ -216,7 +181,7 @@ void Arena::give_up(Block* block, size_t from, bool drops) {
 
 void Arena::closed() { throw ArenaFull("the session has been shut down, and its memory with it"); }
 
-void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number) noexcept {
+void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number, std::shared_ptr<const void> attached) noexcept {
   BlockHeader* header = block->header();
   const uint32_t generation = ++block->generation & 0x7fffffff;
   header->readers = uint32_t(readers->slots.size());
@@ -227,6 +192,7 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   block->readers = std::move(readers);
   block->tag = tag;
   block->number = number;
+  block->attached = std::move(attached);
   Section section(*this);
   out_.push_back(block);
   // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
@@ -237,10 +203,10 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   free(block, now_ns());
 }
 
-void Arena::release(Block* block, bool drops) noexcept {
+void Arena::release(Block* block) noexcept {
   if (inherited_) return;
   const uint64_t now = now_ns();
-  Section section(*this, drops);
+  Section section(*this);
   free(block, now);
 }
 
@@ -251,6 +217,7 @@ void Arena::free(Block* block, uint64_t now) noexcept {
     dropped_.push_back(std::move(block->budget));
   }
   if (block->readers) dropped_.push_back(std::move(block->readers));
+  if (block->attached) dropped_.push_back(std::move(block->attached));
   free_[class_of(block->size)].push_back(block);
   if (closed_ && !fd_) return drop_pages(block);
   if (asleep_) {
@@ -259,7 +226,7 @@ void Arena::free(Block* block, uint64_t now) noexcept {
   }
 }
 
-size_t Arena::take_dropped(std::span<std::shared_ptr<void>> some) noexcept {
+size_t Arena::take_dropped(std::span<std::shared_ptr<const void>> some) noexcept {
   size_t taken = 0;
   for (; taken < some.size() && !dropped_.empty(); ++taken) {
     some[taken] = std::move(dropped_.back());
@@ -290,141 +257,6 @@ void Arena::look_at_all() {
   look(SIZE_MAX, from);
 }
 
-template <class Still, class Done>
-bool Arena::wait_for(Section& section, std::vector<Board::Asked> asked, uint64_t deadline, const Still& still, const Done& done) {
-  while (!asked.empty()) {
-    const uint32_t given = memory_->given.load(std::memory_order_seq_cst);
-    if (done()) return true;
-    still(asked);
-    const uint64_t now = now_ns();
-    if (now >= deadline) break;
-    if (asked.empty()) continue;
-    const timespec left = to_timespec(deadline - now);
-    section.unlocked([&] { futex_wait(&memory_->given, given, &left); });
-  }
-  return done();
-}
-
-std::vector<uint32_t> Arena::holders(const Budget* of) const {
-  std::vector<uint32_t> found;
-  for (const Block* block : out_) {
-    if (block->budget.get() != of) continue;
-    const std::vector<uint32_t>& slots = block->readers->slots;
-    for (uint32_t r = 0; r < slots.size(); ++r)
-      if (block->held_by(r) && std::find(found.begin(), found.end(), slots[r]) == found.end()) found.push_back(slots[r]);
-  }
-  return found;
-}
-
-void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const std::shared_ptr<Budget>& budget, bool may_wait) {
-  auto fits = [&] { return budget->out.load(std::memory_order_relaxed) + bytes <= budget->cap; };
-  if (!fits()) look_at_all();
-  // What nobody can get any more is held as well, until who holds it is asked.
-  if (!fits() && board_ && may_wait && bytes <= budget->cap) {
-    std::vector<Board::Asked> asked;
-    for (const uint32_t slot : holders(budget.get())) board_->ask_for_leftovers(slot, asked);
-    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_leftovers(who); },
-             [&] { return look_at_all(), fits(); });
-    if (closed_) closed();
-  }
-  if (!fits()) {
-    const auto mine = [&](const Block* b) { return b->budget == budget; };
-    const size_t values = size_t(std::count_if(out_.begin(), out_.end(), mine));
-    throw ArenaFull("the graph's memory cap of " + number(budget->cap) + " bytes (memory_bytes) has no room for " + number(payload) +
-                    " more: " + number(values) + " values of together " + number(budget->out.load(std::memory_order_relaxed)) +
-                    " bytes are still held by their readers", holdings_now(budget.get()));
-  }
-  budget->out.fetch_add(bytes, std::memory_order_relaxed);
-}
-
-void Arena::charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait) {
-  if (!budget || block->budget) return;
-  Section section(*this, !may_wait);
-  charge_bytes(section, block->used, block->used, budget, may_wait);
-  block->budget = budget;
-}
-
-void Arena::uncharge(Block* block) {
-  if (inherited_) return;
-  Section section(*this);
-  if (!block->budget) return;
-  block->budget->out.fetch_sub(block->used, std::memory_order_relaxed);
-  dropped_.push_back(std::move(block->budget));
-}
-
-// A process may be killed between the two, and its share is then taken off the session's: so what is taken
-// is counted in the session first, and what is given back is counted there last. It is never too little.
-void Arena::count(int64_t bytes) {
-  if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
-  if (board_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
-  if (bytes < 0) memory_->give_back(uint64_t(-bytes));
-}
-
-// At the cap, memory that is free but warm has to be found here, although that takes its time: there is
-// no other. First our own, then that of the other processes, who are asked for it.
-void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may_wait) {
-  if (beyond_cap) return count(int64_t(more));
-  auto taken = [&] {
-    if (!memory_->take(more, cap_)) return false;
-    // A process that is killed before this leaves what it has taken counted: never too little.
-    if (board_) board_->slot(slot_)->memory.fetch_add(more, std::memory_order_relaxed);
-    return true;
-  };
-  auto taken_of_own = [&] {
-    look_at_all();
-    for (;;) {
-      bool found = false;
-      section.unlocked([&] { found = give_some(0, more) != 0; });
-      if (closed_) closed();
-      if (taken()) return true;
-      if (found) continue;
-      if (punching_ == 0) return false;
-      // What another thread is giving back just now is in none of our lists, and still counted.
-      const uint32_t seen = punched_.load(std::memory_order_relaxed);  // with the lock, as it is changed
-      section.unlocked([&] { futex_wait(&punched_, seen, nullptr); });
-    }
-  };
-  if (taken() || taken_of_own()) return;
-  if (board_ && may_wait) {
-    const uint64_t deadline = now_ns() + kPatienceNs;
-    for (uint64_t freed = ~uint64_t(0); freed != memory_->freed.load(std::memory_order_relaxed) && now_ns() < deadline;) {
-      // Once more if some has come back meanwhile: others, who want some as well, may have been faster.
-      freed = memory_->freed.load(std::memory_order_relaxed);
-      // What nobody can get any more holds blocks of ours, and of those that are asked afterwards.
-      std::vector<Board::Asked> asked;
-      for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
-      if (!asked.empty()) {
-        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
-      }
-      if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
-    }
-  }
-  full();
-}
-
-void Arena::full() const {
-  size_t held = 0, unpublished = touched_.load(std::memory_order_relaxed);
-  for (const Block* block : out_) held += block->touched;
-  unpublished -= held;
-  for (auto& list : free_)
-    for (const Block* block : list) unpublished -= block->touched;
-  std::string text = "the session's memory cap of " + number(cap_) + " bytes is reached: ";
-  if (out_.empty()) text += "no value of this process is held by its readers";
-  else text += number(out_.size()) + " values of this process, of together " + number(held) + " bytes, are still held by their readers";
-  if (unpublished != 0) text += ", " + number(unpublished) + " bytes are being written or belong to arrays that were made in place";
-  if (board_) {
-    text += "; the session's arenas:";
-    const char* comma = " ";
-    for (uint32_t i = 0, n = board_->used(); i < n; ++i) {
-      const uint64_t bytes = board_->slot(i)->memory.load(std::memory_order_relaxed);
-      if (bytes == 0) continue;
-      text.append(comma).append(board_->name(i)).append(" ").append(number(bytes));
-      comma = ", ";
-    }
-  }
-  throw ArenaFull(text, holdings_now(nullptr));
-}
-
 size_t Arena::blocks_out() const {
   std::lock_guard lock(mutex_);
   return out_.size();
@@ -445,30 +277,6 @@ size_t Arena::bytes_out() const {
   size_t sum = 0;
   for (const Block* block : out_) sum += block->touched;
   return sum;
-}
-
-std::vector<Holding> Arena::holdings(const Budget* of) const {
-  std::lock_guard lock(mutex_);
-  return holdings_now(of);
-}
-
-std::vector<Holding> Arena::holdings_now(const Budget* of) const {
-  std::vector<Holding> found;
-  for (const Block* block : out_) {
-    const ReaderSet& readers = *block->readers;
-    if (of != nullptr && block->budget.get() != of) continue;
-    for (uint32_t r = 0; r < readers.slots.size(); ++r) {
-      if (!block->held_by(r)) continue;
-      const uint32_t slot = readers.slots[r];
-      auto same = std::find_if(found.begin(), found.end(), [&](const Holding& h) { return h.channel == block->readers && h.slot == slot; });
-      if (same == found.end()) {
-        same = found.insert(found.end(), Holding{block->readers, slot, readers.board->name(slot)});
-      }
-      same->bytes += block->touched;
-      same->tags.push_back(block->tag);
-    }
-  }
-  return found;
 }
 
 }  // namespace conveyor

@@ -3,7 +3,7 @@
 //
 // A lock of its own guards it: the threads of the program hold it for short, whether they have the GIL or
 // not, and so does the thread that gives memory back (arena_service.cpp), which never takes the GIL. Held
-// by nobody who touches cold memory, punches holes, or drops something that Python owns.
+// by nobody who touches cold memory, punches holes, or destroys what blocks have kept.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@
 namespace conveyor {
 
 // What the channels of one graph may have out of one process's arena, all together.
-struct Budget {
+struct Budget : Shareable<Budget> {
   explicit Budget(size_t cap) : cap(cap) {}
   const size_t cap;
   // Bytes of blocks that are being written or published and were not yet seen free; with the arena's lock.
@@ -65,6 +65,7 @@ struct Block {
   uint64_t number = 0;   // of that frame in its ring
   std::shared_ptr<ReaderSet> readers{};
   std::shared_ptr<Budget> budget{};  // that it counts in
+  std::shared_ptr<const void> attached{};  // as long as somebody may read it
 
   BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
   char* data() const { return base + kBlockHeader; }
@@ -98,7 +99,7 @@ struct ArenaFull : std::runtime_error {
   std::vector<Holding> holdings;
 };
 
-class Arena {
+class Arena : public Shareable<Arena> {
  public:
   // `cap` bounds the bytes that have memory behind them in all arenas of the session together, counted on
   // `board`, where this process has `slot`; without a board (in a test), in this one, and nothing is given
@@ -114,16 +115,18 @@ class Arena {
   // A block with room for `payload` bytes, for the caller alone until it is published or released; its
   // memory is there. It counts in `budget`, if there is one. `beyond_cap`: for what must get through when
   // memory is short. `may_wait`: for other processes, who are asked at a cap. Not with the GIL, which
-  // the driver needs to learn that one of them has ended; without it, nothing of Python's is dropped.
+  // the driver needs to learn that one of them has ended.
   Block* allocate(size_t payload, const std::shared_ptr<Budget>& budget = {}, bool beyond_cap = false, bool may_wait = true);
   // Count a block that was allocated without a budget in one; throws ArenaFull if that has no room.
   void charge(Block* block, const std::shared_ptr<Budget>& budget, bool may_wait = true);
   void uncharge(Block* block);
   // Hand `block` to its readers with frame `number`: it comes back when each of them is done, dead, or
   // has left before it took that frame. Cannot fail: a frame that is under way can be told of no error.
-  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number) noexcept;
-  // Give back a block that was not published. Cannot fail. `drops`: the caller has the GIL (see Section).
-  void release(Block* block, bool drops = true) noexcept;
+  // `attached` is destroyed some time after that, by any thread that looks (give_back_soon() has one look now),
+  // without the lock; it must not keep this arena alive.
+  void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number, std::shared_ptr<const void> attached = {}) noexcept;
+  // Give back a block that was not published. Cannot fail.
+  void release(Block* block) noexcept;
 
   size_t bytes_touched() const { return touched_.load(std::memory_order_relaxed); }
   size_t blocks_out() const;
@@ -139,8 +142,7 @@ class Arena {
   // Take back all blocks that are done, and give back the memory of those that have been free for
   // `idle_ns`. When the next one will have been; 0: none is free.
   uint64_t give_back(uint64_t idle_ns);
-  // Have the thread do so now, with all that is free. With the GIL: lets go of what blocks that are done
-  // have kept.
+  // Have the thread do so now, with all that is free; lets go of what blocks that are done have kept.
   void give_back_soon();
   // At the end of a session: nothing more can be allocated, and what is free is given back, now or when it is
   // released. May be called while other threads allocate, or publish.
@@ -166,7 +168,7 @@ class Arena {
   std::vector<uint32_t> holders(const Budget* of) const;
   void free(Block* block, uint64_t now) noexcept;
   // Some of `dropped_`, for the caller to destroy without the lock; how many.
-  size_t take_dropped(std::span<std::shared_ptr<void>> some) noexcept;
+  size_t take_dropped(std::span<std::shared_ptr<const void>> some) noexcept;
   std::vector<Holding> holdings_now(const Budget* of) const;
   [[noreturn]] void full() const;
   [[noreturn]] static void closed();
@@ -178,12 +180,13 @@ class Arena {
   void stop_punching();
 
   // Without it.
-  void populate(Block* block, size_t from, bool drops);
-  void give_up(Block* block, size_t from, bool drops);
+  void populate(Block* block, size_t from);
+  void give_up(Block* block, size_t from);
   bool punch(uint64_t start, uint64_t end);
   size_t punch(std::vector<Block*>& blocks);
   size_t give_some(uint64_t idle_ns, size_t bytes);
   void sweep();
+  void destroy_dropped() noexcept;
   void run();
   void start_thread();
   void stop_thread();
@@ -210,8 +213,8 @@ class Arena {
   std::vector<Block*> out_;                    // published, not yet seen free
   std::array<std::vector<Block*>, 256> free_;  // each in the order in which they became free
   std::array<size_t, 256> blocks_{};           // of each class, free or not
-  // To be destroyed by a thread that has the GIL: Python may own it. Has room for what all blocks keep.
-  std::vector<std::shared_ptr<void>> dropped_;
+  // To be destroyed without the lock. Has room for what all blocks keep.
+  std::vector<std::shared_ptr<const void>> dropped_;
   bool closed_ = false;
   size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
   std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex

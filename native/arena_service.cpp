@@ -187,6 +187,7 @@ void Arena::sweep() {
 
 uint64_t Arena::give_back(uint64_t idle_ns) {
   sweep();
+  destroy_dropped();
   while (give_some(idle_ns, SIZE_MAX) != 0) {
   }
   std::lock_guard lock(mutex_);
@@ -198,15 +199,19 @@ uint64_t Arena::give_back(uint64_t idle_ns) {
   return asleep_ ? 0 : first + idle_ns;
 }
 
-void Arena::give_back_soon() {
-  if (inherited_) return;
-  sweep();
-  // The readers of what was found keep a graph's segment mapped.
+// The readers of a block that is done keep a graph's segment mapped, and what is attached may be of any size.
+void Arena::destroy_dropped() noexcept {
   for (bool more = true; more;) {
-    std::array<std::shared_ptr<void>, 16> dropped;
+    std::array<std::shared_ptr<const void>, 16> dropped;
     std::lock_guard lock(mutex_);  // given back before they go
     more = take_dropped(dropped) == dropped.size();
   }
+}
+
+void Arena::give_back_soon() {
+  if (inherited_) return;
+  sweep();
+  destroy_dropped();
   returns_->ask();
 }
 

@@ -15,6 +15,7 @@
 #include "fork_mutex.h"
 #include "platform.h"
 #include "session_memory.h"
+#include "shareable.h"
 #include "wait_notes.h"
 
 namespace conveyor {
@@ -91,7 +92,7 @@ inline std::atomic<uint32_t>* life_word(BoardSlot* slot) {
   return reinterpret_cast<std::atomic<uint32_t>*>(&slot->life);
 }
 
-class Board {
+class Board : public Shareable<Board> {
  public:
   static std::shared_ptr<Board> create(uint32_t slots);
   static std::shared_ptr<Board> attach(int fd);

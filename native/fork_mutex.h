@@ -7,6 +7,8 @@
 #include <mutex>
 #include <system_error>
 
+#include "platform.h"
+
 namespace conveyor {
 
 // All of them are held across fork(), the newest first: who holds one may take an older one, and never a
@@ -14,6 +16,7 @@ namespace conveyor {
 class ForkMutex {
  public:
   ForkMutex() {
+    install_fork_handlers();  // first, so that its lock is taken after these: who has one of them may take it
     static const int rc = ::pthread_atfork(take_all, give_all_back, give_all_back);
     if (rc != 0) throw std::system_error(rc, std::generic_category(), "pthread_atfork");
     std::lock_guard lock(list());

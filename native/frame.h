@@ -1,87 +1,79 @@
-// The layout of a body made by the Python codec: a table, its meta bytes, its buffers.
-// Reading it trusts nothing: any bytes either give spans inside the body or an error.
+// A frame that has been taken out of its ring.
 #pragma once
 
 #include <cstring>
-#include <optional>
-#include <vector>
 
-#include "platform.h"
+#include "body.h"
+#include "lease.h"
+#include "ring.h"
 
 namespace conveyor {
 
-enum Codec : uint16_t {
-  kNone = 0,
-  kTrue = 1,
-  kFalse = 2,
-  kInt = 3,
-  kFloat = 4,
-  kStr = 5,
-  kBytes = 6,
-  kTuple = 7,
-  kFirstPython = 16,
-};
-
-constexpr size_t kBufferAlign = 64;
-constexpr size_t kMaxBuffers = 1 << 16;
-constexpr uint64_t kInBlock = uint64_t(1) << 63;  // the offset counts from the start of the frame's block
-
-struct BufferEntry {
-  uint64_t offset;
-  uint64_t length;
-};
-
-struct TableHeader {
-  uint32_t meta_length;
-  uint32_t buffers;
-};
-
-struct TableLayout {
-  size_t meta_at;
-  size_t total;
-  std::vector<BufferEntry> entries;
-};
-
-inline TableLayout lay_out_table(size_t meta_length, const std::vector<size_t>& lengths) {
-  TableLayout layout;
-  layout.meta_at = sizeof(TableHeader) + lengths.size() * sizeof(BufferEntry);
-  size_t at = layout.meta_at + meta_length;
-  layout.entries.reserve(lengths.size());
-  for (size_t length : lengths) {
-    at = align_up(at, kBufferAlign);
-    layout.entries.push_back({at, length});
-    at += length;
+// Memory of this process that a body lies in, aligned like a block.
+struct OwnedMemory {
+  explicit OwnedMemory(size_t size) : data(static_cast<char*>(std::aligned_alloc(kBufferAlign, align_up(size + 1, kBufferAlign)))) {
+    if (data == nullptr) throw std::bad_alloc();
   }
-  layout.total = at;
-  return layout;
-}
-
-struct TableView {
-  const char* meta;
-  size_t meta_length;
-  std::vector<BufferEntry> entries;
+  // Shared with who else has the file of at least `size` bytes.
+  OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kGranule))), mapped(align_up(size, kGranule)) {}
+  ~OwnedMemory() {
+    if (mapped != 0)
+      ::munmap(data, mapped);
+    else
+      std::free(data);
+  }
+  OwnedMemory(const OwnedMemory&) = delete;
+  OwnedMemory& operator=(const OwnedMemory&) = delete;
+  char* data;
+  size_t mapped = 0;
 };
 
-// `body` of `size` bytes; `block_size` is the room behind kInBlock offsets (0: none allowed).
-inline std::optional<TableView> read_table(const char* body, size_t size, size_t block_size) {
-  TableHeader head;
-  if (size < sizeof head) return std::nullopt;
-  std::memcpy(&head, body, sizeof head);
-  if (head.buffers > kMaxBuffers) return std::nullopt;
-  const size_t meta_at = sizeof head + size_t(head.buffers) * sizeof(BufferEntry);
-  if (meta_at > size || head.meta_length > size - meta_at) return std::nullopt;
-  TableView view{body + meta_at, head.meta_length, {}};
-  view.entries.resize(head.buffers);
-  if (head.buffers != 0) std::memcpy(view.entries.data(), body + sizeof head, head.buffers * sizeof(BufferEntry));
-  for (const BufferEntry& e : view.entries) {
-    const bool in_block = e.offset & kInBlock;
-    // Not even an empty buffer: whoever resolves it would ask a lease that is not there for its start.
-    if (in_block && block_size == 0) return std::nullopt;
-    const uint64_t at = e.offset & ~kInBlock;
-    const uint64_t room = in_block ? block_size : size;
-    if (at > room || e.length > room - at) return std::nullopt;
+// Its body lies in memory of its own, or in the block of its writer, under a lease that ends with the last copy
+// of the frame. Any thread may read it and let go of it.
+struct Frame {
+  uint64_t tag = 0;
+  Kind kind = Kind::kValue;
+  uint16_t codec = kNone;
+  uint32_t flags = 0;
+  size_t size = 0;             // of the body
+  size_t beside = 0;           // bytes of the value that lie in the block beside the body (kExternal)
+  const char* body = nullptr;  // null: it lies in a block that is not mapped
+  bool readonly = false;       // others read the same memory
+  bool kept = false;           // decoded more than once: its memory is nobody's to write
+  std::shared_ptr<OwnedMemory> memory{};
+  std::shared_ptr<Lease> lease{};
+  std::shared_ptr<UnmappedLease> unmapped{};  // instead of the lease, until map()
+
+  // Bytes of the block that the frame holds: those behind kInBlock offsets.
+  size_t block_room() const { return lease ? lease->capacity() : unmapped ? unmapped->capacity() : 0; }
+  // Map the block, if that has not been done. Strong: if it throws, it can be tried again.
+  void map() {
+    if (!unmapped) return;
+    lease = unmapped->map();
+    unmapped.reset();
+    if (!(flags & kExternal)) body = lease->data();
   }
-  return view;
-}
+  // Copy `length` bytes of the body from `at` on, or of the block behind its header. A block that is not mapped
+  // is read through its file, and stays unmapped. Throws EFAULT for what lies outside.
+  void read(size_t at, void* to, size_t length) const {
+    check_range(at, length, size);
+    if (body != nullptr)
+      std::memcpy(to, body + at, length);
+    else
+      unmapped->copy(at, to, length);
+  }
+  void read_block(size_t at, void* to, size_t length) const {
+    check_range(at, length, block_room());
+    if (lease)
+      std::memcpy(to, lease->data() + at, length);
+    else if (unmapped)
+      unmapped->copy(at, to, length);
+  }
+
+ private:
+  static void check_range(size_t at, size_t length, size_t room) {
+    if (length > room || at > room - length) throw std::system_error(EFAULT, std::generic_category(), "outside of a frame");
+  }
+};
 
 }  // namespace conveyor

@@ -16,12 +16,16 @@ namespace conveyor {
 
 std::atomic<uint64_t> fork_generation{0};
 
-// The mutex is held across fork(), so that the child finds the lists whole. Nobody who has it takes another.
+// The mutexes are held across fork(), so that the child finds the lists whole. Nobody who has `mutex` takes another.
 struct Holds {
   struct Deferred {
     uint64_t born, left;  // forks before the hold began, and before it ended
     std::function<void()> end;
   };
+
+  // Those who hear of mappings, and the list of these, which changes with both locks; taken before the other.
+  std::mutex observers_mutex;
+  std::vector<MappingObserver*> observers;
 
   std::mutex mutex;
   Mapping* first = nullptr;
@@ -119,6 +123,7 @@ struct Holds {
 
   static void before_fork() {
     Holds& h = get();
+    h.observers_mutex.lock();
     h.mutex.lock();
     h.pipe_ends[0] = h.pipe_ends[1] = -1;
     if (h.count == 0) return;
@@ -146,6 +151,7 @@ struct Holds {
       h.last_lost = h.forks;
     }
     h.mutex.unlock();
+    h.observers_mutex.unlock();
   }
 
   static void after_fork_in_child() {
@@ -166,6 +172,7 @@ struct Holds {
     abandon(std::move(h.deferred));
     h.deferred.clear();
     h.mutex.unlock();
+    h.observers_mutex.unlock();
   }
 };
 
@@ -177,15 +184,21 @@ void install_fork_handlers() {
 Mapping::Mapping(std::shared_ptr<const Fd> file, uint64_t offset, size_t size)
     : base(map_shared(file->get(), offset, size)), size(size), file_(std::move(file)), offset_(offset) {
   Holds& h = Holds::get();
-  std::lock_guard lock(h.mutex);
-  next_ = h.first;
-  if (next_ != nullptr) next_->previous_ = this;
-  h.first = this;
+  std::lock_guard observed(h.observers_mutex);
+  {
+    std::lock_guard lock(h.mutex);
+    next_ = h.first;
+    if (next_ != nullptr) next_->previous_ = this;
+    h.first = this;
+  }
+  for (MappingObserver* observer : h.observers) observer->tell(observer->mapped_, *this);
 }
 
 Mapping::~Mapping() {
   Holds& h = Holds::get();
   {
+    std::lock_guard observed(h.observers_mutex);
+    for (MappingObserver* observer : h.observers) observer->tell(observer->unmapped_, *this);
     std::lock_guard lock(h.mutex);
     CONVEYOR_ASSERT(holds_ == 0);
     if (previous_ != nullptr) previous_->next_ = next_;
@@ -193,6 +206,24 @@ Mapping::~Mapping() {
     if (h.first == this) h.first = next_;
   }
   ::munmap(base, size);
+}
+
+MappingObserver::MappingObserver(Call mapped, Call unmapped) : mapped_(std::move(mapped)), unmapped_(std::move(unmapped)) {
+  Holds& h = Holds::get();
+  std::lock_guard observed(h.observers_mutex);
+  h.observers.push_back(this);
+  for (const Mapping* m = h.first; m != nullptr; m = m->next_) tell(mapped_, *m);
+}
+
+MappingObserver::~MappingObserver() {
+  Holds& h = Holds::get();
+  std::lock_guard observed(h.observers_mutex);
+  std::erase(h.observers, this);
+  for (const Mapping* m = h.first; m != nullptr; m = m->next_) tell(unmapped_, *m);
+}
+
+void MappingObserver::tell(const Call& call, const Mapping& mapping) const noexcept {
+  if (fork_ == fork_generation.load(std::memory_order_relaxed)) call(mapping.base, mapping.size);
 }
 
 void Mapping::close_file() {

@@ -32,6 +32,7 @@ class Mapping {
  private:
   friend struct Holds;
   friend class Hold;
+  friend class MappingObserver;
   void make_private() const;
   std::shared_ptr<const Fd> file_;  // open for the fork handler
   const uint64_t offset_;
@@ -40,6 +41,26 @@ class Mapping {
   bool file_unused_ = false;  // but for what is held
   Mapping* previous_ = nullptr;
   Mapping* next_ = nullptr;
+};
+
+// Hears of every mapping as long as it is there, and of those that were there before: to register the memory with
+// a device, say. Both are called with a lock held, in whatever thread maps or unmaps: they must not fail, map,
+// unmap, or take a lock under which somebody maps. In a forked child nobody hears of anything.
+class MappingObserver {
+ public:
+  using Call = std::function<void(char* base, size_t size)>;
+  // `mapped` comes after the memory is there, `unmapped` before it goes. The end of the observer is `unmapped`
+  // for all that is still mapped.
+  MappingObserver(Call mapped, Call unmapped);
+  ~MappingObserver();
+  MappingObserver(const MappingObserver&) = delete;
+  MappingObserver& operator=(const MappingObserver&) = delete;
+
+ private:
+  friend class Mapping;
+  void tell(const Call& call, const Mapping& mapping) const noexcept;
+  const Call mapped_, unmapped_;
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
 };
 
 // Something of a user's that lies in a mapping. Inert in a forked child: there it is the parent's.
@@ -82,6 +103,5 @@ size_t live_holds();
 // to wait for, and the thread ends. Nobody else may in a process that has the thread: it would sleep for ever
 // on descriptors that were closed behind it.
 bool release_unpinned();
-void install_fork_handlers();
 
 }  // namespace conveyor

@@ -166,5 +166,6 @@ void abandon(T&& value) noexcept {
 // Counts forks on the way down to this process: an object made under another generation was
 // inherited and must not act on shared memory. Bumped by an atfork handler (holds.cpp).
 extern std::atomic<uint64_t> fork_generation;
+void install_fork_handlers();
 
 }  // namespace conveyor

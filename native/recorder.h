@@ -119,7 +119,7 @@ struct RecorderPlace {
 
 // The same class writes in the process that it is about and reads in the driver. Not thread-safe: its
 // callers hold the GIL (or are a single-threaded test).
-class Recorder {
+class Recorder : public Shareable<Recorder> {
  public:
   // `whose` it is, for errors.
   Recorder(std::shared_ptr<Segment> segment, const RecorderPlace& place, bool threads, std::string whose = {});

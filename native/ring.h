@@ -82,7 +82,7 @@ struct Ring {
 };
 
 // A shared mapping that holds rings; lives as long as anything in it is used.
-class Segment {
+class Segment : public Shareable<Segment> {
  public:
   Segment(Fd fd, size_t size) : fd_(std::move(fd)), size_(size), base_(map_shared(fd_.get(), 0, size)) {}
   // Of a file that others keep open: the mapping is enough here.
@@ -201,12 +201,6 @@ class RingWriter {
     ring_.header->writer_waits.store(1, std::memory_order_seq_cst);
   }
 
-  bool all_readers_closed() const {
-    for (uint32_t i = 0; i < ring_.readers; ++i)
-      if (!ring_.cursor(i).closed() && !readers_->gone(i)) return false;
-    return true;
-  }
-
   // Grows when a reader has lost definitions.
   uint32_t lost() const {
     uint32_t sum = 0;
@@ -244,6 +238,9 @@ class RingWriter {
     CONVEYOR_ASSERT(head_ - slowest_ < ring_.slots);
     return reinterpret_cast<SlotHeader*>(ring_.slot(head_));
   }
+
+  // Where a body in that slot lies; capacity() bytes.
+  char* next_body() { return reinterpret_cast<char*>(next_slot() + 1); }
 
   uint64_t publish() {
     const uint64_t number = head_++;

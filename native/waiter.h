@@ -27,10 +27,10 @@ class Waiter {
 
   // The largest budget, in nanoseconds; 0: park at once.
   void set_limit(uint64_t limit) {
-    limit_ = limit;
+    __atomic_store_n(&limit_, limit, __ATOMIC_RELAXED);
     budget_.store(limit, std::memory_order_relaxed);
   }
-  uint64_t limit() const { return limit_; }
+  uint64_t limit() const { return __atomic_load_n(&limit_, __ATOMIC_RELAXED); }
 
   uint32_t count() const { return bell_->count.load(std::memory_order_seq_cst); }
 
@@ -40,7 +40,7 @@ class Waiter {
     uint64_t now = start;
     for (;;) {
       if (bell_->count.load(std::memory_order_acquire) != seen) {
-        if (budget != limit_) budget_.store(limit_, std::memory_order_relaxed);
+        if (budget != limit()) budget_.store(limit(), std::memory_order_relaxed);
         return true;
       }
       if (now - start >= budget) return false;
@@ -59,7 +59,7 @@ class Waiter {
   void learn_parked(uint64_t start) {
     const uint64_t waited = now_ns() - start;
     const uint64_t budget = budget_.load(std::memory_order_relaxed);
-    budget_.store(waited < kWorthSpinningNs ? limit_ : std::min(limit_, std::max(budget / 2, kMinSpinNs)), std::memory_order_relaxed);
+    budget_.store(waited < kWorthSpinningNs ? limit() : std::min(limit(), std::max(budget / 2, kMinSpinNs)), std::memory_order_relaxed);
   }
 
   // Sleep in the futex until `count` differs from `seen` or `deadline` (0: none) has passed.
@@ -89,7 +89,7 @@ class Waiter {
 
  private:
   Bell* bell_;
-  uint64_t limit_ = kMaxSpinNs;
+  uint64_t limit_ = kMaxSpinNs;  // set while others spin; with builtins: the models need not look at it
   std::atomic<uint64_t> budget_{kMaxSpinNs};
 };
 

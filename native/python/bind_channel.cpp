@@ -1,6 +1,8 @@
 // The ends of a channel.
 #include "bind.h"
-#include "endpoints.h"
+#include "hooks.h"
+#include "reader.h"
+#include "writer.h"
 
 namespace conveyor {
 namespace {
@@ -33,7 +35,6 @@ void bind_channel(nb::module_& m) {
       .def_ro("bytes", &Writer::bytes)
       .def_prop_ro("count", [](Writer& w) { return w.ring.head(); })
       .def_prop_ro("has_room", [](Writer& w) { return w.ring.has_room(); })
-      .def_prop_ro("all_readers_closed", [](Writer& w) { return w.ring.all_readers_closed(); })
       .def("wants_room", [](Writer& w) { w.ring.wants_room(); })
       .def_prop_ro("wanted", [](Writer& w) { return w.ring.wanted(); })
       .def("send", [](Writer& w, nb::handle value, uint64_t tag, uint16_t kind) {

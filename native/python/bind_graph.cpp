@@ -4,6 +4,7 @@
 #include "bind.h"
 #include "exit.h"
 #include "failures.h"
+#include "hooks.h"
 #include "program.h"
 #include "ref.h"
 

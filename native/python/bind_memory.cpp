@@ -4,7 +4,8 @@
 #include "bind.h"
 #include "execution_limits.h"
 #include "exit.h"
-#include "values.h"
+#include "made_in_place.h"
+#include "snapshot.h"
 
 namespace conveyor {
 namespace {
@@ -86,10 +87,10 @@ void bind_memory(nb::module_& m) {
   m.attr("OVERDUE") = nb::bytes(kOverdueMeta);
 
   nb::class_<Arena>(m, "Arena")
-      .def("__init__", [](Arena* self, int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, double idle) {
+      .def(nb::new_([](int fd, size_t size, size_t cap, std::shared_ptr<Board> board, uint32_t slot, double idle) {
              if (slot >= board->slots()) throw nb::value_error("no such slot");
-             new (self) Arena(fd, size, cap, std::move(board), slot, uint64_t(idle * 1e9));
-           }, "fd"_a, "size"_a, "cap"_a, "board"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9)
+             return std::make_shared<Arena>(fd, size, cap, std::move(board), slot, uint64_t(idle * 1e9));
+           }), "fd"_a, "size"_a, "cap"_a, "board"_a, "slot"_a, "idle"_a = double(Arena::kIdleNs) / 1e9)
       .def_static("create_fd", [](size_t size) {
              Fd fd = Arena::create_file(size / kWindow * kWindow);
              const int copy = ::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3);
@@ -114,12 +115,12 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("blocks_out", &Arena::blocks_out)
       .def_prop_ro("cap", &Arena::cap);
 
-  nb::class_<Budget>(m, "MemoryBudget").def(nb::init<size_t>(), "cap"_a).def_ro("cap", &Budget::cap).def_prop_ro("out", [](Budget& b) { return b.out.load(std::memory_order_relaxed); });
+  nb::class_<Budget>(m, "MemoryBudget").def(nb::new_([](size_t cap) { return std::make_shared<Budget>(cap); }), "cap"_a).def_ro("cap", &Budget::cap).def_prop_ro("out", [](Budget& b) { return b.out.load(std::memory_order_relaxed); });
 
-  nb::class_<ArenaView>(m, "ArenaView").def("__init__", [](ArenaView* self, int fd, size_t size, std::shared_ptr<Board> board, uint32_t slot) {
+  nb::class_<ArenaView>(m, "ArenaView").def(nb::new_([](int fd, size_t size, std::shared_ptr<Board> board, uint32_t slot) {
              if (slot >= board->slots()) throw nb::value_error("no such slot");
-             new (self) ArenaView(fd, size, board, slot);
-           }, "fd"_a, "size"_a, "board"_a, "slot"_a)
+             return ArenaView::of(fd, size, board, slot);
+           }), "fd"_a, "size"_a, "board"_a, "slot"_a)
       .def_prop_ro("fd", &ArenaView::fd);
 
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))

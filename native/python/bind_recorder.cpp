@@ -25,10 +25,10 @@ void bind_recorder(nb::module_& m) {
   m.attr("RECORDING_CONTROL_BYTES") = int(sizeof(RecordingControl));
 
   nb::class_<Recorder>(m, "Recorder")
-      .def("__init__", [](Recorder* self, std::shared_ptr<Segment> segment, size_t control, size_t offset, size_t events, uint32_t capacity,
+      .def(nb::new_([](std::shared_ptr<Segment> segment, size_t control, size_t offset, size_t events, uint32_t capacity,
                           uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots, bool threads, std::string whose) {
-             new (self) Recorder(std::move(segment), RecorderPlace{control, offset, events, capacity, tasks, receives, sends, outputs, slots}, threads, std::move(whose));
-           }, "segment"_a, "control"_a, "offset"_a, "events"_a, "capacity"_a, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a, "threads"_a, "whose"_a = "")
+             return std::make_shared<Recorder>(std::move(segment), RecorderPlace{control, offset, events, capacity, tasks, receives, sends, outputs, slots}, threads, std::move(whose));
+           }), "segment"_a, "control"_a, "offset"_a, "events"_a, "capacity"_a, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a, "threads"_a, "whose"_a = "")
       .def_static("bytes", [](uint32_t tasks, uint32_t receives, uint32_t sends, uint32_t outputs, uint32_t slots) {
              return RecorderPlace{0, 0, 0, 1, tasks, receives, sends, outputs, slots}.bytes();
            }, "tasks"_a, "receives"_a, "sends"_a, "outputs"_a, "slots"_a)

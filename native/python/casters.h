@@ -7,8 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "shareable.h"
 
 NAMESPACE_BEGIN(NB_NAMESPACE)
 NAMESPACE_BEGIN(detail)
@@ -76,7 +79,8 @@ struct type_caster<std::pair<A, B>> {
   make_caster<B> second;
 };
 
-// Shares an object with Python: what C++ holds keeps the Python object.
+// Shares an object with Python. Of a class that is Shareable, what C++ holds has nothing to do with Python: any thread
+// may let go of it, with the GIL or without. What C++ holds of other classes keeps the Python object.
 template <typename T>
 struct type_caster<std::shared_ptr<T>> {
   static constexpr bool IsClass = true;
@@ -95,9 +99,10 @@ struct type_caster<std::shared_ptr<T>> {
     if (!caster.from_python(from, flags & ~uint32_t(cast_flags::convert), cleanup)) return false;
     T* object = caster.operator T*();
     if (object == nullptr) return true;  // None
-    if constexpr (has_shared_from_this_v<T>) value = object->weak_from_this().lock();
-    // Without memory the constructor calls the deleter itself.
-    if (value == nullptr) value = std::shared_ptr<T>(object, LetGo{from.inc_ref().ptr()});
+    if constexpr (std::is_base_of_v<conveyor::Shareable<T>, T>)
+      value = object->owner();  // throws if Python has made it in its own memory
+    else  // without memory the constructor calls the deleter itself
+      value = std::shared_ptr<T>(object, LetGo{from.inc_ref().ptr()});
     return true;
   }
 

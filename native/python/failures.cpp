@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "hooks.h"
+
 namespace conveyor {
 
 namespace {

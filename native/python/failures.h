@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "endpoints.h"
+#include "gate.h"
 
 namespace conveyor {
 

@@ -1,5 +1,5 @@
 // What a gate notes of its submissions and of the results that are taken.
-#include "endpoints.h"
+#include "gate.h"
 
 namespace conveyor {
 

@@ -1,7 +1,9 @@
 // The Python face of the native core. Names and meanings: src/conveyor/_core.pyi.
 #include "bind.h"
-#include "endpoints.h"
 #include "exit.h"
+#include "forked_child.h"
+#include "hooks.h"
+#include "ring.h"
 
 #include <cstdlib>
 

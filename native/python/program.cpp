@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include "hooks.h"
+
 namespace conveyor {
 
 namespace {

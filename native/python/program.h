@@ -5,7 +5,10 @@
 
 #include <variant>
 
-#include "endpoints.h"
+#include "execution_limits.h"
+#include "inbox.h"
+#include "reader.h"
+#include "writer.h"
 
 namespace conveyor {
 

@@ -4,6 +4,14 @@
 
 namespace conveyor {
 
+namespace {
+PyTypeObject* ref_type = nullptr;  // lives as long as the module
+}
+
+bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }
+
+void set_ref_type(nb::handle type) { ref_type = reinterpret_cast<PyTypeObject*>(type.ptr()); }
+
 nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
   gate->make_hand();
   nb::object value = gate->take(number, reader);

@@ -2,7 +2,8 @@
 // slow anyway: waiting for long, errors, asyncio.
 #pragma once
 
-#include "endpoints.h"
+#include "gate.h"
+#include "inbox.h"
 
 namespace conveyor {
 
@@ -24,6 +25,10 @@ struct Gated {
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
   bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
+
+// An instance of a ref's class, which `set_ref_type` has told.
+bool is_ref(PyObject* value);
+void set_ref_type(nb::handle type);
 
 class RefCore {
  public:

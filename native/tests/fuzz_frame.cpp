@@ -3,7 +3,9 @@
 // pickled bytes go unread, is replaced by one that touches all it is given.
 //
 // Needs Python and nanobind; fuzz.sh leaves it out where they are not found.
-#include "endpoints.h"
+#include "hooks.h"
+#include "made_in_place.h"
+#include "reader.h"
 #include "fuzz_input.h"
 
 using namespace conveyor;

@@ -1,5 +1,5 @@
 // Any bytes as a body, any room behind it: read_table refuses them, or all it returns can be read.
-#include "frame.h"
+#include "body.h"
 #include "fuzz_input.h"
 
 using namespace conveyor;

@@ -81,7 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       case 2:
         writer.wants_room();
-        FUZZ_CHECK(!writer.all_readers_closed() || ring.cursor(0).closed());
+        (void)writer.has_room();
         break;
       case 3:
         reader.close();

@@ -1,6 +1,6 @@
 // What lay_out_table lays out and Encoded::write_body writes, read_table reads back; cut short, it is
 // refused or read as what is left.
-#include "frame.h"
+#include "body.h"
 #include "fuzz_input.h"
 
 using namespace conveyor;

@@ -229,10 +229,12 @@ using model_thread = model::Thread;
 
 #include "board.cpp"
 #include "arena.cpp"
+#include "arena_cap.cpp"
 #include "arena_service.cpp"
 #define epoll_wait model::epoll_now
 #include "holds.cpp"
 #undef epoll_wait
+#include "arena_view.cpp"
 #include "lease.cpp"
 #include "inbox.cpp"
 #include "python/waiting.cpp"

@@ -164,7 +164,7 @@ struct Parcels : Pipe {
       for (uint32_t r = 0; r < by_reader.size(); ++r)
         if (by_reader[r][n] + by_writer[r][n] != 1) return false;
     }
-    return writer->all_readers_closed();
+    return std::ranges::all_of(writer->readers()->cursors, [](const ReaderCursor* cursor) { return cursor->closed(); });
   }
   Scene scene(std::vector<std::function<void()>> bodies) {
     return {this, std::move(bodies), [this] { reset(); }, [this] { return each_once(); }};

@@ -99,7 +99,6 @@ bool signals_are_blocked() {
 
 }  // namespace
 
-// Whoever has no GIL drops nothing of Python's, so what blocks have kept gathers.
 TEST(what_cannot_fail_needs_no_memory) {
   Setup s;
   const auto budget = std::make_shared<Budget>(512 * kMiB);
@@ -109,14 +108,15 @@ TEST(what_cannot_fail_needs_no_memory) {
   };
   for (int i = 0; i < 1'000; ++i) {
     Block* block = s.arena.allocate(5'000, budget);
-    cannot_fail([&] { s.arena.release(block, false); });
+    cannot_fail([&] { s.arena.release(block); });
   }
   for (int i = 0; i < 200; ++i) {
     std::vector<Block*> blocks;
     for (int j = 0; j < 20; ++j) {
       blocks.push_back(s.arena.allocate(5'000, budget));
       auto readers = s.readers();
-      cannot_fail([&] { s.arena.publish(blocks.back(), std::move(readers), 0, 0); });
+      auto attached = std::make_shared<int>(j);
+      cannot_fail([&] { s.arena.publish(blocks.back(), std::move(readers), 0, 0, std::move(attached)); });
     }
     for (Block* block : blocks) {
       auto lease = std::make_unique<Lease>(*s.view, block->offset, block->size, 0);

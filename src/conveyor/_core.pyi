@@ -448,7 +448,7 @@ class ArenaView:
 
     def __init__(self, fd: int, size: int, board: Board, slot: int) -> None:
         """The file behind ``fd`` (duplicated), ``size`` bytes of addresses, of the process in ``slot``,
-        which is told of leases that have ended.
+        which is told of leases that have ended. Where this process has a view of that file it is this one.
         """
 
     @property
@@ -668,10 +668,6 @@ class Writer:
     @property
     def has_room(self) -> bool:
         """Whether ``send`` would find a free slot; readers that closed or died do not count."""
-
-    @property
-    def all_readers_closed(self) -> bool:
-        """Whether every reader has closed or died."""
 
     @property
     def wanted(self) -> int:

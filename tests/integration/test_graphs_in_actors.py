@@ -100,6 +100,21 @@ class Controller:
 
 
 @conveyor.remote
+class Collector:
+    """Executes several graphs that lead to the same actor."""
+
+    def maps(self, stage: Any, graphs: int) -> list[int]:
+        """How many parts of arenas are mapped here after each of ``graphs`` graphs."""
+        kept, maps = [], []
+        for _ in range(graphs):
+            graph = stage.add.bind(InputNode()).compile()
+            kept.append((graph, graph.execute(np.zeros(300_000)).get()))
+            with open("/proc/self/maps") as lines:
+                maps.append(sum("conveyor-arena" in line for line in lines))
+        return maps
+
+
+@conveyor.remote
 class AsyncController:
     async def run(self, stages: list[Any], values: list[Any]) -> list[Any]:
         with InputNode() as x:
@@ -261,3 +276,9 @@ def test_whoever_waits_for_a_member_is_told_what_it_runs_by_name(
             conveyor.get(ref, timeout=20)
         assert raised.value.node is not None
         assert "node 0" not in str(raised.value)
+
+
+def test_another_graph_maps_nothing_of_an_actor_once_more(engine):
+    before, *after = conveyor.get(Collector.remote().maps.remote(Stage.remote(), 4))
+    assert before > 0
+    assert after == [before] * 3

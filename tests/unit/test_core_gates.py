@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -164,3 +165,24 @@ for number in range(gate.submitted):
     assert gate.get(number, 0, 10) is not _core.EMPTY
 print("done")
 """
+
+
+def test_ends_own_no_objects_of_python(board):
+    """Native threads let go of what C++ shares, and those have no GIL."""
+    fd = _core.Arena.create_fd(1 << 30)
+    arena = _core.Arena(fd, 1 << 30, 1 << 24, board, 0)
+    view = _core.ArenaView(fd, 1 << 30, board, 0)
+    assert _core.ArenaView(fd, 1 << 30, board, 0) is view
+    os.close(fd)
+    segment = _core.Segment.create(_core.Segment.ring_bytes(4, 1024, 1))
+    segment.make_ring(0, 4, 1024, 1)
+    budget = _core.MemoryBudget(1 << 20)
+    shared = [board, arena, view, segment, budget]
+    before = [sys.getrefcount(one) for one in shared]
+    writer = _core.Writer(segment, 0, board, [(1, 1)], arena, None, 0, 0, "", budget)
+    reader = _core.Reader(segment, 0, 0, board, (0, 1), view, False)
+    assert [sys.getrefcount(one) for one in shared] == before
+    del shared, arena, view, segment, budget
+    payload = bytes(100_000)
+    assert writer.send(payload, 0)
+    assert reader.receive() == payload

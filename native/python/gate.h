@@ -1,17 +1,14 @@
-// The two ends of a ring as Python uses them, and the gate: what a caller needs to submit work under
-// one number and to find the results again.
+// What a caller needs to submit work under one number and to find the results again. Guarded by the GIL.
 #pragma once
 
 #include <map>
-#include <optional>
 #include <unordered_map>
 
-#include "inbox.h"
+#include "execution_limits.h"
 #include "leftovers.h"
 #include "number_set.h"
-#include "execution_limits.h"
-#include "recorder.h"
-#include "values.h"
+#include "reader.h"
+#include "writer.h"
 
 namespace conveyor {
 
@@ -21,120 +18,6 @@ struct Gated;
 // A gate's place among those that have leftovers.
 struct GateLeftover : Leftover {
   Gated* gate = nullptr;
-};
-
-class Writer {
- public:
-  Writer(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets,
-         std::shared_ptr<Arena> arena, nb::object sent)
-      : ring(std::move(segment), offset, std::move(board), std::move(targets)), arena(std::move(arena)), sent(std::move(sent)) {}
-
-  void encode_value(Encoded& e, nb::handle value) { encode_value(e, value, moved_refs); }
-  void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
-    if (defined_ && ring.lost() != lost_) define_again();
-    e.sent = sent;  // before: what fails half way takes its definitions back
-    encode(e, value, sent, references, arena.get());
-  }
-  // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
-  // Throws in a forked child: the ring is its parent's.
-  // `beyond_cap`: errors, which must get through also at the arena's cap.
-  void prepare(Encoded& e, bool beyond_cap = false);
-  // Publish. Cannot fail: others of the same submission may be on their way already.
-  uint64_t commit(Encoded& e, uint64_t tag, Kind kind) noexcept;
-  // Send an error; there is room. Cannot fail: where there is no memory to say what has happened, that is sent.
-  void send_error(const char* meta, size_t size, uint64_t tag) noexcept;
-
-  RingWriter ring;
-  std::shared_ptr<Arena> arena;
-  nb::object sent;
-  // Note from now on what is sent as send `index` of `recorder`; `output`: -1, or which output it is.
-  void record(std::shared_ptr<Recorder> recorder, uint32_t index, int output) {
-    recorder_ = std::move(recorder);
-    index_ = index;
-    output_ = output;
-  }
-
-  Py_ssize_t moved_refs = 0;
-  uint64_t bytes = 0;
-
- private:
-  // A reader has lost definitions: they all go again with the next frames that need them.
-  void define_again();
-
-  std::shared_ptr<Recorder> recorder_;
-  uint32_t index_ = 0;
-  int output_ = -1;
-  const uint64_t fork_ = fork_generation.load();
-  bool defined_ = false;  // this channel has carried definitions
-  uint32_t lost_ = 0;     // what the ring said of that last
-};
-
-class Reader {
- public:
-  Reader(std::shared_ptr<Segment> segment, size_t offset, uint32_t reader, std::shared_ptr<Board> board, Target writer,
-         std::shared_ptr<ArenaView> view, bool readonly)
-      : ring(std::move(segment), offset, reader, std::move(board), writer), view(std::move(view)), readonly(readonly) {}
-  ~Reader();
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
-
-  // All of these only if the ring is not empty, and those that decode not in a forked child: they throw.
-  // The next frame, out of the ring; if this throws, it is still there, and its lease with it.
-  Frame take();
-  // The next frame's value; cheaper than decode(take()) for what is decoded natively. The frame is out of
-  // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
-  // be read keeps nobody from what comes behind it.
-  nb::object receive();
-  // The same, but if this throws the frame is still there, and can be received once more.
-  nb::object receive_or_leave();
-  // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
-  nb::object receive_native();
-  // The next frame is decoded without any Python code.
-  bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
-  // What stands for the next frame's value (`keep`), its definitions learnt. If this throws, the frame is
-  // still there, unless it is not valid. Invalid if Python code that ran meanwhile has taken the frame.
-  nb::object receive_kept();
-  // Learn the next frame's definitions, since frames behind it may be decoded first; or if nobody will
-  // ever decode it, let go of what it holds too. If this throws, the frame is still there. False if Python
-  // code that ran meanwhile has taken it.
-  bool announce_front(bool unwanted = false);
-  // Let `take` not fail.
-  void load_front() {
-    front_ ? map_block(*front_) : void(front_ = frame_of(checked_front()));
-  }
-  // Let `take_unread` not fail. Where the frame's block cannot be mapped it is left unmapped.
-  void load_unread();
-  // The next frame, out of the ring, as load_unread() has left it.
-  Frame take_unread() noexcept;
-  // The next frame, out of the ring unread: its lease ends, and its definitions are sent again.
-  void give_up() noexcept;
-  // The same for a frame that nobody wants, its definitions learnt if they can be.
-  void skip();
-  // A frame with definitions was taken and could not be read.
-  void lose(const Frame& frame) noexcept {
-    if (frame.flags & kDefinitions) ring.lose();
-  }
-  // Take no more: what lies in the ring, and what still comes, is given back to its writer, and nobody
-  // decodes it. Throws what is Python's, and has been closed then, too.
-  void close();
-
-  RingReader ring;
-  std::shared_ptr<ArenaView> view;  // none once it is closed: its ring is empty then
-  bool readonly;
-  uint64_t tag = 0;  // of the frame received last
-  Kind kind = Kind::kValue;
-  uint64_t bytes = 0;
-
- private:
-  SlotHeader checked_front() const;
-  void release_front(const SlotHeader& slot) noexcept;
-  Frame frame_of(const SlotHeader& slot, bool mapped = true) const;
-  std::shared_ptr<OwnedMemory> head_of(const SlotHeader& slot) const;
-  // The front of the ring, once it has been looked into. Kept until it is taken, because two leases of one
-  // reader on one block are one: the first that ended would end both.
-  std::optional<Frame> front_;
-  const uint64_t fork_ = fork_generation.load();
-  static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
 };
 
 // Submits under consecutive numbers and collects results by number. Every submission yields exactly
@@ -187,7 +70,7 @@ class Gate {
   bool ready(uint64_t number, size_t reader);
   // Of a result that is here: whether it is an error. Nothing is decoded for that.
   bool failed(uint64_t number, size_t reader);
-  // The result as it is kept (values.h), or an invalid object if it is not here.
+  // The result as it is kept (decode.h), or an invalid object if it is not here.
   nb::object take(uint64_t number, size_t reader) { return take(number, reader, 0); }
   // The same by a `get` that has waited since then (`waits_since`).
   nb::object take(uint64_t number, size_t reader, uint64_t since);

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "check.h"
-#include "frame.h"
+#include "body.h"
 
 using namespace conveyor;
 

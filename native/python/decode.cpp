@@ -1,0 +1,174 @@
+#include "decode.h"
+
+#include <cstring>
+
+#include "exit.h"
+#include "hooks.h"
+#include "made_in_place.h"
+#include "native_values.h"
+
+namespace conveyor {
+
+namespace {
+
+constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
+
+}  // namespace
+
+TableView table_of(const Frame& frame) {
+  const bool external = frame.flags & kExternal;
+  auto table = read_table(frame.body, frame.size, external ? frame.block_room() : 0);
+  if (!table) bad_frame();
+  return std::move(*table);
+}
+
+nb::object buffers_of(const Frame& frame, const TableView& table) {
+  if (table.entries.empty()) return nb::none();
+  std::shared_ptr<OwnedMemory> copied;
+  nb::list list;
+  for (const BufferEntry& e : table.entries) {
+    const bool in_block = e.offset & kInBlock;
+    Buffer buffer{nullptr, size_t(e.length), false, nullptr, nullptr, nullptr};
+    if (frame.lease && (in_block || !frame.memory)) {
+      buffer.data = in_block ? frame.lease->data() : const_cast<char*>(frame.body);
+      buffer.owner = frame.lease;
+      buffer.lease = frame.lease;
+      buffer.readonly = frame.readonly;
+    } else if (frame.kept && frame.size <= kCopied) {
+      if (!copied) {
+        copied = std::make_shared<OwnedMemory>(frame.size);
+        std::memcpy(copied->data, frame.body, frame.size);
+      }
+      buffer.data = copied->data;
+      buffer.owner = copied;
+    } else {
+      buffer.data = const_cast<char*>(frame.body);
+      buffer.owner = frame.memory;  // a copy of its own
+      buffer.readonly = frame.kept;
+    }
+    buffer.data += e.offset & ~kInBlock;
+    list.append(nb::cast(std::move(buffer), nb::rv_policy::move));
+  }
+  return list;
+}
+
+namespace {
+
+nb::object decode_frame(const Frame& frame) {
+  if (frame.kind == Kind::kError)
+    return nb::cast(ErrorFrame{nb::bytes(frame.body, frame.size)}, nb::rv_policy::move);
+  if (frame.codec < kFirstPython) return decode_natively(frame.codec, frame.body, frame.size);
+  const TableView table = table_of(frame);
+  nb::bytes meta(table.meta, table.meta_length);
+  nb::object buffers = buffers_of(frame, table);
+  nb::object codec = nb::int_(frame.codec);
+  Calling python;
+  nb::object value = nb::steal(PyObject_CallFunctionObjArgs(hooks.decode, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));
+  if (!value.is_valid()) throw nb::python_error();
+  return value;
+}
+
+// The header that the meta bytes of a frame with definitions begin with, which has its length in front
+// (channel/header.py), of a body in a block that is not mapped: no mapping is needed for so little.
+nb::bytes unmapped_header(const Frame& frame) {
+  TableHeader table;
+  if (frame.size < sizeof table) bad_frame();
+  frame.read(0, &table, sizeof table);
+  uint32_t length;
+  const size_t meta_at = sizeof table + size_t(table.buffers) * sizeof(BufferEntry);
+  if (table.buffers > kMaxBuffers || meta_at > frame.size || table.meta_length > frame.size - meta_at || table.meta_length < sizeof length) bad_frame();
+  frame.read(meta_at, &length, sizeof length);
+  if (length > table.meta_length - sizeof length) bad_frame();
+  std::vector<char> header(sizeof length + length);
+  frame.read(meta_at, header.data(), header.size());
+  return nb::bytes(header.data(), header.size());
+}
+
+nb::bytes header_of(const Frame& frame) {
+  if (frame.body == nullptr) return unmapped_header(frame);
+  const auto table = read_table(frame.body, frame.size, frame.block_room());
+  if (!table) bad_frame();
+  return nb::bytes(table->meta, table->meta_length);
+}
+
+void tell_header(const Frame& frame, PyObject* hook) {
+  if (hook == nullptr) return;  // the interpreter ends
+  const nb::bytes meta = header_of(frame);
+  Calling python;
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hook, meta.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+}
+
+}  // namespace
+
+nb::object decode_native(uint16_t codec, const char* body, size_t size) {
+  return or_python_error([&] { return decode_natively(codec, body, size); });
+}
+
+nb::object decode(const Frame& frame) {
+  return or_python_error([&] { return decode_frame(frame); });
+}
+
+nb::bytes meta_of(const Frame& frame) {
+  const TableView table = table_of(frame);
+  return nb::bytes(table.meta, table.meta_length);
+}
+
+nb::object loose_buffers(const Frame& frame) {
+  nb::object buffers = buffers_of(frame, table_of(frame));
+  if (!buffers.is_none())
+    for (nb::handle buffer : buffers) nb::inst_ptr<Buffer>(buffer)->readonly = false;
+  return buffers;
+}
+
+nb::object keep(const Frame& frame) {
+  if (frame.kind == Kind::kError || frame.codec < kFirstPython) return decode(frame);
+  return or_python_error([&] {
+    Frame kept = frame;
+    kept.kept = kept.readonly = true;
+    return nb::cast(Snapshot{std::move(kept), Fd()}, nb::rv_policy::move);
+  });
+}
+
+nb::object value_of(nb::handle kept) {
+  if (nb::inst_check(kept) && nb::isinstance<Snapshot>(kept)) {
+    nb::object alive = nb::borrow(kept);  // decoding runs any code
+    return decode(nb::inst_ptr<Snapshot>(kept)->frame);
+  }
+  return nb::borrow(kept);
+}
+
+void announce(const Frame& frame) {
+  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  or_python_error([&] { tell_header(frame, hooks.announce); });
+}
+
+void discard(const Frame& frame) {
+  if (!(frame.flags & kDefinitions) || frame.kind == Kind::kError) return;
+  or_python_error([&] { tell_header(frame, frame.flags & kRefs ? hooks.discard : hooks.announce); });
+}
+
+nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept {
+  try {
+    if (const auto table = read_table(body, size, in_block)) return nb::bytes(table->meta, table->meta_length);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("the refs in a value that could not be read");
+  } catch (const std::exception&) {  // there is no memory for this either: they are kept as long as this process lives
+  }
+  return nb::object();
+}
+
+void give_up_claims(nb::object claims) noexcept {
+  if (!claims.is_valid() || hooks.discard == nullptr) return;
+  Calling python;
+  for (int tries = 0; tries < 3; ++tries) {
+    const nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.discard, claims.ptr(), nullptr));
+    if (result.is_valid()) return;
+    const bool broken_off = !PyErr_ExceptionMatches(PyExc_Exception);
+    PyErr_WriteUnraisable(hooks.discard);
+    // What a signal handler has broken off is done again: more than once is as good as once (see Exports._use).
+    if (!broken_off) return;
+  }
+}
+
+}  // namespace conveyor

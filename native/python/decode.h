@@ -1,0 +1,54 @@
+// Frames to Python values, and what stands for a value that is decoded later, or more than once.
+#pragma once
+
+#include <Python.h>
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frame.h"
+
+namespace nb = nanobind;
+
+namespace conveyor {
+
+// An encoded value that can be decoded any number of times: in memory of this process, in a file that
+// others can be given, or where its writer has put it, under a lease. Sending a snapshot sends the value
+// that it is of.
+struct Snapshot {
+  Frame frame;
+  Fd fd;
+};
+
+struct ErrorFrame {
+  nb::bytes meta;
+  // Of an execution that fails as one: all that was told of it, this first; it may grow. Guarded by the GIL.
+  std::shared_ptr<const std::vector<std::string>> told = nullptr;
+};
+
+// These three throw only what is Python's. Native codecs only; `body` of `size` bytes may be anything.
+nb::object decode_native(uint16_t codec, const char* body, size_t size);
+nb::object decode(const Frame& frame);
+// What stands for the value from now on: the value itself where its type is immutable (those that are
+// decoded natively), an ErrorFrame, else a Snapshot. Runs no Python code.
+nb::object keep(const Frame& frame);
+// The parts that the codec has made; the buffers, a list or None, as if they could be written.
+nb::bytes meta_of(const Frame& frame);
+nb::object loose_buffers(const Frame& frame);
+// The value that what `keep` has returned stands for, a new one each time where it is mutable.
+nb::object value_of(nb::handle kept);
+// A frame with definitions that is not decoded yet.
+void announce(const Frame& frame);
+// A frame that nobody will ever decode.
+void discard(const Frame& frame);
+// The same in two steps, for a frame that cannot be taken out of its slot: the part of it that says which refs
+// it has claims on, null if it has none or cannot be read; and, once the slot is free, to let go of those.
+nb::object claims_of(const char* body, size_t size, size_t in_block) noexcept;
+void give_up_claims(nb::object claims) noexcept;
+// The buffers of a frame with a table, a list or None.
+nb::object buffers_of(const Frame& frame, const TableView& table);
+TableView table_of(const Frame& frame);
+
+}  // namespace conveyor

@@ -1,0 +1,191 @@
+#include "encode.h"
+
+#include <cstring>
+
+#include "decode.h"
+#include "exit.h"
+#include "hooks.h"
+#include "native_values.h"
+
+namespace conveyor {
+
+namespace {
+
+// Whether nothing but `value` itself refers to its memory: then, if that was made in our arena, the
+// block itself can travel. `value` is an array over a Buffer of ours, or something Python must judge.
+bool alone(PyObject* value) {
+  // Of other types, an attribute of this name may be anything, and to ask for it may run any code.
+  if (std::strcmp(Py_TYPE(value)->tp_name, "numpy.ndarray") == 0) {
+    nb::object base = nb::steal(PyObject_GetAttrString(value, "base"));
+    if (!base.is_valid()) throw nb::python_error();
+    return nb::isinstance<Buffer>(base) && Py_REFCNT(base.ptr()) <= 2;  // the array's reference and ours
+  }
+  Calling python;
+  nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(hooks.held_alone, value, nullptr));
+  if (!answer.is_valid()) throw nb::python_error();
+  return answer.is(nb::bool_(true));
+}
+
+// Have `out`, whose meta is set, take these buffers (None: none) along.
+void take_buffers(Encoded& out, nb::handle buffers) {
+  std::vector<size_t> lengths;
+  if (!buffers.is_none()) {
+    nb::object fast = nb::steal(PySequence_Fast(buffers.ptr(), "conveyor: codec buffers"));
+    if (!fast.is_valid()) throw nb::python_error();
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
+    if (size_t(n) > kMaxBuffers) throw nb::value_error("conveyor: a value has more than 65536 buffers");
+    out.views.reserve(size_t(n));
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      Py_buffer view;
+      // Fortran order too: the meta bytes say which; what matters is one run of memory.
+      if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(fast.ptr(), i), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      out.views.push_back(view);
+      lengths.push_back(size_t(view.len));
+    }
+  }
+  out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(out.meta.ptr())), lengths);
+  out.size = out.layout.total;
+}
+
+}  // namespace
+
+Encoded::~Encoded() {
+  for (Py_buffer& view : views) PyBuffer_Release(&view);
+  if (made && !made->sent) made->arena->uncharge(made->block);
+  if ((flags & kDefinitions) && !raw && sent.is_valid() && !sent.is_none()) {
+    // Never published: what it would have defined is still unknown to the readers. Or some of them had left.
+    nb::error_scope keep;
+    Calling python;
+    char left[kMaxReaders];  // their numbers in the ring
+    Py_ssize_t count = 0;
+    for (uint32_t i = 0; i < kMaxReaders; ++i)
+      if (unclaimed[i]) left[count++] = char(i);
+    const nb::object numbers = nb::steal(PyBytes_FromStringAndSize(left, count));
+    nb::object result;
+    if (numbers.is_valid())
+      result = nb::steal(count == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
+                                    : PyObject_CallMethod(sent.ptr(), "unclaimed", "OO", meta.ptr(), numbers.ptr()));
+    if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
+  }
+}
+
+void Encoded::write_body(char* to) const {
+  if (codec < kFirstPython || raw) {
+    std::memcpy(to, data, size);
+    return;
+  }
+  const TableHeader head{uint32_t(PyBytes_GET_SIZE(meta.ptr())), uint32_t(views.size())};
+  std::memcpy(to, &head, sizeof head);
+  if (!views.empty()) std::memcpy(to + sizeof head, layout.entries.data(), layout.entries.size() * sizeof(BufferEntry));
+  std::memcpy(to + layout.meta_at, PyBytes_AS_STRING(meta.ptr()), head.meta_length);
+  if (made) return;  // the only buffer lies in the block already
+  for (size_t i = 0; i < views.size(); ++i)
+    if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
+}
+
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
+  PyObject* v = value.ptr();
+  PyTypeObject* type = Py_TYPE(v);
+  if (type == &PyUnicode_Type) {
+    Py_ssize_t length;
+    out.data = PyUnicode_AsUTF8AndSize(v, &length);
+    if (out.data != nullptr) {
+      out.codec = kStr;
+      out.size = size_t(length);
+      out.source = nb::borrow(value);
+      return;
+    }
+    PyErr_Clear();
+  } else if (type == &PyBytes_Type) {
+    out.codec = kBytes;
+    out.data = PyBytes_AS_STRING(v);
+    out.size = size_t(PyBytes_GET_SIZE(v));
+    out.source = nb::borrow(value);
+    return;
+  } else if (v == Py_None) {
+    out.codec = kNone;
+    return;
+  } else if (v == Py_True || v == Py_False) {
+    out.codec = v == Py_True ? kTrue : kFalse;
+    return;
+  } else if (type == &PyLong_Type) {
+    int overflow;
+    const int64_t n = PyLong_AsLongLongAndOverflow(v, &overflow);
+    if (overflow == 0) {
+      std::memcpy(out.small, &n, sizeof n);
+      out.codec = kInt;
+      out.data = out.small;
+      out.size = sizeof n;
+      return;
+    }
+  } else if (type == &PyFloat_Type) {
+    const double d = PyFloat_AS_DOUBLE(v);
+    std::memcpy(out.small, &d, sizeof d);
+    out.codec = kFloat;
+    out.data = out.small;
+    out.size = sizeof d;
+    return;
+  } else if (type == &PyTuple_Type) {
+    out.scratch.clear();
+    if (encode_element(out.scratch, v, 0)) {
+      out.codec = kTuple;
+      out.data = out.scratch.data() + sizeof(uint32_t);  // the outermost length is the body's size
+      out.size = out.scratch.size() - sizeof(uint32_t);
+      return;
+    }
+  }
+  if (nb::isinstance<Snapshot>(value)) {
+    const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
+    if (frame.flags & (kRefs | kBound)) {
+      // Its bytes are not understood elsewhere: the value itself is sent.
+      const nb::object alive = nb::borrow(value);
+      const nb::object decoded = decode(frame);
+      encode(out, decoded, sent, 0, nullptr);
+      out.source = decoded;
+      return;
+    }
+    out.codec = frame.codec;
+    out.flags = frame.flags & ~uint32_t(kExternal);
+    out.source = nb::borrow(value);
+    if (frame.flags & kExternal) {
+      const TableView table = table_of(frame);
+      out.meta = nb::bytes(table.meta, table.meta_length);
+      take_buffers(out, buffers_of(frame, table));
+      return;
+    }
+    out.size = frame.size;
+    out.data = frame.body;
+    out.raw = true;
+    return;
+  }
+  // Before the codec adds references of its own.
+  const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
+  if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
+  Calling python;
+  nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  PyObject *codec, *flags, *meta, *buffers;
+  if (!PyTuple_CheckExact(result.ptr()) || PyTuple_GET_SIZE(result.ptr()) != 4) throw nb::type_error("conveyor: codec result");
+  codec = PyTuple_GET_ITEM(result.ptr(), 0);
+  flags = PyTuple_GET_ITEM(result.ptr(), 1);
+  meta = PyTuple_GET_ITEM(result.ptr(), 2);
+  buffers = PyTuple_GET_ITEM(result.ptr(), 3);
+  if (!PyBytes_CheckExact(meta)) throw nb::type_error("conveyor: codec meta");
+  if (uint64_t(PyBytes_GET_SIZE(meta)) > UINT32_MAX) throw nb::value_error("the pickled part of a value is larger than 4 GiB");
+  out.meta = nb::borrow(meta);
+  out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
+  out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
+  if (PyErr_Occurred()) throw nb::python_error();
+  take_buffers(out, buffers);
+  if (let_go && out.views.size() == 1 && out.views[0].len != 0) {
+    const char* data = static_cast<const char*>(out.views[0].buf);
+    out.made = MadeInPlace::find(data, size_t(out.views[0].len), arena);
+    if (out.made) {
+      out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta)), {0});
+      out.layout.entries[0] = {kInBlock | uint64_t(data - out.made->block->data()), uint64_t(out.views[0].len)};
+      out.size = out.layout.total;
+    }
+  }
+}
+
+}  // namespace conveyor

@@ -1,0 +1,42 @@
+// Python values to frames. The types that cost less here than a call into Python are done here; for all others
+// the codec in Python is asked (channel/codec.py).
+#pragma once
+
+#include <Python.h>
+#include <nanobind/nanobind.h>
+
+#include <bitset>
+#include <string>
+#include <vector>
+
+#include "made_in_place.h"
+#include "sender.h"
+
+namespace nb = nanobind;
+
+namespace conveyor {
+
+// A value on its way out: what its body will be, and what keeps the source alive until it is copied.
+struct Encoded : Outgoing {
+  const char* data = nullptr;  // a body that is copied as it is
+  char small[8];
+  std::string scratch;
+  nb::object source;
+  nb::object meta;
+  nb::object sent;  // the channel's definitions, until the frame is published and all its claims are its readers'
+  std::bitset<kMaxReaders> unclaimed;  // of a frame that is published: readers that had left before
+  std::vector<Py_buffer> views;
+  TableLayout layout;
+  std::shared_ptr<MadeInPlace> made;
+  bool raw = false;  // `data` is the body as it is, whatever the codec
+
+  Encoded() = default;
+  ~Encoded();
+  void write_body(char* to) const;
+};
+
+// Throws what Python raised for a value that cannot be encoded; then nothing has happened.
+// What was made in place in `arena` (null: in none), and has no more than `moved_refs` references, moves.
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena);
+
+}  // namespace conveyor

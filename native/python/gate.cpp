@@ -1,0 +1,324 @@
+#include "failures.h"
+#include "hooks.h"
+
+namespace conveyor {
+
+bool Gate::has_room() {
+  check_owner(fork_);
+  // The slots that this submission's results will need must be free: results that nobody has asked
+  // for yet move to the stash, so they cost memory, not depth.
+  for (bool again = true; again && next_ - first_ >= depth_;) {
+    const uint64_t next = next_, oldest = next - first_ - depth_ + 1;  // so many must have been completed
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      RingReader& ring = readers_[i]->ring;
+      if (ring.next() >= oldest) continue;
+      if (ring.head() < oldest) return false;
+      while (ring.next() < oldest && !ring.empty()) stash_front(i);
+      if (ring.next() < oldest) return false;  // it was closed meanwhile
+    }
+    again = next_ != next;  // learning definitions runs Python code, which may have submitted something itself
+  }
+  for (Writer* w : writers_)
+    if (!w->ring.has_room()) return false;
+  return true;
+}
+
+int64_t Gate::submit(nb::handle value, uint64_t deadline) {
+  if (!has_room()) return -1;
+  hear_before_submission();
+  const uint64_t began = submission_begins();
+  Writer& w = *writers_[0];
+  Encoded e;
+  w.encode_value(e, value);
+  w.prepare(e);
+  if (!has_room()) return -1;  // encoding runs Python code, which may have submitted something itself
+  const uint64_t number = next_++;
+  if (limits_ != nullptr) limits_->begin(number, deadline);
+  submitting(number, began);
+  w.commit(e, number, kind_);
+  submission_ends(number, began);
+  return int64_t(number);
+}
+
+int64_t Gate::submit_many(nb::tuple values, uint64_t deadline) {
+  if (!has_room()) return -1;
+  hear_before_submission();
+  const uint64_t began = submission_begins();
+  const size_t n = writers_.size();
+  std::vector<Encoded> encoded(n);
+  for (size_t i = 0; i < n; ++i) {
+    writers_[i]->encode_value(encoded[i], values[i]);
+    writers_[i]->prepare(encoded[i]);
+  }
+  if (!has_room()) return -1;
+  const uint64_t number = next_++;
+  if (limits_ != nullptr) limits_->begin(number, deadline);
+  submitting(number, began);
+  for (size_t i = 0; i < n; ++i) writers_[i]->commit(encoded[i], number, kind_);
+  submission_ends(number, began);
+  return int64_t(number);
+}
+
+uint64_t Gate::completed() const {
+  uint64_t least = next_;
+  for (Reader* r : readers_) least = std::min(least, first_ + r->ring.head());
+  return least;
+}
+
+// A block that cannot be mapped here just now is in nobody's way: that is tried again by who gets it. What
+// Python has raised (Ctrl-C, no memory for a definition) ends the caller's look, and the frame stays; so does
+// a lack of memory for a slot's contents, which would leave nobody else any.
+void Gate::stash_front(size_t i) {
+  Reader& reader = *readers_[i];
+  const uint64_t tag = read_once(reader.ring.front()->tag);
+  const uint64_t number = reader.ring.next();
+  const uint64_t began = recorder_ && recorder_->tracing() ? now_ns() : 0;
+  if (!dropped_[i].empty() && dropped_[i].contains(tag)) {
+    const SlotHeader slot = read_once(*reader.ring.front());
+    try {
+      reader.skip();
+    } catch (...) {
+      if (reader.ring.next() != number) dropped_[i].erase(tag);
+      throw;
+    }
+    if (reader.ring.next() == number) return;
+    dropped_[i].erase(tag);
+    return taken(tag, i, began, slot.size, slot.kind == Kind::kError);
+  }
+  try {
+    reader.load_unread();
+    if (!reader.announce_front()) return;
+  } catch (nb::python_error& error) {
+    if (!is_final(error.value()) || reader.ring.next() != number || reader.ring.empty()) throw;
+    return stash_broken(i);
+  } catch (const std::system_error&) {
+    return stash_broken(i);
+  }
+  if (!dropped_[i].empty() && dropped_[i].contains(tag)) {  // while its definitions were learnt
+    const Frame f = reader.take_loaded();
+    dropped_[i].erase(tag);
+    taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
+    return discard(f);
+  }
+  auto place = stashes_[i].try_emplace(tag).first;  // if this throws, the frame is still in the ring
+  place->second = reader.take_loaded();
+  const Frame& f = place->second;
+  taken(f.tag, i, began, f.size + f.beside, f.kind == Kind::kError);
+}
+
+void Gate::stash_broken(size_t i) {
+  Reader& reader = *readers_[i];
+  Frame failure;
+  failure.tag = read_once(reader.ring.front()->tag);
+  failure.kind = Kind::kError;
+  failure.body = kBrokenMeta;
+  failure.size = std::strlen(kBrokenMeta);
+  stashes_[i].insert_or_assign(failure.tag, failure);
+  reader.give_up();
+}
+
+namespace {
+
+// The first exception of several things that are all to be tried.
+class FirstError {
+ public:
+  template <class Body>
+  void attempt(Body&& body) {
+    try {
+      body();
+    } catch (...) {
+      if (!first_) first_ = std::current_exception();
+    }
+  }
+  bool any() const { return first_ != nullptr; }
+  void raise() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
+
+}  // namespace
+
+// A ring may be broken, or somebody interrupt: the others are drained all the same.
+void Gate::drain() {
+  check_owner(fork_);
+  FirstError error;
+  error.attempt([this] { hear(); });
+  for (size_t i = 0; i < readers_.size(); ++i)
+    error.attempt([this, i] {
+      while (!readers_[i]->ring.empty()) stash_front(i);
+    });
+  error.raise();
+}
+
+void Gate::sweep() {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    RingReader& ring = readers_[i]->ring;
+    uint64_t end = ring.next();  // of what has to leave the ring
+    if (dropped_[i].empty()) continue;
+    for (uint64_t n = end, head = ring.head(); n < head; ++n)
+      if (dropped_[i].contains(ring.tag_of(n))) end = n + 1;
+    while (ring.next() < end && !ring.empty()) stash_front(i);
+  }
+}
+
+void Gate::leave() {
+  check_owner(fork_);
+  for (Reader* reader : readers_) reader->ring.leave();
+  FirstError error;
+  error.attempt([this] { drain(); });
+  // Where Ctrl-C came between, what has come is still somebody's result. What is not had now either is lost.
+  if (error.any()) FirstError().attempt([this] { drain(); });
+  for (Reader* reader : readers_) error.attempt([reader] { reader->close(); });
+  if (failures_) error.attempt([this] { failures_->leave(); });
+  forget_leftovers();
+  error.raise();
+}
+
+bool Gate::ready(uint64_t number, size_t i) {
+  check_owner(fork_);
+  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
+  RingReader& ring = readers_[i]->ring;
+  while (!ring.empty()) {
+    if (ring.front()->tag == number) return true;
+    stash_front(i);
+  }
+  if (stashes_[i].contains(number) || handed_.contains({number, i})) return true;
+  hear();
+  return failures_ && failures_->has(number, i);
+}
+
+nb::object Gate::take_stashed(uint64_t number, size_t i) {
+  auto& stash = stashes_[i];
+  try {
+    Frame& frame = stash.find(number)->second;
+    frame.map();
+    nb::object value = keep(frame);  // runs no Python code
+    stash.erase(number);
+    return value;
+  } catch (...) {
+    set_python_error();
+    nb::python_error error;
+    // Short of memory, rather than impossible: the result is still to be had.
+    if (is_final(error.value())) stash.erase(number);
+    throw error;
+  }
+}
+
+nb::object Gate::take(uint64_t number, size_t i, uint64_t since) {
+  check_owner(fork_);
+  if (!handed_.empty()) {
+    auto found = handed_.find({number, i});
+    if (found != handed_.end()) return found->second;
+  }
+  if (failures_ && !failures_->empty()) {
+    nb::object failure = failures_->take(number, i);
+    if (failure.is_valid()) {
+      taking(number, i, since);
+      return failure;
+    }
+  }
+  // Cancelled while somebody waits for it: were it taken here, the mark would stay for ever.
+  if (!dropped_[i].empty() && dropped_[i].contains(number)) return nb::object();
+  auto& stash = stashes_[i];
+  if (!stash.empty()) {
+    auto found = stash.find(number);
+    if (found != stash.end()) {
+      if (found->second.kind == Kind::kError && hear()) return take(number, i, since);
+      nb::object value = take_stashed(number, i);
+      taking(number, i, since);
+      return value;
+    }
+  }
+  Reader& reader = *readers_[i];
+  while (!reader.ring.empty()) {
+    if (reader.ring.front()->tag == number) {
+      if (reader.ring.front()->kind == Kind::kError && hear()) return take(number, i, since);
+      const uint64_t before = reader.bytes;
+      nb::object value = reader.receive_kept();
+      if (!value.is_valid()) return take(number, i, since);  // somebody has stashed it meanwhile
+      const uint64_t began = taking(number, i, since);
+      taken(number, i, began, reader.bytes - before, began != 0 && nb::isinstance<ErrorFrame>(value));
+      return value;
+    }
+    stash_front(i);
+  }
+  return hear() && failures_->has(number, i) ? take(number, i, since) : nb::object();
+}
+
+void Gate::hand(uint64_t number, size_t i, nb::object value) {
+  if (spare_hand_.empty()) {
+    handed_.insert_or_assign({number, i}, std::move(value));
+    return;
+  }
+  spare_hand_.key() = {number, i};
+  spare_hand_.mapped() = std::move(value);
+  auto placed = handed_.insert(std::move(spare_hand_));
+  if (placed.inserted) return;
+  placed.position->second = std::move(placed.node.mapped());
+  spare_hand_ = std::move(placed.node);
+}
+
+bool Gate::settled(uint64_t number, size_t i) {
+  if (handed_.empty()) return false;
+  auto found = handed_.find({number, i});
+  if (found == handed_.end()) return false;
+  nb::object value = std::move(found->second);  // dropping it may run any code
+  handed_.erase(found);
+  return true;
+}
+
+void Gate::drop(uint64_t number, size_t i) {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  if (settled(number, i)) return;
+  if (recorder_) asked_since_[i].erase(number);
+  if (failures_ && failures_->close(number, i)) return;  // its frame is dropped anyway
+  auto found = stashes_[i].find(number);
+  if (found != stashes_[i].end()) {
+    const Frame f = std::move(found->second);
+    stashes_[i].erase(found);
+    try {
+      discard(f);
+    } catch (...) {
+      readers_[i]->lose(f);
+      throw;
+    }
+  } else {
+    note_dropped(number, i);
+  }
+}
+
+void Gate::discard_all() {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) return;
+  FirstError error;
+  for (size_t i = 0; i < readers_.size(); ++i) {
+    for (auto& [number, frame] : std::exchange(stashes_[i], {}))
+      if (frame.flags & kRefs) error.attempt([&frame] { discard(frame); });
+    error.attempt([this, i] { readers_[i]->close(); });
+  }
+  error.raise();
+}
+
+size_t Gate::asked() const {
+  size_t n = 0;
+  for (auto& asked : asked_since_) n += asked.size();
+  return n;
+}
+
+size_t Gate::stashed() const {
+  size_t n = 0;
+  for (auto& stash : stashes_) n += stash.size();
+  return n;
+}
+
+size_t Gate::stashed_bytes() const {
+  size_t n = 0;
+  for (auto& stash : stashes_)
+    for (auto& [number, frame] : stash) n += frame.size;
+  return n;
+}
+
+}  // namespace conveyor

@@ -1,0 +1,58 @@
+// Arrays that are made where they are sent from (conveyor.empty), and the memory of values as Python sees it.
+#pragma once
+
+#include <memory>
+
+#include "arena.h"
+#include "frame.h"
+
+namespace conveyor {
+
+// A block of this process's own arena that a value is being made in (conveyor.empty). In a forked child its
+// pages are private; as long as that child lives, the block is neither sent nor used again.
+struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
+  MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes);
+  ~MadeInPlace();
+  MadeInPlace(const MadeInPlace&) = delete;
+  MadeInPlace& operator=(const MadeInPlace&) = delete;
+  // The one of `arena` that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
+  static std::shared_ptr<MadeInPlace> find(const char* data, size_t size, const Arena* arena);
+  static bool any();
+
+  const std::shared_ptr<Arena> arena;
+  Block* const block;
+  const size_t length;
+  bool sent = false;
+
+ private:
+  static Hold hold_of(Arena& arena, Block* block);
+  std::shared_ptr<Mapping> mapping_;  // the block's own may be gone before this: once sent, it is its readers'
+  Hold hold_;
+};
+
+// Private copy-on-write pages over a part of a leased block.
+struct PrivatePages {
+  PrivatePages(std::shared_ptr<Lease> of, char* at, size_t bytes) : lease(std::move(of)), base(at), length(bytes) { ++count; }
+  ~PrivatePages() {
+    if (base != nullptr) ::munmap(base, length);
+    --count;
+  }
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
+  std::shared_ptr<Lease> lease;
+  char* base;
+  size_t length;
+  static inline std::atomic<size_t> count{0};  // in this process
+};
+
+// What Python sees of received or own memory; exports the buffer protocol.
+struct Buffer {
+  char* data;
+  size_t length;
+  bool readonly;
+  std::shared_ptr<void> owner;  // Lease, OwnedMemory, MadeInPlace or PrivatePages
+  std::shared_ptr<Lease> lease;
+  std::shared_ptr<MadeInPlace> made;
+};
+
+}  // namespace conveyor

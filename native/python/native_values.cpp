@@ -1,0 +1,160 @@
+#include "native_values.h"
+
+#include <cstring>
+
+#include "hooks.h"
+
+namespace conveyor {
+
+namespace {
+
+constexpr int kMaxDepth = 8;
+constexpr size_t kMaxTuple = 64 * 1024;
+
+template <typename T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+}  // namespace
+
+bool encode_element(std::string& out, PyObject* value, int depth) {
+  auto head = [&](Codec codec, uint32_t length) {
+    put<uint32_t>(out, uint32_t(codec) << 28 | length);
+  };
+  if (value == Py_None) return head(kNone, 0), true;
+  if (value == Py_True) return head(kTrue, 0), true;
+  if (value == Py_False) return head(kFalse, 0), true;
+  PyTypeObject* type = Py_TYPE(value);
+  if (type == &PyLong_Type) {
+    int overflow;
+    const int64_t n = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0) return false;
+    head(kInt, 8);
+    put(out, n);
+    return true;
+  }
+  if (type == &PyFloat_Type) {
+    head(kFloat, 8);
+    put(out, PyFloat_AS_DOUBLE(value));
+    return true;
+  }
+  const char* data;
+  Py_ssize_t length;
+  Codec codec;
+  if (type == &PyUnicode_Type) {
+    data = PyUnicode_AsUTF8AndSize(value, &length);
+    if (data == nullptr) return PyErr_Clear(), false;  // lone surrogates: pickle can
+    codec = kStr;
+  } else if (type == &PyBytes_Type) {
+    data = PyBytes_AS_STRING(value);
+    length = PyBytes_GET_SIZE(value);
+    codec = kBytes;
+  } else if (type == &PyTuple_Type && depth < kMaxDepth) {
+    const size_t at = out.size();
+    head(kTuple, 0);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
+      if (!encode_element(out, PyTuple_GET_ITEM(value, i), depth + 1)) return false;
+    const size_t body = out.size() - at - sizeof(uint32_t);
+    if (body > kMaxTuple) return false;
+    const uint32_t word = uint32_t(kTuple) << 28 | uint32_t(body);
+    std::memcpy(out.data() + at, &word, sizeof word);
+    return true;
+  } else {
+    return false;
+  }
+  if (size_t(length) + out.size() > kMaxTuple) return false;
+  head(codec, uint32_t(length));
+  out.append(data, size_t(length));
+  return true;
+}
+
+namespace {
+
+PyObject* decode_tuple(const char* body, size_t size, int depth);
+
+PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth) {
+  switch (codec) {
+    case kNone:
+      return Py_NewRef(Py_None);
+    case kTrue:
+      return Py_NewRef(Py_True);
+    case kFalse:
+      return Py_NewRef(Py_False);
+    case kInt: {
+      if (size != 8) bad_frame();
+      int64_t n;
+      std::memcpy(&n, body, sizeof n);
+      return PyLong_FromLongLong(n);
+    }
+    case kFloat: {
+      if (size != 8) bad_frame();
+      double d;
+      std::memcpy(&d, body, sizeof d);
+      return PyFloat_FromDouble(d);
+    }
+    case kStr:
+      return PyUnicode_DecodeUTF8(body, Py_ssize_t(size), nullptr);
+    case kBytes:
+      return PyBytes_FromStringAndSize(body, Py_ssize_t(size));
+    case kTuple:
+      if (depth > kMaxDepth) bad_frame();
+      return decode_tuple(body, size, depth);
+    default:
+      bad_frame();
+  }
+}
+
+// The element at `at`, and `at` behind it. The body may change under us, so what was checked once is
+// checked again when it is read again.
+struct Element {
+  uint16_t codec;
+  const char* body;
+  size_t size;
+};
+
+Element next_element(const char* body, size_t size, size_t& at) {
+  if (size - at < sizeof(uint32_t)) bad_frame();
+  uint32_t word;
+  std::memcpy(&word, body + at, sizeof word);
+  at += sizeof word;
+  const Element element{uint16_t(word >> 28), body + at, word & 0xfffffff};
+  if (element.size > size - at) bad_frame();
+  at += element.size;
+  return element;
+}
+
+PyObject* decode_tuple(const char* body, size_t size, int depth) {
+  size_t count = 0;
+  for (size_t at = 0; at < size; ++count) next_element(body, size, at);
+  nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
+  if (!tuple.is_valid()) throw nb::python_error();
+  size_t at = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Element element = next_element(body, size, at);
+    PyObject* item = decode_one(element.codec, element.body, element.size, depth + 1);
+    if (item == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), item);
+  }
+  return tuple.release().ptr();
+}
+
+}  // namespace
+
+nb::object decode_natively(uint16_t codec, const char* body, size_t size) {
+#if PY_VERSION_HEX < 0x030c0000
+  // Before 3.12 a new tuple may start a collection, and that runs finalizers; since then they wait until
+  // we are back in Python.
+  struct NoCollection {
+    const bool was = PyGC_Disable();
+    ~NoCollection() {
+      if (was) PyGC_Enable();
+    }
+  } none;
+#endif
+  PyObject* value = decode_one(codec, body, size, 0);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+
+}  // namespace conveyor

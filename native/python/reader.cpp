@@ -1,0 +1,155 @@
+#include "reader.h"
+
+#include "hooks.h"
+
+namespace conveyor {
+
+void Reader::give_up() noexcept {
+  const SlotHeader slot = read_once(*ring.front());
+  const size_t in_block = slot.block_size > kBlockHeader ? slot.block_size - kBlockHeader : 0;
+  const bool names_refs = (slot.flags & kRefs) && slot.kind != Kind::kError;
+  const bool in_slot = (slot.block == 0 || (slot.flags & kExternal)) && slot.size <= ring.capacity();
+  nb::object claims;
+  if (names_refs && in_slot) claims = claims_of(reinterpret_cast<const char*>(ring.front() + 1), slot.size, in_block);
+  pass();
+  give_up_claims(std::move(claims));
+}
+
+bool Reader::announce_front(bool unwanted) {
+  const SlotHeader slot = read_once(*ring.front());
+  if (!(slot.flags & kDefinitions) || slot.kind == Kind::kError) return true;
+  if (!front_) load_front();
+  const uint64_t number = ring.next();
+  const Frame f = *front_;
+  unwanted ? discard(f) : announce(f);
+  return ring.next() == number && !ring.empty();
+}
+
+void Reader::skip() {
+  const uint64_t number = ring.next();
+  const SlotHeader slot = read_once(*ring.front());
+  bool known = !(slot.flags & kDefinitions) || slot.kind == Kind::kError;
+  if (!known) {
+    try {
+      if (!announce_front(true)) return;
+      known = true;
+    } catch (nb::python_error& error) {
+      if (!is_final(error.value())) {  // Ctrl-C, say: it is skipped when it is tried again
+        if ((slot.flags & kRefs) && ring.next() == number && !ring.empty()) give_up();  // but its claims are given up
+        throw;
+      }
+    } catch (const std::exception&) {  // its definitions are sent again
+    }
+    if (ring.next() != number || ring.empty()) return;
+  }
+  known ? release_front(slot) : give_up();
+}
+
+// Whatever is raised meanwhile, its claims are given up; more than once is as good as once (see Exports._use).
+void Reader::close() {
+  if (ring.inherited()) return;
+  ring.leave();
+  std::exception_ptr raised;
+  try {
+    while (!ring.empty()) {
+      const SlotHeader slot = read_once(*ring.front());
+      const uint64_t number = ring.next();
+      if ((slot.flags & kRefs) && slot.kind != Kind::kError) {
+        try {
+          if (PyErr_CheckSignals() != 0) throw nb::python_error();  // not while it is done
+        } catch (const nb::python_error&) {
+          raised = std::current_exception();
+        }
+        bool known = false;
+        try {
+          load_front();
+          const Frame f = *front_;
+          discard(f);
+          known = true;
+        } catch (const nb::python_error& error) {
+          if (!is_final(error.value())) raised = std::current_exception();
+        } catch (const std::exception&) {  // nobody can read it
+        }
+        if (ring.next() != number) continue;  // Python code has taken it meanwhile
+        if (!known) {
+          give_up();
+          continue;
+        }
+      }
+      release_front(slot);
+    }
+  } catch (const std::system_error&) {  // a broken ring, of which whoever waited for it was told
+  }
+  Receiver::close();
+  if (raised) std::rethrow_exception(raised);
+}
+
+Reader::~Reader() {
+  nb::error_scope keep;
+  try {
+    close();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("values that nobody has received");
+  }
+}
+
+nb::object Reader::receive_native() {
+  const SlotHeader slot = checked_front();
+  // Decoding runs no Python code, so nobody else can take this frame meanwhile.
+  nb::object value = decode_native(slot.codec, reinterpret_cast<const char*>(ring.front() + 1), slot.size);
+  tag = slot.tag;
+  kind = slot.kind;
+  bytes += slot.size;
+  ring.advance();
+  return value;
+}
+
+nb::object Reader::receive() {
+  check_owner(fork_);
+  std::optional<Frame> f;
+  try {
+    if (decodes_natively()) return receive_native();
+    f = take();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  try {
+    return decode(*f);
+  } catch (...) {
+    lose(*f);
+    if (f->flags & kRefs) give_up_claims(claims_of(f->body, f->size, f->block_room()));
+    throw;
+  }
+}
+
+nb::object Reader::receive_or_leave() {
+  check_owner(fork_);
+  const uint64_t number = ring.next();
+  if (decodes_natively()) return receive_native();
+  load_front();
+  const Frame f = *front_;
+  nb::object value = decode(f);
+  if (ring.next() == number && !ring.empty()) take();
+  return value;
+}
+
+nb::object Reader::receive_kept() {
+  check_owner(fork_);
+  const uint64_t number = ring.next();
+  try {
+    if (decodes_natively()) return receive_native();
+    if (!announce_front()) return nb::object();
+    load_front();
+    nb::object value = keep(*front_);  // runs no Python code: the frame is still ours
+    take();
+    return value;
+  } catch (...) {
+    set_python_error();
+    nb::python_error error;
+    if (is_final(error.value()) && ring.next() == number && !ring.empty()) give_up();
+    throw error;
+  }
+}
+
+}  // namespace conveyor

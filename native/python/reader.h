@@ -1,0 +1,47 @@
+// The reading end of a channel as Python uses it: a Receiver of values. Guarded by the GIL. Every reader of a
+// channel learns the definitions in each frame, in order, and gives up the claims in those that nobody decodes.
+#pragma once
+
+#include "decode.h"
+#include "receiver.h"
+
+namespace conveyor {
+
+class Reader : public Receiver {
+ public:
+  using Receiver::Receiver;
+  ~Reader();
+
+  // All of these only if the ring is not empty, and those that decode not in a forked child: they throw.
+  //
+  // The next frame's value; cheaper than decode(take()) for what is decoded natively. The frame is out of
+  // the ring afterwards, `tag` and `kind` are its own, and its lease ends, also if this throws: what cannot
+  // be read keeps nobody from what comes behind it.
+  nb::object receive();
+  // The same, but if this throws the frame is still there, and can be received once more.
+  nb::object receive_or_leave();
+  // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
+  nb::object receive_native();
+  // The next frame is decoded without any Python code.
+  bool decodes_natively() const { return is_native(read_once(*ring.front())) && !front_; }
+  // What stands for the next frame's value (`keep`), its definitions learnt. If this throws, the frame is
+  // still there, unless it is not valid. Invalid if Python code that ran meanwhile has taken the frame.
+  nb::object receive_kept();
+  // Learn the next frame's definitions, since frames behind it may be decoded first; or if nobody will
+  // ever decode it, let go of what it holds too. If this throws, the frame is still there. False if Python
+  // code that ran meanwhile has taken it.
+  bool announce_front(bool unwanted = false);
+  // The next frame, out of the ring unread: its lease ends, its claims are given up, and its definitions are
+  // sent again.
+  void give_up() noexcept;
+  // The same for a frame that nobody wants, its definitions learnt if they can be.
+  void skip();
+  // Take no more: what lies in the ring, and what still comes, is given back to its writer, and nobody
+  // decodes it. Throws what is Python's, and has been closed then, too.
+  void close();
+
+ private:
+  static bool is_native(const SlotHeader& slot) { return slot.block == 0 && slot.codec < kFirstPython && slot.kind != Kind::kError; }
+};
+
+}  // namespace conveyor

@@ -1,0 +1,54 @@
+#include "snapshot.h"
+
+#include <cstring>
+
+#include "encode.h"
+
+namespace conveyor {
+
+namespace {
+void place(Snapshot& s, std::shared_ptr<OwnedMemory> memory) {
+  s.frame.memory = std::move(memory);
+  s.frame.body = s.frame.memory->data;
+  s.frame.kept = true;
+}
+}  // namespace
+
+Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
+  Encoded e;
+  encode(e, value, sent, 0, nullptr);
+  Snapshot s;
+  s.frame.codec = e.codec;
+  s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions
+  s.frame.size = e.size;
+  if (share_from != 0 && e.size >= share_from) {
+    s.fd = make_memfd("conveyor-value", align_up(e.size, kGranule));
+    place(s, std::make_shared<OwnedMemory>(s.fd.get(), e.size));
+  } else {
+    place(s, std::make_shared<OwnedMemory>(e.size));
+  }
+  e.write_body(s.frame.memory->data);
+  e.sent = nb::object();
+  return s;
+}
+
+Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::handle data, int fd) {
+  Snapshot s;
+  s.frame.codec = codec;
+  s.frame.flags = flags & ~uint32_t(kExternal);
+  s.frame.size = size;
+  if (fd >= 0) {
+    const off_t length = ::lseek(fd, 0, SEEK_END);
+    if (size == 0 || length < 0 || size_t(length) < size) throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
+    place(s, std::make_shared<OwnedMemory>(fd, size));
+    s.fd = dup_cloexec(fd);
+    return s;
+  }
+  if (!PyBytes_CheckExact(data.ptr()) || size_t(PyBytes_GET_SIZE(data.ptr())) != size)
+    throw std::system_error(EPROTO, std::generic_category(), "snapshot size");
+  place(s, std::make_shared<OwnedMemory>(size));
+  std::memcpy(s.frame.memory->data, PyBytes_AS_STRING(data.ptr()), size);
+  return s;
+}
+
+}  // namespace conveyor
