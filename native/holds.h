@@ -46,6 +46,9 @@ class Mapping {
 // Hears of every mapping as long as it is there, and of those that were there before: to register the memory with
 // a device, say. Both are called with a lock held, in whatever thread maps or unmaps: they must not fail, map,
 // unmap, or take a lock under which somebody maps. In a forked child nobody hears of anything.
+//
+// What is mapped stays mapped while its arena gives back memory that is free, and gets other pages for it later.
+// A device that has pinned the former pages does not see the new ones: nothing here keeps an arena from that.
 class MappingObserver {
  public:
   using Call = std::function<void(char* base, size_t size)>;

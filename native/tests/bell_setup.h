@@ -1,0 +1,139 @@
+// What tests of bells share: who rings, and ways to sleep.
+#pragma once
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "board.h"
+#include "check.h"
+#include "waiter.h"
+
+namespace conveyor {
+
+constexpr uint64_t kMs = 1'000'000;
+// A sleep that is not ended by a ring ends here, and is noted as a lost wake-up.
+constexpr uint64_t kLost = 20'000 * kMs;
+
+inline std::shared_ptr<Board> board_of(uint32_t slots) {
+  auto board = Board::create(slots);
+  for (uint32_t i = 0; i < slots; ++i) {
+    board->prepare(i, "slot " + std::to_string(i));
+    board->slot(i)->condition.store(Condition::kAlive);
+  }
+  return board;
+}
+
+// Memory that forked processes share.
+template <class T>
+struct Shared {
+  Shared() : at(static_cast<T*>(::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~Shared() { ::munmap(static_cast<void*>(at), sizeof(T)); }
+  T* operator->() const { return at; }
+  T* at;
+};
+
+enum class How { kSpin, kFutex, kPoll };
+
+// Sleeps until the count differs from `seen`.
+inline bool sleep_once(Board& board, uint32_t slot, Waiter& waiter, uint32_t seen, How how, int event) {
+  const uint64_t deadline = now_ns() + kLost;
+  Bell& bell = board.slot(slot)->bell;
+  switch (how) {
+    case How::kSpin: {
+      const uint64_t start = now_ns();
+      if (waiter.spin(seen, start)) return true;
+      const bool moved = waiter.park(seen, deadline);
+      waiter.learn_parked(start);
+      return moved;
+    }
+    case How::kFutex:
+      return waiter.park(seen, deadline);
+    case How::kPoll:
+      while (waiter.arm_event(seen)) {
+        if (now_ns() > deadline) return false;
+        pollfd p = {event, POLLIN, 0};
+        const timespec left = to_timespec(kLost);
+        if (::ppoll(&p, 1, &left, nullptr) == 1) {
+          uint64_t n;
+          waiter.disarm_event();
+          CHECK(::read(event, &n, sizeof n) == sizeof n || errno == EAGAIN);
+        }
+      }
+      return bell.count.load() != seen;
+  }
+  return false;
+}
+
+// What ringers publish: for each bit a number that only grows, counted before the ring.
+struct Published {
+  std::array<std::atomic<uint64_t>, kBellBits> number;
+};
+
+inline void ring_at_random(Board& board, uint32_t slot, Published& published, uint64_t seed, int times) {
+  check::Random random(seed);
+  for (int i = 0; i < times; ++i) {
+    // Few bits most of the time, so that ringers meet.
+    const auto bit = uint32_t(random.below(4) != 0 ? random.below(3) * 64 : random.below(kBellBits));
+    published.number[bit].fetch_add(1, std::memory_order_relaxed);
+    board.ring(slot, bit);
+    if (random.below(16) == 0) ::sched_yield();
+    if (random.below(256) == 0) ::usleep(50);  // let the waiter fall asleep
+  }
+}
+
+// Takes ready bits until all of `total` publications were seen through them.
+inline void take_all(Board& board, uint32_t slot, Published& published, uint64_t total, How how, int event) {
+  Bell& bell = board.slot(slot)->bell;
+  Waiter waiter(&bell);
+  std::vector<uint64_t> seen_number(kBellBits);
+  uint64_t sum = 0;
+  for (;;) {
+    const uint32_t seen = waiter.count();
+    for (uint32_t word = 0; word < kBellWords; ++word) {
+      uint64_t bits = bell.ready[word].exchange(0, std::memory_order_acquire);
+      for (; bits != 0; bits &= bits - 1) {
+        const uint32_t bit = word * 64 + uint32_t(__builtin_ctzll(bits));
+        const uint64_t number = published.number[bit].load(std::memory_order_relaxed);
+        CHECK(number >= seen_number[bit]);
+        sum += number - seen_number[bit];
+        seen_number[bit] = number;
+      }
+    }
+    if (sum >= total) break;
+    if (!sleep_once(board, slot, waiter, seen, how, event)) {
+      CHECK(!"a ring was lost");
+      return;
+    }
+  }
+  CHECK_EQ(sum, total);
+}
+
+inline void many_ringers(bool processes, How how) {
+  constexpr int kRingers = 4;
+  const int times = check::kThreadSanitizer ? 5'000 : 20'000;
+  auto board = board_of(1);
+  Shared<Published> published;
+  const int event = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  board->set_eventfd(0, event, 1);
+  auto ringer = [&](uint64_t seed) { ring_at_random(*board, 0, *published.at, seed, times); };
+  const uint64_t total = uint64_t(kRingers) * uint64_t(times);
+  if (processes) {
+    std::vector<check::Child> children;
+    for (int i = 0; i < kRingers; ++i) children.emplace_back([&] { ringer(uint64_t(i)); });
+    take_all(*board, 0, *published.at, total, how, event);
+    for (auto& child : children) CHECK(child.passed());
+  } else {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kRingers; ++i) threads.emplace_back([&, i] { ringer(uint64_t(i)); });
+    take_all(*board, 0, *published.at, total, how, event);
+    for (auto& thread : threads) thread.join();
+  }
+  ::close(event);
+}
+
+}  // namespace conveyor
