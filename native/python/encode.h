@@ -1,5 +1,5 @@
 // Python values to frames. The types that cost less here than a call into Python are done here; for all others
-// the codec in Python is asked (channel/codec.py).
+// the codec in Python is asked (codec/frames.py).
 #pragma once
 
 #include <Python.h>

@@ -10,11 +10,11 @@ namespace nb = nanobind;
 
 namespace conveyor {
 
-// Metas of error frames for which nothing can be allocated; channel/errors.py puts them into words.
+// Metas of error frames for which nothing can be allocated; codec/errors.py puts them into words.
 constexpr const char* kUnsaidMeta = "conveyor:unsaid";  // no memory was left to say what had gone wrong
 constexpr const char* kBrokenMeta = "conveyor:broken";  // the frame is not valid
 
-// What the codec in Python does (channel/codec.py). Null before it is set, and once the interpreter ends.
+// What the codec in Python does (codec/frames.py). Null before it is set, and once the interpreter ends.
 struct Hooks {
   PyObject* encode = nullptr;
   PyObject* decode = nullptr;
