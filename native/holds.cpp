@@ -194,6 +194,11 @@ Mapping::Mapping(std::shared_ptr<const Fd> file, uint64_t offset, size_t size)
   for (MappingObserver* observer : h.observers) observer->tell(observer->mapped_, *this);
 }
 
+static void unmap(const std::array<PrivateView, 8>& views) {
+  for (const PrivateView& view : views)
+    if (view.base != nullptr) ::munmap(view.base, view.size);
+}
+
 Mapping::~Mapping() {
   Holds& h = Holds::get();
   {
@@ -206,6 +211,25 @@ Mapping::~Mapping() {
     if (h.first == this) h.first = next_;
   }
   ::munmap(base, size);
+  unmap(private_);
+}
+
+PrivateView Mapping::take_private(uint64_t offset, size_t size) {
+  std::lock_guard lock(Holds::get().mutex);
+  for (PrivateView& view : private_)
+    if (view.base != nullptr && view.offset == offset && view.size == size) return std::exchange(view, {});
+  return {};
+}
+
+PrivateView Mapping::keep_private(PrivateView view) {
+  std::lock_guard lock(Holds::get().mutex);
+  if (file_unused_) return view;  // it would keep the file
+  // The gap that taking one has left is filled first.
+  for (PrivateView& place : private_) {
+    std::swap(place, view);
+    if (view.base == nullptr) break;
+  }
+  return view;
 }
 
 MappingObserver::MappingObserver(Call mapped, Call unmapped) : mapped_(std::move(mapped)), unmapped_(std::move(unmapped)) {
@@ -228,9 +252,14 @@ void MappingObserver::tell(const Call& call, const Mapping& mapping) const noexc
 
 void Mapping::close_file() {
   std::shared_ptr<const Fd> closed;
-  std::lock_guard lock(Holds::get().mutex);
-  file_unused_ = true;
-  if (holds_ == 0) closed.swap(file_);
+  decltype(private_) idle{};
+  {
+    std::lock_guard lock(Holds::get().mutex);
+    file_unused_ = true;
+    if (holds_ == 0) closed.swap(file_);
+    idle.swap(private_);
+  }
+  unmap(idle);
 }
 
 // In a forked child: what it writes into a value stays its own.

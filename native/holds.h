@@ -6,12 +6,20 @@
 // are gone. (Not among them: the files of snapshots. They are shown read-only, and are never used again.)
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 
 #include "platform.h"
 
 namespace conveyor {
+
+// A private mapping of a part of a file; none if `base` is null.
+struct PrivateView {
+  char* base = nullptr;
+  uint64_t offset = 0;  // in the file
+  size_t size = 0;
+};
 
 // A part of a file, mapped shared for as long as this lives. A forked child has as many mappings as its
 // parent, whatever is held in them, and pages of a file cost nothing until somebody writes.
@@ -23,6 +31,10 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   // Let go of the file, now or when nobody holds anything here any more; then nobody will.
   void close_file();
+  // Private views of the same file, kept between two uses. One that fits exactly, if there is any.
+  PrivateView take_private(uint64_t offset, size_t size);
+  // `view` shows what the file has. What is to be unmapped in its place, if anything.
+  PrivateView keep_private(PrivateView view);
   // While somebody holds something here.
   int fd() const { return file_->get(); }
 
@@ -39,6 +51,7 @@ class Mapping {
   // With the mutex of Holds:
   size_t holds_ = 0;
   bool file_unused_ = false;  // but for what is held
+  std::array<PrivateView, 8> private_{};  // the one kept last comes first
   Mapping* previous_ = nullptr;
   Mapping* next_ = nullptr;
 };

@@ -22,6 +22,7 @@ class Lease {
   size_t capacity() const { return size_ - kBlockHeader; }
   int fd() const { return mapping_->fd(); }  // the arena's
   uint64_t offset() const { return offset_; }
+  Mapping& mapping() const { return *mapping_; }
 
  private:
   std::shared_ptr<Returns> returns_;

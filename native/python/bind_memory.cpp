@@ -5,6 +5,7 @@
 #include "execution_limits.h"
 #include "exit.h"
 #include "made_in_place.h"
+#include "private_pages.h"
 #include "snapshot.h"
 
 namespace conveyor {
@@ -17,29 +18,17 @@ int buffer_get(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
 
-// What is smaller is copied: that costs less than a mapping, of which a process may have 65,530
-// (vm.max_map_count). Other libraries want some too.
-constexpr size_t kPrivateFrom = size_t(64) << 10;
-constexpr size_t kMostPrivate = 16'384;
-
-// Memory of its own with what is in the buffer: a private copy-on-write mapping of the pages behind it, or a
-// copy. What is written there is dropped with it.
+// Memory of its own with what is in the buffer: private pages over it, or a copy. What is written there is dropped
+// with it.
 Buffer private_pages(const Buffer& b) {
-  const auto copied = [&b] {
-    auto copy = std::make_shared<OwnedMemory>(b.length);
-    std::memcpy(copy->data, b.data, b.length);
-    return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
-  };
-  if (!b.lease || b.length < kPrivateFrom || PrivatePages::count.load(std::memory_order_relaxed) >= kMostPrivate) return copied();
-  const uint64_t at = b.lease->offset() + uint64_t(b.data - b.lease->block());
-  const uint64_t first = at / kGranule * kGranule;
-  const size_t length = size_t(at - first) + b.length;
-  auto pages = std::make_shared<PrivatePages>(b.lease, nullptr, 0);
-  void* p = map_file(b.lease->fd(), first, length, MAP_PRIVATE);
-  if (p == MAP_FAILED) return copied();  // no mapping or no addresses are left; a copy may still fit
-  pages->base = static_cast<char*>(p);
-  pages->length = length;
-  return Buffer{pages->base + (at - first), b.length, false, pages, nullptr, nullptr};
+  if (b.lease && b.length >= PrivatePages::kFrom) {
+    auto pages = std::make_shared<PrivatePages>(b.lease, b.data, b.length);
+    if (char* data = pages->data(); data != nullptr) return Buffer{data, b.length, false, pages, nullptr, nullptr};
+    // No mapping or no addresses are left; a copy may still fit.
+  }
+  auto copy = std::make_shared<OwnedMemory>(b.length);
+  std::memcpy(copy->data, b.data, b.length);
+  return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
 }
 
 }  // namespace

@@ -30,21 +30,6 @@ struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
   Hold hold_;
 };
 
-// Private copy-on-write pages over a part of a leased block.
-struct PrivatePages {
-  PrivatePages(std::shared_ptr<Lease> of, char* at, size_t bytes) : lease(std::move(of)), base(at), length(bytes) { ++count; }
-  ~PrivatePages() {
-    if (base != nullptr) ::munmap(base, length);
-    --count;
-  }
-  PrivatePages(const PrivatePages&) = delete;
-  PrivatePages& operator=(const PrivatePages&) = delete;
-  std::shared_ptr<Lease> lease;
-  char* base;
-  size_t length;
-  static inline std::atomic<size_t> count{0};  // in this process
-};
-
 // What Python sees of received or own memory; exports the buffer protocol.
 struct Buffer {
   char* data;

@@ -1,0 +1,56 @@
+#include "private_pages.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace conveyor {
+
+namespace {
+
+// Whether a page of the private mapping has been written to: such a page is there (or swapped out), and is no
+// page of the file any more. Also true if that cannot be told.
+bool was_written(const char* base, size_t size) {
+  // Opened each time: a process that keeps it has one descriptor more, and a forked child its parent's.
+  const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (pagemap.get() < 0) return true;
+  constexpr uint64_t kPresent = uint64_t(1) << 63, kSwapped = uint64_t(1) << 62, kOfFile = uint64_t(1) << 61;
+  const size_t page = kernel_page();
+  uint64_t entries[512];
+  size_t at = reinterpret_cast<uintptr_t>(base) / page;
+  for (size_t left = align_up(size, page) / page; left != 0;) {
+    const size_t count = std::min(left, std::size(entries));
+    if (::pread(pagemap.get(), entries, count * sizeof *entries, off_t(at * sizeof *entries)) != ssize_t(count * sizeof *entries)) return true;
+    if (std::any_of(entries, entries + count, [](uint64_t e) { return (e & (kPresent | kSwapped)) != 0 && (e & kOfFile) == 0; })) return true;
+    at += count, left -= count;
+  }
+  return false;
+}
+
+}  // namespace
+
+PrivatePages::PrivatePages(std::shared_ptr<Lease> lease, const char* data, size_t size) : lease_(std::move(lease)) {
+  if (count_.fetch_add(1, std::memory_order_relaxed) >= kMost) return;
+  const uint64_t at = lease_->offset() + uint64_t(data - lease_->block());
+  const uint64_t first = at / kGranule * kGranule;
+  skipped_ = size_t(at - first);
+  view_ = lease_->mapping().take_private(first, skipped_ + size);
+  if (view_.base != nullptr) return;
+  void* p = map_file(lease_->fd(), first, skipped_ + size, MAP_PRIVATE);
+  if (p != MAP_FAILED) view_ = {static_cast<char*>(p), first, skipped_ + size};
+}
+
+PrivatePages::~PrivatePages() {
+  count_.fetch_sub(1, std::memory_order_relaxed);
+  if (view_.base == nullptr) return;
+  // A forked child has nothing of its parent's to keep.
+  const bool kept = fork_ == fork_generation.load(std::memory_order_relaxed) &&
+                    (!was_written(view_.base, view_.size) || ::madvise(view_.base, view_.size, MADV_DONTNEED) == 0);
+  const PrivateView over = kept ? lease_->mapping().keep_private(view_) : view_;
+  if (over.base != nullptr) ::munmap(over.base, over.size);
+}
+
+}  // namespace conveyor

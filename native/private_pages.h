@@ -1,0 +1,37 @@
+// Values that their reader may write to: what it writes is its own, and is dropped with the value.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "lease.h"
+
+namespace conveyor {
+
+// Private copy-on-write pages over a part of a leased block. To map memory and to fault it in costs more than to
+// read it, so the mapping is kept for the next value in the same place (`Mapping::keep_private`): a page that
+// nobody has written to shows what the file has.
+class PrivatePages {
+ public:
+  // What is smaller is better copied, and so is whatever comes when there are this many: a process may have
+  // 65,530 mappings (vm.max_map_count), of which other libraries want some too.
+  static constexpr size_t kFrom = size_t(64) << 10;
+  static constexpr size_t kMost = 16'384;
+
+  // `size` bytes of the lease's block, from `data` on. `data()` is null if they cannot be mapped.
+  PrivatePages(std::shared_ptr<Lease> lease, const char* data, size_t size);
+  ~PrivatePages();
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
+
+  char* data() const { return view_.base == nullptr ? nullptr : view_.base + skipped_; }
+
+ private:
+  static inline std::atomic<size_t> count_{0};  // in this process
+  const std::shared_ptr<Lease> lease_;          // ends when nobody can read the pages any more
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
+  PrivateView view_;
+  size_t skipped_ = 0;  // from the beginning of a page on
+};
+
+}  // namespace conveyor
