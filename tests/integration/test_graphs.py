@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import psutil
@@ -489,6 +490,36 @@ def test_teardown_wakes_who_waits(a, latches):
     go.open()
     ender.join(WAIT)
     assert not ender.is_alive()
+
+
+def test_several_threads_tear_a_graph_down_at_once(a, latches, wait_until):
+    go, begun = latches(), []
+    graph = chain(a.hold).compile()
+    ref = graph.execute(go.path)
+    wait_until(lambda: "running" in str(graph.status()))
+
+    def end():
+        begun.append(threading.get_ident())
+        graph.teardown()
+
+    def within_teardown(thread):
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            if frame.f_code.co_name == "teardown":
+                return True
+            frame = frame.f_back
+        return False
+
+    with ThreadPoolExecutor(3) as threads:
+        ended = [threads.submit(end) for _ in range(3)]
+        try:
+            wait_until(lambda: len(begun) == 3 and all(map(within_teardown, begun)))
+            assert not any(end.done() for end in ended)
+        finally:
+            go.open()
+        for end in ended:
+            end.result(WAIT)
+    assert ref.done()
 
 
 def test_teardown_with_executions_on_their_way(a, b):

@@ -73,6 +73,7 @@ class Supervisor:
         self.failure: ConveyorError | None = None
         self._executor = executor
         self._make_epoch = make_epoch
+        self._ending = threading.RLock()
         self._restarting = threading.Lock()
         self._failing = threading.Lock()  # to be taken last
         self._past: list[tuple[int, ConveyorError]] = []
@@ -181,24 +182,25 @@ class Supervisor:
     # The end
 
     def teardown(self, kill_actors: bool = False) -> None:
-        if self.close(GraphTornDownError(f"{self.name} has been torn down")):
-            try:
-                self.epoch.leave()
-            finally:  # Ctrl-C comes once, and the actors are to be told all the same
-                self._finalizer.detach()
-                if kill_actors:
-                    for member in self.epoch.members:
-                        self._executor.kill(member.id)
-                self._unloading = self._executor.unlay(self.number)
-        # One that was interrupted while it waited is finished by the next.
-        while self._unloading:
-            member, ack = self._unloading[-1]
+        with self._ending:  # who comes second waits for what the first has begun
+            if self.close(GraphTornDownError(f"{self.name} has been torn down")):
+                try:
+                    self.epoch.leave()
+                finally:  # Ctrl-C comes once, and the actors are to be told all the same
+                    self._finalizer.detach()
+                    if kill_actors:
+                        for member in self.epoch.members:
+                            self._executor.kill(member.id)
+                    self._unloading = self._executor.unlay(self.number)
+        # Several threads may wait here, and one that was interrupted is finished by the next: each waits
+        # for all of them.
+        for member, ack in self._unloading:
             try:
                 ack.get()
             except ConveyorError:
                 if member.alive:
                     raise
-            self._unloading.pop()
+        self._unloading = []
         self.process.arena.give_back_soon()  # what its inputs took
 
     def close(self, error: ConveyorError) -> bool:
