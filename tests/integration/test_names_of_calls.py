@@ -4,6 +4,7 @@ import pytest
 from integration_helpers import get
 
 import conveyor
+from conveyor.dag import InputNode
 from conveyor.exceptions import TaskError
 
 
@@ -13,10 +14,44 @@ class Actor:
         yield from range(count)
         raise ValueError("no more")
 
+    def given(this, **kwargs):
+        return kwargs
+
+
+@conveyor.remote
+class Made:
+    def __init__(this, **kwargs):
+        this.kwargs = kwargs
+
+    def given(this):
+        return this.kwargs
+
 
 @conveyor.remote
 def copied(x):
     return x
+
+
+@conveyor.remote
+def given(**kwargs):
+    return kwargs
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("name", ["self", "function", "instance", "args", "kwargs"])
+def test_arguments_may_be_called_as_ours_are(name):
+    actor, named = Actor.remote(), {name: 1}
+    assert get(given.remote(**named)) == named
+    assert get(actor.given.remote(**named)) == named
+    assert get(Made.remote(**named).given.remote()) == named
+    assert get(actor.__ray_call__.remote(lambda _, **kwargs: kwargs, **named)) == named
+    for bound in given, actor.given:
+        with InputNode() as inp:
+            dag = bound.bind(**{name: inp[name]})
+        assert get(dag.execute(**named)) == named
+        with dag.compile() as graph:
+            assert get(graph.execute(**named)) == named
+            assert get(graph.try_execute(**named)) == named
 
 
 @pytest.mark.usefixtures("engine")

@@ -42,7 +42,7 @@ class ActorClass(Generic[T]):
         functools.update_wrapper(self, cls, assigned=_NAMES, updated=())
         self._options = options
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[T]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle[T]:
         """Start an actor with these arguments for its ``__init__``. Returns at once.
 
         Raises:

@@ -127,12 +127,12 @@ class ActorMethod(Generic[P, ResultT]):
 
     @overload
     def bind(
-        self: ActorMethod[P, list[Ref[Any]]], *args: Any, **kwargs: Any
+        self: ActorMethod[P, list[Ref[Any]]], /, *args: Any, **kwargs: Any
     ) -> tuple[OutputElementNode, ...]: ...
     @overload
-    def bind(self, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
+    def bind(self, /, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
 
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the method a task of a graph; see ``InputNode``.
 
         Returns:
@@ -217,7 +217,7 @@ if TYPE_CHECKING:
     class AnyMethod(ActorMethod[..., Any]):
         """A method of which no types are known."""
 
-        def bind(self, *args: Any, **kwargs: Any) -> Any: ...
+        def bind(self, /, *args: Any, **kwargs: Any) -> Any: ...
         def options(self, *, num_returns: int | None = None) -> AnyMethod: ...
 
     ActorProxy: TypeAlias = type[InstanceT]

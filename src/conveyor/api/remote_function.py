@@ -78,12 +78,12 @@ class RemoteFunction(Generic[P, ResultT]):
 
     @overload
     def bind(
-        self: RemoteFunction[P, list[Ref[Any]]], *args: Any, **kwargs: Any
+        self: RemoteFunction[P, list[Ref[Any]]], /, *args: Any, **kwargs: Any
     ) -> tuple[OutputElementNode, ...]: ...
     @overload
-    def bind(self, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
+    def bind(self, /, *args: Any, **kwargs: Any) -> MethodNode[ResultT]: ...
 
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make a call of the function a task of a graph. The graph starts a worker for it, unless an
         actor was chosen with ``on``; see ``Config.function_workers``.
 

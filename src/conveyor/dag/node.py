@@ -153,7 +153,7 @@ class DAGNode(Generic[ResultT]):
             options["submit_timeout"] = None if _submit_timeout < 0 else _submit_timeout
         return self.compile(**options)
 
-    def execute(self, *args: Any, **kwargs: Any) -> ResultT:
+    def execute(self, /, *args: Any, **kwargs: Any) -> ResultT:
         """Run the graph once without compiling it, through ordinary actor calls.
 
         Takes what the compiled graph's ``execute`` takes, and gives the same values; slower, and

@@ -68,11 +68,11 @@ def find(
 _is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _call_with(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_with(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(instance, *args, **kwargs)
 
 

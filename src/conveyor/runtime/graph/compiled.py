@@ -81,6 +81,7 @@ class CompiledGraph(Generic[ResultT]):
 
     def execute(
         self,
+        /,
         *args: Any,
         timeout: float | None = None,
         deadline: float | None = None,
@@ -112,13 +113,13 @@ class CompiledGraph(Generic[ResultT]):
         made = self._submitter.execute(args, kwargs, timeout, deadline)
         return made
 
-    def try_execute(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> ResultT:
+    def try_execute(self, /, *args: Any, deadline: float | None = None, **kwargs: Any) -> ResultT:
         """Like :meth:`execute`, but raises ``CapacityError`` instead of waiting for room or for a ref."""
         made: ResultT = self._submitter.try_execute(args, kwargs, deadline)
         return made
 
     def execute_async(
-        self, *args: Any, deadline: float | None = None, **kwargs: Any
+        self, /, *args: Any, deadline: float | None = None, **kwargs: Any
     ) -> Coroutine[Any, Any, ResultT]:
         """Like :meth:`execute`; waits for room and for refs without blocking the event loop.
 
