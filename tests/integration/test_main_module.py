@@ -215,6 +215,27 @@ if __name__ == "__main__":
         assert conveyor.get(actor.sums.remote(how), timeout=100) == [1, 13], how
 """
 
+CHILDREN = """
+import multiprocessing
+import sys
+import conveyor
+
+@conveyor.remote
+class Parent:
+    def child(self):
+        return Parent.remote()
+    def name(self):
+        return Parent.__wrapped__.__name__
+
+def session():
+    child = conveyor.get(Parent.remote().child.remote(), timeout=60)
+    return conveyor.get(child.name.remote(), timeout=60)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        assert pool.apply(session) == "Parent"
+"""
+
 
 def test_instances_with_slots_come_and_go(scripts):
     scripts.run(SLOTS)
@@ -228,6 +249,12 @@ def test_what_refers_to_itself_works_in_actors(scripts):
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_multiprocessing_in_actors_knows_main(scripts, how):
     scripts.run(PROCESSES, how)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_classes_that_refer_to_themselves_in_children_of_multiprocessing(scripts, how):
+    scripts.run(CHILDREN, how)
 
 
 @pytest.mark.torch

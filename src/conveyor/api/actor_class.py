@@ -128,7 +128,7 @@ class ActorClass(Generic[T]):
         name: str = self.__wrapped__.__qualname__
         for part in name.split("."):
             found = getattr(found, part, None)
-        if found is self and self.__module__ != "__main__":
+        if found is self and self.__module__ not in ("__main__", "__mp_main__"):
             return name
         # The names are sent too, since the class may have none yet when this is received.
         names = {name: self.__dict__[name] for name in _NAMES}
