@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from conveyor import dag, exceptions
@@ -32,6 +31,7 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
+from conveyor.later import import_later
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
@@ -90,7 +90,7 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LATER[name])
+    module = import_later(_LATER[name])
     found = globals()[name] = getattr(module, name, module)
     return found
 

@@ -1044,6 +1044,17 @@ class Waker:
     def close(self) -> None:
         """Wills that end from now on are without effect."""
 
+class Turn:
+    """A lock that is taken for the body of a ``with``, if it can be within ``timeout`` seconds (-1: any), and
+    given back whatever a signal's handler raises meanwhile.
+    """
+
+    def __init__(self, lock: Any, timeout: float = 0.0) -> None: ...
+    def __enter__(self) -> bool:
+        """Whether it has been taken."""
+
+    def __exit__(self, *raised: object) -> None: ...
+
 class Will:
     """What is to be done when the object that holds this is garbage, noted where no bytecode runs."""
 

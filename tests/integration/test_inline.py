@@ -728,26 +728,26 @@ def test_a_deadline_cancels_a_coroutine(inline, wait_until):
 
 def test_an_actor_that_ends_while_a_call_is_made(monkeypatch):
     actor = Plain.remote()
-    make = link.Call
+    make = link.CallJob
 
     def make_and_kill(*args):
         call = make(*args)
         conveyor.kill(actor)
         return call
 
-    monkeypatch.setattr(link, "Call", make_and_kill)
+    monkeypatch.setattr(link, "CallJob", make_and_kill)
     with pytest.raises(ActorDiedError, match=r"conveyor\.kill"):
         conveyor.get(actor.echo.remote(1))
 
 
 def test_an_actor_that_ends_when_the_turn_of_a_call_has_come(monkeypatch):
     actor = Plain.remote()
-    start = link.Call.start
+    start = link.CallJob.start
 
     def kill_and_start(call):
         conveyor.kill(actor, graceful=True)
         return start(call)
 
-    monkeypatch.setattr(link.Call, "start", kill_and_start)
+    monkeypatch.setattr(link.CallJob, "start", kill_and_start)
     with pytest.raises(ActorDiedError, match="graceful=True"):
         conveyor.get(actor.echo.remote(1))

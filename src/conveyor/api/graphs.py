@@ -9,6 +9,7 @@ from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.remote_function import call_function, cores, start_worker
 from conveyor.config import Config
 from conveyor.dag import hooks
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.ref import Itself, Ref
@@ -24,6 +25,7 @@ class _Host:
 
     def compile(self, root: DAGNode, config: Config) -> Any:
         # Imported here: who only calls actors needs neither.
+        import_later("conveyor.plan.place")
         from conveyor.dag.survey import survey
         from conveyor.plan.place import place
 

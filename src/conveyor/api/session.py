@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from types import NoneType
 from typing import Any
 
@@ -11,6 +10,7 @@ from conveyor.api.options import runtime_env
 from conveyor.api.unused import INIT_OPTIONS, take_out
 from conveyor.checks import check_bytes, check_flag
 from conveyor.exceptions import RuntimeStateError
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
 
@@ -142,6 +142,6 @@ def _default_engine() -> str:
 
 def _start(engine: str, options: dict[str, Any]) -> Runtime:
     # Imported when needed: `import conveyor` stays fast, and a broken engine hurts nobody else.
-    module = import_module(f"conveyor.engine.{engine}.engine")
+    module = import_later(f"conveyor.engine.{engine}.engine")
     runtime: Runtime = module.start(**options)
     return runtime

@@ -28,7 +28,7 @@ class InlineEntry:
         self._source = source
         self._streams = streams
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> None:
         """An attempt is not much slower here."""
 
     def is_down(self) -> bool:

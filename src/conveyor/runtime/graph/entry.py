@@ -29,7 +29,6 @@ from conveyor.runtime.graph.supervision import Supervisor
 from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
-from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
 
 
@@ -80,17 +79,18 @@ class GateEntry:
         self._single = results.single
         self._outputs = len(results.edges)
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Nobody waits for the lock here: an event loop may have called.
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
+        # Who submits and waits for room has the lock as long: its queue is the attempt's.
+        if self._lock.locked():
+            return None
         if self._plain and not kwargs and len(args) == 1:
-            if not self._lock.acquire(False):
-                return None
             try:
-                ref = self._supervisor.start(args[0], self._source, self._ref_type)
+                with self._lock if blocking else _core.Turn(self._lock) as taken:
+                    if not taken:
+                        return None
+                    ref = self._supervisor.start(args[0], self._source, self._ref_type)
             except SerializationError as error:
                 raise blame_input(error, self._plan, self._name, args) from error.__cause__
-            finally:
-                self._lock.release()
             if ref is None or self._single:
                 return ref
             return self._refs(ref, {})
@@ -98,13 +98,10 @@ class GateEntry:
             return None
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        if not self._lock.acquire(False):
-            return None
-        try:
-            down = self._supervisor.closed_or_failed()
-            ref = None if down else self._submit_now(inputs, self._source)
-        finally:
-            self._lock.release()
+        with self._lock if blocking else _core.Turn(self._lock) as taken:
+            if not taken or self._supervisor.closed_or_failed():
+                return None
+            ref = self._submit_now(inputs, self._source)
         return None if ref is None else self._refs(ref, passed)
 
     def is_down(self) -> bool:
@@ -151,11 +148,15 @@ class GateEntry:
             first = yield from self._pass(inputs, execution, self._submit_once, blocking=False)
         else:
             # Held while waiting for room: who comes first goes first.
-            self._take_turn(terms.patience, execution)
-            try:
+            timeout = terms.patience.timeout
+            with _core.Turn(self._lock, _shorter(timeout, execution)) as taken:
+                if not taken:
+                    self._check_time(execution)
+                    raise WaitTimeoutError(
+                        f"timed out after {timeout:g} s waiting for another thread's submission to "
+                        f"{self._name}"
+                    )
                 first = yield from self._pass(inputs, execution, self._submit, blocking=True)
-            finally:
-                self._lock.release()
         return self._refs(first, passed)
 
     def _pass(
@@ -180,21 +181,9 @@ class GateEntry:
             epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
         return ref
 
-    def _take_turn(self, patience: Patience, source: Source) -> None:
-        timeout = patience.timeout
-        if not self._lock.acquire(timeout=_shorter(timeout, source)):
-            self._check_time(source)
-            raise WaitTimeoutError(
-                f"timed out after {timeout:g} s waiting for another thread's submission to {self._name}"
-            )
-
     def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        if not self._lock.acquire(False):
-            return None
-        try:
-            return self._submit(inputs, source)
-        finally:
-            self._lock.release()
+        with _core.Turn(self._lock) as taken:
+            return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
         supervisor = self._supervisor

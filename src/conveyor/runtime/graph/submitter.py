@@ -62,9 +62,9 @@ class Entry(Protocol[T]):
         """Whether parts of arguments are sent, so that a ref must be decoded for it."""
         ...
 
-    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
         """What ``execute`` returns, of an execution without options that lacks nothing; ``None``: it has
-        not begun, and the attempt will say why."""
+        not begun, and the attempt will say why. ``blocking``: it may wait for another thread's, shortly."""
         ...
 
     def is_down(self) -> bool:
@@ -146,7 +146,7 @@ class Submitter(Generic[T]):
     ) -> Any:
         seconds = self._options.deadline(kwargs, deadline)
         if seconds is None:
-            made = self.entry.at_once(args, kwargs)
+            made = self.entry.at_once(args, kwargs, blocking=False)
             if made is not None:
                 return made
         if self.entry.is_down():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor.config import Config
+from conveyor.later import import_later
 from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
@@ -81,7 +81,7 @@ def installed() -> Views:
     """What was installed."""
     if _views is None:
         # By its name: most programs show no graph.
-        import_module("conveyor.observe")
+        import_later("conveyor.observe")
     assert _views is not None
     return _views
 
