@@ -10,8 +10,8 @@ from types import ModuleType
 
 from conveyor.exceptions import RuntimeStateError
 
-# It is held across fork(): a child that found a module half imported, by a thread that it does not have, would
-# wait for that thread for ever. Reentrant, for a module that forks while it is imported.
+# It is held across fork(): a child that found a module half imported, by a thread that it does not have,
+# would wait for that thread for ever. Reentrant, for a module that forks while it is imported.
 _importing = threading.RLock()
 os.register_at_fork(
     before=_importing.acquire,
