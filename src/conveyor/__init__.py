@@ -37,7 +37,7 @@ from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
-    from conveyor import metrics, observe
+    from conveyor import channel, metrics, observe
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
 
@@ -56,6 +56,7 @@ __all__ = [
     "actor",
     "available_resources",
     "cancel",
+    "channel",
     "cluster_resources",
     "dag",
     "empty",
@@ -82,6 +83,7 @@ __all__ = [
 _LATER = {
     "CompiledGraph": "conveyor.runtime.graph.compiled",
     "GraphRef": "conveyor.runtime.graph.results",
+    "channel": "conveyor.channel",
     "metrics": "conveyor.metrics",
     "observe": "conveyor.observe",
 }

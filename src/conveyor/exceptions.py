@@ -16,6 +16,7 @@ __all__ = [
     "ArenaFullError",
     "ArgumentsError",
     "CapacityError",
+    "ChannelClosedError",
     "ChannelError",
     "ConstructorError",
     "ConveyorError",
@@ -67,7 +68,11 @@ class NodeSentError(GraphError, SerializationError):
 
 
 class ChannelError(ConveyorError):
-    """A graph's channels cannot be used: the graph was torn down, or a wait for them took too long."""
+    """A channel cannot be used: it is closed, its graph was torn down, or a wait for it took too long."""
+
+
+class ChannelClosedError(ChannelError, RuntimeError):
+    """An end of a channel is closed: this one, or the other one, and all that was sent has been received."""
 
 
 class WaitTimeoutError(ChannelError, TimeoutError):

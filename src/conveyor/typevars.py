@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     ValueT = TypeVar("ValueT", covariant=True, default=Any)
     ItemT = TypeVar("ItemT", default=Any)
     ResultT = TypeVar("ResultT", covariant=True, default=Any)
+    SentT = TypeVar("SentT", contravariant=True, default=Any)
     InstanceT = TypeVar("InstanceT", default=Any)
     P = ParamSpec("P", default=...)
 else:
@@ -19,10 +20,12 @@ else:
     ValueT = TypeVar("ValueT", covariant=True)
     ItemT = TypeVar("ItemT")
     ResultT = TypeVar("ResultT", covariant=True)
+    SentT = TypeVar("SentT", contravariant=True)
     InstanceT = TypeVar("InstanceT")
     P = ParamSpec("P")
 
-#: ``ValueT`` is the type of what a ref gives, ``ItemT`` that of what a stream yields. ``ResultT`` is what
+#: ``ValueT`` is the type of what a ref gives, ``ItemT`` that of what a stream yields or a channel carries,
+#: ``SentT`` that of what can be sent. ``ResultT`` is what
 #: starting something gives: a ref, or refs in a shape. ``InstanceT`` is an actor's class. ``P`` are the
 #: parameters of a method or a function.
-__all__ = ["InstanceT", "ItemT", "P", "ResultT", "ValueT"]
+__all__ = ["InstanceT", "ItemT", "P", "ResultT", "SentT", "ValueT"]

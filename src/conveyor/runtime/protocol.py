@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.config import Config
     from conveyor.dag import DAGNode, MethodNode
+    from conveyor.runtime.chores import Chores
+    from conveyor.runtime.meeting import Introductions
+    from conveyor.runtime.process import Process
     from conveyor.runtime.refs.imports import Table
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
@@ -96,6 +99,21 @@ class Runtime(Protocol):
     @property
     def exports(self) -> Table:
         """The refs that were pickled here, and those that were loaded."""
+        ...
+
+    @property
+    def chores(self) -> Chores:
+        """What is left to be done for what is garbage here."""
+        ...
+
+    @property
+    def introductions(self) -> Introductions:
+        """Has the processes at the ends of a channel meet."""
+        ...
+
+    @property
+    def process(self) -> Process:
+        """What this process has in the session."""
         ...
 
     #: The actor whose process this is; ``None`` in the driver and on the inline engine.

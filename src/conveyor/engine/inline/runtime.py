@@ -21,6 +21,7 @@ from conveyor.engine.inline.account import InlineAccount
 from conveyor.engine.inline.actor import Actor, Failure, Start
 from conveyor.engine.inline.assembly import inline_graph
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.introductions import InlineIntroductions
 from conveyor.engine.inline.lines import Host, Lines
 from conveyor.engine.inline.link import ActorLink
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
@@ -80,6 +81,7 @@ class InlineRuntime(CallingRuntime):
         # Values come from this very process.
         self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)
+        self.introductions = InlineIntroductions(self.process)
         self.lines = Lines(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.failures import FailureRings
     from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
     from conveyor.runtime.graph.recording import RecorderPlace
+    from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
@@ -119,8 +120,39 @@ class OpenGraph(Request):
     name: str
 
 
+class OpenChannel(Request):
+    """A new channel whose ends are the asking actor's: its number."""
+
+    depth: int
+
+
+class HoldEnd(Request):
+    """An end of channel ``number`` has come to the asking actor: ``None``. This is a request, since what an
+    actor has only told before it died may not be heard, and then nobody would learn of its death."""
+
+    number: int
+    side: Side
+
+
+class Meet(Request):
+    """The asking actor uses an end of channel ``number``; ``alone``: the other one is there as well.
+    :class:`Met`, with the channel's segment, and the arena and eventfd of the process at the other end if
+    that is an actor's; ``None`` if that process does not use its end yet."""
+
+    number: int
+    side: Side
+    alone: bool
+
+
 class Notice(Message):
     """Something that is not answered."""
+
+
+class CloseEnd(Notice):
+    """This actor has closed an end of channel ``number`` with which it has met nobody."""
+
+    number: int
+    side: Side
 
 
 class Disconnect(Notice):
@@ -159,6 +191,14 @@ class Connected(Message):
     slot: int
     incarnation: int
     bit: int
+
+
+class Met(Message):
+    """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver."""
+
+    slot: int
+    incarnation: int
+    actor: ActorId | None
 
 
 class Channels(Message):

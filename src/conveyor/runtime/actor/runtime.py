@@ -21,6 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
+from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
     Channels,
@@ -109,6 +110,7 @@ class ActorRuntime(CallingRuntime):
         super().__init__(process, Chores(_core.Waker(process.inbox), ring))
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
+        self.introductions = ActorIntroductions(process, self._requests)
         self._lock = threading.Lock()
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.

@@ -29,6 +29,7 @@ from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
@@ -114,6 +115,12 @@ class Driver(CallingRuntime):
         self.network = Network(self.table, self.chores)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self._connections = Connections(self.exports, self._shared_graphs)
+        self.introductions = DriverIntroductions(
+            process,
+            self.table,
+            self.network,
+            lambda: _core.ArenaView(self._arena_fd, arena.file, board, DRIVER_SLOT),
+        )
         self.switchboard = Switchboard(
             engine,
             self.table,
@@ -121,6 +128,7 @@ class Driver(CallingRuntime):
             self.network,
             self.layer,
             self._connections,
+            self.introductions,
             self.watcher,
         )
         self.supervisor.on_request_socket = self.switchboard.add
@@ -133,6 +141,7 @@ class Driver(CallingRuntime):
             self.pump.close,
             self.process.sweeper.close,
             self._connections.close,
+            self.introductions.end,
             self.watcher.close,
             self._end_hearing,
             engine.close,
@@ -320,7 +329,13 @@ class Driver(CallingRuntime):
         # A signal handler may have interrupted a call of this thread's that holds some of them.
         links = (link.lock for link in list(self.links.values()))
         try:
-            with threads.lent(*self.supervisor.locks, self.pump.lock, self.exports.lock, *links):
+            with threads.lent(
+                *self.supervisor.locks,
+                self.pump.lock,
+                self.exports.lock,
+                self.introductions.lock,
+                *links,
+            ):
                 self._last_steps.take_all()
         finally:
             if self._last_steps.over:  # else another one is at it, or will be with the next call

@@ -19,6 +19,7 @@ from conveyor.plan.model import DRIVER
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests import (
     Channels,
+    CloseEnd,
     ComesBack,
     Connect,
     Connected,
@@ -27,10 +28,14 @@ from conveyor.runtime.actor.requests import (
     Done,
     Failed,
     Find,
+    HoldEnd,
     Kill,
     Lay,
     LayAgain,
+    Meet,
+    Met,
     Notice,
+    OpenChannel,
     OpenGraph,
     OpenRefs,
     Refuse,
@@ -44,12 +49,13 @@ from conveyor.runtime.actor.requests import (
 from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
-from conveyor.runtime.driver.table import Table
+from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.graph.executor import LaidMember, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, Place
 from conveyor.runtime.message import Message
@@ -76,6 +82,7 @@ class Switchboard:
         network: Network,
         layer: Layer,
         connections: Connections,
+        introductions: DriverIntroductions,
         watcher: Watcher,
     ) -> None:
         self._engine = engine
@@ -84,6 +91,7 @@ class Switchboard:
         self._network = network
         self._layer = layer
         self._connections = connections
+        self._introductions = introductions
         self._watcher = watcher
         self._lock = threading.Lock()
         self._sockets: dict[ActorRecord, socket.socket] = {}
@@ -279,6 +287,27 @@ class Switchboard:
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
         return None, [self._connections.open(caller, request).detach()]
 
+    # Channels
+
+    def _open_channel(self, caller: ActorRecord, request: OpenChannel) -> _Answer:
+        return self._introductions.open_for(caller, request.depth), []
+
+    def _meet(self, caller: ActorRecord, request: Meet) -> _Answer:
+        found = self._introductions.met_by(caller, request.number, request.side, request.alone)
+        if found is None:
+            return None, []
+        party, fds = found
+        if party is None:
+            return Met(DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT), None), fds
+        return Met(party.slot, party.incarnation, party.id), fds
+
+    def _hold_end(self, caller: ActorRecord, request: HoldEnd) -> _Answer:
+        self._introductions.held_by(caller, request.number, request.side)
+        return None, []
+
+    def _close_end(self, caller: ActorRecord, notice: CloseEnd) -> None:
+        self._introductions.closed_by(caller, notice.number, notice.side)
+
     #: What answers each kind of request.
     answers: ClassVar[
         Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
@@ -296,9 +325,13 @@ class Switchboard:
         Staying: _staying,
         OpenRefs: _open,
         OpenGraph: _open,
+        OpenChannel: _open_channel,
+        HoldEnd: _hold_end,
+        Meet: _meet,
     }
     #: What is done for each kind of notice.
     notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
         Disconnect: _disconnect,
         Refuse: _refuse,
+        CloseEnd: _close_end,
     }

@@ -1,0 +1,268 @@
+"""An end of a channel, as the process has it that sends or receives there."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+from conveyor import _core
+from conveyor.channel.statistics import ChannelStatistics
+from conveyor.checks import check_timeout
+from conveyor.exceptions import ChannelClosedError, RuntimeStateError
+from conveyor.runtime import context, ending
+from conveyor.runtime.meeting import CHANNEL_BIT, SIDES, ClosedWord, Meeting, Side, other
+from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.status import describe_status
+from conveyor.runtime.waiting.patience import Patience, wait_patiently
+
+EndT = TypeVar("EndT", bound="End")
+
+#: The ends that this process has, by session, number and side: one that comes again is the same.
+_ends: weakref.WeakValueDictionary[tuple[str, int, Side], End] = weakref.WeakValueDictionary()
+
+
+class End:
+    """What both ends have in common. An end can be used by several threads at a time."""
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_depth",
+        "_here",
+        "_loaded",
+        "_lock",
+        "_meeting",
+        "_number",
+        "_passed",
+        "_runtime",
+        "_there",
+        "_used",
+    )
+
+    _side: ClassVar[Side]
+    _class_of: ClassVar[dict[Side, type[End]]] = {}
+
+    def __init_subclass__(cls, side: Side, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._side = side
+        End._class_of[side] = cls
+
+    def __init__(self, runtime: Runtime, number: int, depth: int) -> None:
+        """Ends are made by ``conveyor.channel.open``."""
+        self._runtime = runtime
+        self._number = number
+        self._depth = depth
+        #: Reentrant: a signal handler may close an end in the middle of anything.
+        self._lock = threading.RLock()
+        self._meeting: Meeting | None = None
+        self._here: ClosedWord | None = None
+        self._there: ClosedWord | None = None
+        self._used = self._passed = self._loaded = self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end was closed, here."""
+        return self._closed
+
+    def close(self) -> None:
+        """Send or receive nothing more. What was sent can still be received; whoever waits at the other
+        end is told. Does nothing the second time."""
+        with self._lock:
+            if self._closed:
+                return
+            self._check_process()
+            self._closed = True
+            if self._runtime.ending:
+                return
+            if not self._hang_up():
+                self._runtime.introductions.close(self._number, self._side)
+            self._let_go()
+        board, slot = self._runtime.process.board, self._runtime.process.slot
+        board.ring(slot, _core.ATTENTION_BIT)  # threads of this process may wait here
+
+    def statistics(self) -> ChannelStatistics:
+        """What this end has counted so far."""
+        raise NotImplementedError
+
+    def __enter__(self: EndT) -> EndT:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        runtime = self._runtime
+        if self._closed or runtime.ending:
+            why = "is closed" if self._closed else "belongs to a session that has ended"
+            raise RuntimeStateError(f"{self!r} cannot be passed on: it {why}")
+        if self._used:
+            raise RuntimeStateError(
+                f"{self!r} cannot be passed on: it was used here, and an end belongs to the process that "
+                "first uses it. Pass it on before anything is sent or received at either end"
+            )
+        self._passed = True
+        return load, (runtime.exports.session, self._number, self._side, self._depth)
+
+    def __repr__(self) -> str:
+        return f"<{SIDES[self._side]} end of channel {self._number}>"
+
+    def __del__(self) -> None:
+        # No lock is taken here, as this may run in the middle of anything.
+        runtime: Runtime | None = getattr(self, "_runtime", None)
+        if runtime is None or self._closed or runtime.pid != os.getpid() or runtime.ending:
+            return
+        if self._hang_up():
+            return
+        if self._used or not (self._passed or self._loaded):  # else another copy of it may be used
+            runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
+
+    # Meeting
+
+    def _open(self, meeting: Meeting) -> None:
+        """The process at the other end is known."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """This end is closed."""
+        raise NotImplementedError
+
+    def _settled(self) -> bool:
+        """Whether an attempt would end, now that both have met: by doing it or by an error."""
+        raise NotImplementedError
+
+    def _meet(self) -> bool:
+        """Whether both ends are used, so that something can be sent. With the lock."""
+        if self._meeting is not None:
+            return True
+        self._check_process()
+        self._used = True
+        runtime, number = self._runtime, self._number
+        there = _ends.get((runtime.exports.session, number, other(self._side)))
+        alone = there is not None and not there._passed
+        meeting = runtime.introductions.meet(number, self._side, alone)
+        if meeting is None:
+            return False
+        if alone and there is not None:
+            there._used = True
+        self._open(meeting)
+        self._here = ClosedWord(meeting.segment, self._side)
+        self._there = ClosedWord(meeting.segment, other(self._side))
+        # Without the view: who holds an end keeps no arena of a session that has ended.
+        self._meeting = replace(meeting, view=None)
+        return True
+
+    def _check(self) -> None:
+        """Raise if this end cannot be used any more."""
+        if self._closed:
+            raise ChannelClosedError(
+                f"the {SIDES[self._side]} end of channel {self._number} is closed"
+            )
+        if self._runtime.ending:
+            raise ending.error()
+
+    def _check_process(self) -> None:
+        if self._runtime.pid != os.getpid():
+            raise RuntimeStateError(
+                f"{self!r} belongs to the process that this one was forked from"
+            )
+
+    def _hang_up(self) -> bool:
+        """Tell the process at the other end that this one is closed. False if it is not known."""
+        meeting, here = self._meeting, self._here
+        if meeting is None or here is None:
+            return False
+        here.mark()
+        self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+        return True
+
+    @property
+    def _gone(self) -> bool:
+        """Whether the process at the other end is no more."""
+        meeting = self._meeting
+        assert meeting is not None
+        return self._runtime.process.board.gone(meeting.slot, meeting.incarnation)
+
+    def _closed_there(self) -> ChannelClosedError:
+        side = SIDES[other(self._side)]
+        return ChannelClosedError(f"the {side} end of channel {self._number} is closed")
+
+    def _death(self) -> Exception:
+        """The error for that the process at the other end is no more."""
+        meeting = self._meeting
+        assert meeting is not None
+        return self._runtime.introductions.death(meeting)
+
+    # Waiting
+
+    def _place(self) -> tuple[int, int]:
+        """This process, as the other end rings it."""
+        return self._runtime.process.slot, CHANNEL_BIT
+
+    def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
+        """Until ``ready()``, or the time is over."""
+        timeout = check_timeout(timeout)
+        patience = Patience(None if timeout is None or timeout < 0 else timeout)
+        wait_patiently(self._runtime.inbox, ready, patience, self._describe, self._doing)
+
+    async def _wait_async(self) -> None:
+        """Until it is worth another attempt."""
+        from conveyor.runtime.waiting import aio  # asyncio is slow to import
+
+        await aio.wait_until(self._worth_trying)
+
+    def _worth_trying(self) -> bool:
+        with self._lock:
+            if self._closed or self._runtime.ending:
+                return True
+            try:
+                return self._meet() and self._settled()
+            except Exception:  # the attempt raises it
+                return True
+
+    def _describe(self) -> str:
+        """What is waited for."""
+        if self._meeting is None:
+            return f"the {SIDES[other(self._side)]} end of channel {self._number} to be used"
+        return self._awaited()
+
+    def _awaited(self) -> str:
+        """What is waited for, of the process at the other end."""
+        raise NotImplementedError
+
+    def _doing(self) -> str:
+        meeting = self._meeting
+        if meeting is None:
+            return "no process has used it yet"
+        board = self._runtime.process.board
+        return f"{board.name(meeting.slot)} {describe_status(board, meeting.slot)}"
+
+
+def make(runtime: Runtime, number: int, side: Side, depth: int) -> End:
+    """An end of a channel of this session; the same one if this process has it."""
+    end = End._class_of[side](runtime, number, depth)
+    return _ends.setdefault((runtime.exports.session, number, side), end)
+
+
+def load(session: str, number: int, side: Side, depth: int) -> End:
+    """Load a pickled end."""
+    runtime = context.running()
+    if runtime is None or runtime.exports.session != session:
+        raise RuntimeStateError(
+            f"channel {number} belongs to another session: an end of a channel can only be passed to the "
+            "driver and the actors of the session that it was opened in"
+        )
+    end = make(runtime, number, side, depth)
+    end._passed, end._loaded = False, True
+    runtime.introductions.hold(number, side)
+    return end

@@ -1,0 +1,81 @@
+"""The sending end of a channel."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from conveyor import _core
+from conveyor.channel.end import End
+from conveyor.channel.statistics import ChannelStatistics
+from conveyor.runtime.meeting import SENDING, Meeting
+from conveyor.runtime.protocol import Runtime
+from conveyor.typevars import SentT
+
+
+class Sender(End, Generic[SentT], side=SENDING):
+    """The end that values go in at. ``with sender:`` closes it at the end of the block; an end that nobody
+    refers to any more is closed as well."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, runtime: Runtime, number: int, depth: int) -> None:
+        super().__init__(runtime, number, depth)
+        self._writer: _core.Writer | None = None
+
+    def send(self, value: SentT, timeout: float | None = None) -> None:
+        """Send a value; waits while the channel is full, and until the receiving end is used.
+
+        timeout: seconds (``None`` or negative: no limit). Raises ``WaitTimeoutError`` when the time is over
+        (then nothing was sent), ``ChannelClosedError`` if either end is closed, ``ActorDiedError`` if the
+        process at the receiving end is gone, and ``SerializationError`` for what cannot be sent. It does not
+        wait for the value to be received: a process that dies may leave values behind.
+        """
+        if not self._offer(value):
+            self._wait(lambda: self._offer(value), timeout)
+
+    async def send_async(self, value: SentT) -> None:
+        """Like :meth:`send`; other tasks of the event loop go on meanwhile."""
+        while not self._offer(value):
+            await self._wait_async()
+
+    def statistics(self) -> ChannelStatistics:
+        with self._lock:
+            writer, meeting = self._writer, self._meeting
+            if writer is None or meeting is None:
+                return ChannelStatistics(self._depth, 0, 0, 0)
+            sent, taken = meeting.segment.progress(0)
+            return ChannelStatistics(self._depth, writer.count, writer.bytes, sent - taken[0])
+
+    def _offer(self, value: SentT) -> bool:
+        with self._lock:
+            self._check()
+            if not self._meet():
+                return False
+            if self._there:
+                raise self._closed_there()
+            if self._gone:
+                raise self._death()
+            writer = self._writer
+            assert writer is not None
+            return self._has_room() and writer.send(value, writer.count)
+
+    def _has_room(self) -> bool:
+        writer = self._writer
+        assert writer is not None
+        if not writer.has_room:
+            writer.wants_room()
+        return writer.has_room
+
+    def _settled(self) -> bool:
+        return bool(self._there) or self._gone or self._has_room()
+
+    def _open(self, meeting: Meeting) -> None:
+        target = (meeting.slot, self._place()[1])
+        carries = f"channel {self._number}"
+        self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
+
+    def _let_go(self) -> None:
+        """What was sent stays in the channel."""
+
+    def _awaited(self) -> str:
+        return f"room in channel {self._number}: all of its {self._depth} places are taken"

@@ -1,0 +1,239 @@
+"""The driver as the one that has the ends of channels meet, for itself and for actors."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+from conveyor import _core
+from conveyor.exceptions import ChannelClosedError, ConveyorError, RuntimeStateError
+from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.meeting import SIDES, ClosedWord, Meeting, Side, channel_segment, other
+from conveyor.runtime.process import Process, close_all
+
+Party = ActorRecord | None
+"""A process at an end of a channel; ``None`` is the driver."""
+
+
+class _End:
+    """One end of a channel, until both have met."""
+
+    __slots__ = ("closed", "fds", "holder", "told", "used", "view")
+
+    def __init__(self, holder: Party) -> None:
+        #: The process that was the last to have it, and whether it has used it.
+        self.holder = holder
+        self.used = False
+        self.closed = False
+        #: Whether its process knows of the other end's.
+        self.told = False
+        #: What introduces the process of the other end to this one, once it has come.
+        self.fds: list[int] = []
+        self.view: _core.ArenaView | None = None
+
+
+class _Channel:
+    """A channel whose ends have not both met."""
+
+    __slots__ = ("depth", "ends", "segment")
+
+    def __init__(self, depth: int, creator: Party) -> None:
+        self.depth = depth
+        self.ends = _End(creator), _End(creator)
+        self.segment: _core.Segment | None = None
+
+
+class DriverIntroductions:
+    """The channels of a session whose ends have not both met. See ``meeting.Introductions``."""
+
+    def __init__(
+        self,
+        process: Process,
+        table: Table,
+        network: Network,
+        own_view: Callable[[], _core.ArenaView],
+    ) -> None:
+        """``own_view``: of the driver's arena."""
+        self._process = process
+        self._table = table
+        self._network = network
+        self._own_view = own_view
+        self._numbers = itertools.count(1)
+        #: Reentrant: a signal handler may use a channel in the middle of anything.
+        self.lock = threading.RLock()
+        self._channels: dict[int, _Channel] = {}
+
+    # The driver's own ends
+
+    def open(self, depth: int) -> int:
+        return self.open_for(None, depth)
+
+    def hold(self, number: int, side: Side) -> None:
+        self.held_by(None, number, side)
+
+    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+        self._table.check_open()
+        with self.lock:
+            channel = self._meet(None, number, side, alone)
+            if channel is None:
+                return None
+            own, party = channel.ends[side], channel.ends[other(side)].holder
+            assert channel.segment is not None
+            assert own.view is not None
+            slot, incarnation = self._place(party)
+            actor = None if party is None else party.id
+            meeting = Meeting(channel.segment, slot, incarnation, actor, own.view)
+            self._told(number, channel, side)
+            return meeting
+
+    def close(self, number: int, side: Side) -> None:
+        self.closed_by(None, number, side)
+
+    def death(self, meeting: Meeting) -> ConveyorError:
+        assert meeting.actor is not None  # the driver does not outlive itself
+        return self._table.death_of(meeting.actor, meeting.slot, meeting.incarnation)
+
+    # For all
+
+    def open_for(self, creator: Party, depth: int) -> int:
+        """A new channel with both ends at ``creator``."""
+        self._table.check_open()
+        with self.lock:
+            number = next(self._numbers)
+            self._channels[number] = _Channel(depth, creator)
+            return number
+
+    def held_by(self, party: Party, number: int, side: Side) -> None:
+        """An end has come to ``party``."""
+        with self.lock:
+            channel = self._channels.get(number)
+            if channel is not None and not channel.ends[side].used:
+                channel.ends[side].holder = party
+
+    def met_by(
+        self, party: ActorRecord, number: int, side: Side, alone: bool
+    ) -> tuple[Party, list[int]] | None:
+        """An actor uses an end: who has the other one, and the descriptors of the segment and of that
+        process, which are the caller's to close."""
+        with self.lock:
+            channel = self._meet(party, number, side, alone)
+            if channel is None:
+                return None
+            own = channel.ends[side]
+            fds, own.fds = own.fds, []
+            found = channel.ends[other(side)].holder
+            self._told(number, channel, side)
+            return found, fds
+
+    def closed_by(self, party: Party, number: int, side: Side) -> None:
+        """``party`` has closed an end with which it has met nobody yet."""
+        with self.lock:
+            channel = self._channels.get(number)
+            if channel is None or channel.ends[side].closed:
+                return
+            end, there = channel.ends[side], channel.ends[other(side)]
+            end.closed = True
+            if channel.segment is not None:  # the other end may have met this one just now
+                ClosedWord(channel.segment, side).mark()
+            if there.closed:
+                self._forget(number)
+        self._ring(there.holder)
+
+    def end(self) -> None:
+        """The session is over: nobody meets any more."""
+        with self.lock:
+            for number in list(self._channels):
+                self._forget(number)
+
+    def _meet(self, party: Party, number: int, side: Side, alone: bool) -> _Channel | None:
+        channel = self._channels.get(number)
+        if channel is None:
+            raise _taken(number, side)
+        own, there = channel.ends[side], channel.ends[other(side)]
+        if own.told or (own.used and own.holder is not party):
+            raise _taken(number, side)
+        own.holder, own.used = party, True
+        if channel.segment is None:
+            channel.segment = channel_segment(channel.depth)
+        if alone and not there.used:
+            there.holder, there.used = party, True
+            self._introduce(channel)
+        elif there.closed and not there.told:
+            raise closed_error(number, other(side))
+        elif not (own.fds or own.view):
+            if party is not there.holder and there.holder is not None and not there.holder.alive:
+                raise there.holder.death()
+            if not there.used:
+                return None
+            self._introduce(channel)
+            self._ring(there.holder)
+        return channel
+
+    def _introduce(self, channel: _Channel) -> None:
+        """Keep for each end what introduces the process at the other one. Both at once, while both are there:
+        what one has sent can be had when it has died."""
+        ends = channel.ends
+        fds: list[list[int]] = [[], []]
+        views: list[_core.ArenaView | None] = [None, None]
+        try:
+            for i, (end, there) in enumerate((ends, ends[::-1])):
+                if end.holder is None:
+                    views[i] = self._view(there.holder)
+                else:
+                    fds[i] = self._descriptors(channel, there.holder)
+        except BaseException:
+            close_all([*fds[0], *fds[1]])
+            raise
+        for end, made, view in zip(ends, fds, views, strict=True):
+            end.fds, end.view = made, view
+
+    def _view(self, party: Party) -> _core.ArenaView:
+        return self._own_view() if party is None else self._process.arena_of(party.slot)
+
+    def _descriptors(self, channel: _Channel, party: Party) -> list[int]:
+        assert channel.segment is not None
+        fds = [] if party is None else self._network.duplicates([party])
+        if party is not None and not fds:
+            raise party.death()
+        try:
+            return [os.dup(channel.segment.fd), *fds]
+        except BaseException:
+            close_all(fds)
+            raise
+
+    def _told(self, number: int, channel: _Channel, side: Side) -> None:
+        channel.ends[side].told = True
+        if channel.ends[other(side)].told:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        channel = self._channels.pop(number)
+        for end in channel.ends:
+            close_all(end.fds)
+            end.fds = []
+        if channel.segment is not None:
+            channel.segment.close_fd()
+
+    def _place(self, party: Party) -> tuple[int, int]:
+        if party is None:
+            return DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+        return party.slot, party.incarnation
+
+    def _ring(self, party: Party) -> None:
+        self._table.board.ring(self._place(party)[0], _core.ATTENTION_BIT)
+
+
+def closed_error(number: int, side: Side) -> ChannelClosedError:
+    """End ``side`` of channel ``number`` is closed, which the other one finds."""
+    return ChannelClosedError(f"the {SIDES[side]} end of channel {number} is closed")
+
+
+def _taken(number: int, side: Side) -> RuntimeStateError:
+    return RuntimeStateError(
+        f"the {SIDES[side]} end of channel {number} belongs to another process, or was closed there: an end "
+        "belongs to the process that first uses it. Open another channel for another process"
+    )

@@ -1,0 +1,95 @@
+"""Two processes that meet over a channel: its memory, and what each of them learns of the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from conveyor import _core
+from conveyor.exceptions import ConveyorError
+from conveyor.runtime.process import CALL_STRIDE
+from conveyor.runtime.protocol import ActorId
+
+#: What rings the bell of a process for a channel. Nobody is called for it: who waits looks itself.
+CHANNEL_BIT = 1
+
+#: An end of a channel: what is sent goes in at the first, and comes out at the second.
+Side = Literal[0, 1]
+SENDING: Side = 0
+RECEIVING: Side = 1
+#: How each end is called in messages to people.
+SIDES = "sending", "receiving"
+
+
+def other(side: Side) -> Side:
+    """The end at the other side."""
+    return RECEIVING if side == SENDING else SENDING
+
+
+def slots_of(depth: int) -> int:
+    """How many slots the ring of a channel of this depth has: a power of two."""
+    return 1 << (depth - 1).bit_length()
+
+
+def channel_segment(depth: int) -> _core.Segment:
+    """Memory for a channel: its ring at 0, and behind it a word for each end that says it is closed."""
+    slots = slots_of(depth)
+    size = _core.Segment.ring_bytes(slots, CALL_STRIDE, 1)
+    segment = _core.Segment.create(size + 2 * _core.Limits.bytes(1, 0))
+    segment.make_ring(0, slots, CALL_STRIDE, 1, _core.RING_WRITER_MAY_WAIT)
+    return segment
+
+
+class ClosedWord:
+    """The word that says that an end is closed. It is set once, and no lock is taken for it."""
+
+    def __init__(self, segment: _core.Segment, side: Side) -> None:
+        ring = _core.Segment.ring_bytes(segment.slots(0), CALL_STRIDE, 1)
+        self._words = _core.Limits(segment, ring + side * _core.Limits.bytes(1, 0), 1, 0)
+
+    def __bool__(self) -> bool:
+        return self._words.cancelled(0)
+
+    def mark(self) -> None:
+        """Say it; whoever waits at the other end has to be rung."""
+        self._words.cancel(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What the process at one end knows of the other. ``actor`` is ``None`` where that is the driver.
+    ``view``: of that process's arena; it keeps a descriptor, and is for who opens the receiving end."""
+
+    segment: _core.Segment
+    slot: int
+    incarnation: int
+    actor: ActorId | None
+    view: _core.ArenaView | None
+
+
+class Introductions(Protocol):
+    """Has the processes at the ends of a channel meet. An end belongs to the process that first meets with
+    it, and cannot leave it any more."""
+
+    def open(self, depth: int) -> int:
+        """A new channel, with both ends here: its number in the session."""
+        ...
+
+    def hold(self, number: int, side: Side) -> None:
+        """An end has come to this process, which has not used it yet."""
+        ...
+
+    def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
+        """This process uses an end. ``alone``: the other end is here as well. ``None``: the process that
+        has the other end does not use it yet; the bell is rung when it does. Raises the death of that
+        process, ``ChannelClosedError`` if the other end is closed, and ``RuntimeStateError`` if this end
+        is another process's."""
+        ...
+
+    def close(self, number: int, side: Side) -> None:
+        """An end is closed whose process has not met the other."""
+        ...
+
+    def death(self, meeting: Meeting) -> ConveyorError:
+        """The error for who needs the process at the other end, which is no more."""
+        ...
