@@ -340,6 +340,14 @@ def test_an_actor_that_drops_its_end_closes_it(local):
     assert list(receiver) == []
 
 
+def test_an_actor_that_has_nothing_to_send_closes_what_it_drops(local):
+    sender, receiver = conveyor.channel.open()
+    party = Party.remote()
+    done = party.send.remote([], False, sender)
+    assert list(receiver) == []
+    get(done)
+
+
 def test_an_end_that_is_closed_before_it_was_used(local):
     sender, receiver = conveyor.channel.open()
     result = Party.remote().all.remote(receiver)

@@ -35,7 +35,6 @@ class End:
         "_closed",
         "_depth",
         "_here",
-        "_loaded",
         "_lock",
         "_meeting",
         "_number",
@@ -63,7 +62,7 @@ class End:
         self._meeting: Meeting | None = None
         self._here: ClosedWord | None = None
         self._there: ClosedWord | None = None
-        self._used = self._passed = self._loaded = self._closed = False
+        self._used = self._passed = self._closed = False
 
     @property
     def closed(self) -> bool:
@@ -124,7 +123,7 @@ class End:
             return
         if self._hang_up():
             return
-        if self._used or not (self._passed or self._loaded):  # else another copy of it may be used
+        if not self._passed:  # else another process has it
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
 
     # Meeting
@@ -263,6 +262,6 @@ def load(session: str, number: int, side: Side, depth: int) -> End:
             "driver and the actors of the session that it was opened in"
         )
     end = make(runtime, number, side, depth)
-    end._passed, end._loaded = False, True
+    end._passed = False
     runtime.introductions.hold(number, side)
     return end

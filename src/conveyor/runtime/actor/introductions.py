@@ -55,7 +55,7 @@ class ActorIntroductions:
             self._process.board.ring(met.slot, _core.ATTENTION_BIT)
 
     def close(self, number: int, side: Side) -> None:
-        self._requests.tell(CloseEnd(number, side))
+        self._requests.ask(CloseEnd(number, side))
 
     def death(self, meeting: Meeting) -> ConveyorError:
         if meeting.actor is None:

@@ -134,6 +134,14 @@ class HoldEnd(Request):
     side: Side
 
 
+class CloseEnd(Request):
+    """The asking actor has closed an end of channel ``number`` with which it has met nobody: ``None``.
+    This is a request for the same reason."""
+
+    number: int
+    side: Side
+
+
 class Meet(Request):
     """The asking actor uses an end of channel ``number``; ``alone``: the other one is there as well.
     :class:`Met`, with the channel's segment, and the arena and eventfd of the process at the other end if
@@ -146,13 +154,6 @@ class Meet(Request):
 
 class Notice(Message):
     """Something that is not answered."""
-
-
-class CloseEnd(Notice):
-    """This actor has closed an end of channel ``number`` with which it has met nobody."""
-
-    number: int
-    side: Side
 
 
 class Disconnect(Notice):

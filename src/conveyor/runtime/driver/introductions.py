@@ -133,9 +133,11 @@ class DriverIntroductions:
         """``party`` has closed an end with which it has met nobody yet."""
         with self.lock:
             channel = self._channels.get(number)
-            if channel is None or channel.ends[side].closed:
+            if channel is None:
                 return
             end, there = channel.ends[side], channel.ends[other(side)]
+            if end.closed or end.holder is not party:  # it has come to another process meanwhile
+                return
             end.closed = True
             if channel.segment is not None:  # the other end may have met this one just now
                 ClosedWord(channel.segment, side).mark()

@@ -305,8 +305,9 @@ class Switchboard:
         self._introductions.held_by(caller, request.number, request.side)
         return None, []
 
-    def _close_end(self, caller: ActorRecord, notice: CloseEnd) -> None:
-        self._introductions.closed_by(caller, notice.number, notice.side)
+    def _close_end(self, caller: ActorRecord, request: CloseEnd) -> _Answer:
+        self._introductions.closed_by(caller, request.number, request.side)
+        return None, []
 
     #: What answers each kind of request.
     answers: ClassVar[
@@ -327,11 +328,11 @@ class Switchboard:
         OpenGraph: _open,
         OpenChannel: _open_channel,
         HoldEnd: _hold_end,
+        CloseEnd: _close_end,
         Meet: _meet,
     }
     #: What is done for each kind of notice.
     notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
         Disconnect: _disconnect,
         Refuse: _refuse,
-        CloseEnd: _close_end,
     }
