@@ -19,6 +19,7 @@ from conveyor.exceptions import (
     SessionEndedError,
     WaitTimeoutError,
 )
+from conveyor.runtime import context
 
 
 @conveyor.remote
@@ -578,3 +579,22 @@ def test_an_end_that_cannot_be_opened_is_closed_for_the_other(local):
         flood(sender)
     with pytest.raises(OSError, match="refused"):
         get(result)
+
+
+def test_nothing_is_kept_for_channels_that_are_over(local, wait_until):
+    kept = context.running().introductions._channels
+    for end in range(2):
+        for used in range(2):
+            ends = conveyor.channel.open()
+            party = Party.remote()
+            pid = get(party.keep.remote(ends[end]))
+            if used:
+                party.receive.remote(1) if end else party.send.remote([1])
+            os.kill(pid, signal.SIGKILL)
+            mine = ends[1 - end]
+            with pytest.raises((ActorDiedError, ChannelClosedError)):
+                flood(mine) if end else [mine.receive(WAIT), mine.receive(WAIT)]
+            mine.close()
+            wait_until(lambda: not kept, what="the channel to be forgotten")
+    conveyor.channel.open()
+    wait_until(lambda: not kept, what="a channel that nobody has used to be forgotten")

@@ -174,6 +174,8 @@ class Driver(CallingRuntime):
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
             Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
             # After `exited`: whoever lays a link for it just now looks at that.
+            # After `exited`: who holds the lock may wait for that.
+            Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
             Step("its callees are told to hang up", self.network.hang_up),
             Step("its successor is started", supervisor.succeed),
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from conveyor import _core
 from conveyor.exceptions import ChannelClosedError, ConveyorError, RuntimeStateError
@@ -35,6 +36,11 @@ class _End:
         self.fds: list[int] = []
         self.view: _core.ArenaView | None = None
 
+    def is_over(self) -> bool:
+        """Whether nobody will ask for what is kept for it."""
+        dead = self.holder is not None and not self.holder.alive
+        return self.told or self.closed or dead
+
 
 class _Channel:
     """A channel whose ends have not both met."""
@@ -45,6 +51,19 @@ class _Channel:
         self.depth = depth
         self.ends = _End(creator), _End(creator)
         self.segment: _core.Segment | None = None
+
+    @property
+    def introduced(self) -> bool:
+        """Whether both ends have been used, and something is kept for them, or was told."""
+        return any(end.told or end.fds or end.view for end in self.ends)
+
+
+class _DiedError(Exception):
+    """The process at the other end has died. Its own error is made without the lock: it may wait for the exit
+    code, which whoever needs the lock may bring."""
+
+    def __init__(self, party: ActorRecord) -> None:
+        self.party = party
 
 
 class DriverIntroductions:
@@ -77,7 +96,7 @@ class DriverIntroductions:
 
     def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
         self._table.check_open()
-        with self.lock:
+        with self._meeting():
             channel = self._meet(None, number, side, alone)
             if channel is None:
                 return None
@@ -119,7 +138,7 @@ class DriverIntroductions:
     ) -> tuple[Party, list[int]] | None:
         """An actor uses an end: who has the other one, and the descriptors of the segment and of that
         process, which are the caller's to close."""
-        with self.lock:
+        with self._meeting():
             channel = self._meet(party, number, side, alone)
             if channel is None:
                 return None
@@ -141,15 +160,30 @@ class DriverIntroductions:
             end.closed = True
             if channel.segment is not None:  # the other end may have met this one just now
                 ClosedWord(channel.segment, side).mark()
-            if there.closed:
-                self._forget(number)
+            self._tidy(number, channel)
         self._ring(there.holder)
+
+    def actor_ended(self, record: ActorRecord) -> None:
+        """A process has ended: let go of what only it would have asked for."""
+        with self.lock:
+            for number, channel in list(self._channels.items()):
+                if any(end.holder is record for end in channel.ends):
+                    self._tidy(number, channel)
 
     def end(self) -> None:
         """The session is over: nobody meets any more."""
         with self.lock:
             for number in list(self._channels):
                 self._forget(number)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """With the lock; raises the death of who was to be met without it."""
+        try:
+            with self.lock:
+                yield
+        except _DiedError as died:
+            raise died.party.death() from None
 
     def _meet(self, party: Party, number: int, side: Side, alone: bool) -> _Channel | None:
         channel = self._channels.get(number)
@@ -159,16 +193,14 @@ class DriverIntroductions:
         if own.told or (own.used and own.holder is not party):
             raise _taken(number, side)
         own.holder, own.used = party, True
-        if channel.segment is None:
-            channel.segment = channel_segment(channel.depth)
         if alone and not there.used:
             there.holder, there.used = party, True
             self._introduce(channel)
         elif there.closed and not there.told:
             raise closed_error(number, other(side))
         elif not (own.fds or own.view):
-            if party is not there.holder and there.holder is not None and not there.holder.alive:
-                raise there.holder.death()
+            if there.holder is not None and not there.holder.alive:
+                raise _DiedError(there.holder)
             if not there.used:
                 return None
             self._introduce(channel)
@@ -178,6 +210,8 @@ class DriverIntroductions:
     def _introduce(self, channel: _Channel) -> None:
         """Keep for each end what introduces the process at the other one. Both at once, while both are there:
         what one has sent can be had when it has died."""
+        if channel.segment is None:
+            channel.segment = channel_segment(channel.depth)
         ends = channel.ends
         fds: list[list[int]] = [[], []]
         views: list[_core.ArenaView | None] = [None, None]
@@ -200,7 +234,7 @@ class DriverIntroductions:
         assert channel.segment is not None
         fds = [] if party is None else self._network.duplicates([party])
         if party is not None and not fds:
-            raise party.death()
+            raise _DiedError(party)
         try:
             return [os.dup(channel.segment.fd), *fds]
         except BaseException:
@@ -209,8 +243,16 @@ class DriverIntroductions:
 
     def _told(self, number: int, channel: _Channel, side: Side) -> None:
         channel.ends[side].told = True
-        if channel.ends[other(side)].told:
+        self._tidy(number, channel)
+
+    def _tidy(self, number: int, channel: _Channel) -> None:
+        """Keep nothing that nobody will ask for."""
+        if all(end.is_over() for end in channel.ends):
             self._forget(number)
+        elif channel.segment is not None and not channel.introduced:
+            # They may never meet; who still asks is told why, and needs no memory for that.
+            channel.segment.close_fd()
+            channel.segment = None
 
     def _forget(self, number: int) -> None:
         channel = self._channels.pop(number)
