@@ -13,7 +13,7 @@ define install
 		-e 's/^ *\(\[[0-9]*\/[0-9]*\] \)/  \1/p' -e 's/^ *\(Downloading .*\)/  \1/p' || { cat $(LOG); exit 1; }
 endef
 # The native core that the tests run has its asserts (DEBUG=1); anything else runs it without.
-EDITABLE = --no-build-isolation -C cmake.define.CONVEYOR_DEBUG=$(if $(DEBUG),ON,OFF) -e
+EDITABLE = --no-build-isolation --config-settings=cmake.define.CONVEYOR_DEBUG=$(if $(DEBUG),ON,OFF) -e
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
