@@ -89,7 +89,11 @@ def _leaves_nothing():
     descriptors = _descriptors()
     names = _shared_memory()
     threads = set(threading.enumerate())
-    yield
+    try:
+        yield
+    except BaseException:
+        conveyor.shutdown()  # or every test after this one would fail as well
+        raise
     gc.collect()
     left = [c for c in me.children(recursive=True) if c.pid not in children]
     assert not left, f"processes are left: {left}"

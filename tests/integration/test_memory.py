@@ -401,12 +401,17 @@ def test_where_others_have_the_memory_the_error_says_how_much_each_has(leaves_no
     with leaves_nothing():
         conveyor.init(arena_bytes=64 << 20)
         hoarder, sender, reader = (Sender.options(name=n).remote() for n in ("owner", "b", "c"))
+        # One that still starts holds what its constructor came in, which is the driver's.
+        assert conveyor.get(
+            [reader.measure.remote(np.ones(1)), sender.measure.remote(np.ones(1))]
+        ) == [8, 8]
         kept = conveyor.get([hoarder.make.remote(20 << 20) for _ in range(2)])
         text, held = conveyor.get(sender.send.remote(reader, 40 << 20))
         assert held == ()
         assert "no value of this process is held by its readers" in text
-        (amount,) = re.findall(r"the session's arenas: owner (\d+)$", text)
-        assert 40 << 20 <= int(amount) < 42 << 20
+        amounts = re.findall(r"the session's arenas: owner (\d+)$", text)
+        assert len(amounts) == 1, text
+        assert 40 << 20 <= int(amounts[0]) < 42 << 20
         # What is put is the own memory of who does it, which no cap of the session counts...
         put = conveyor.put(np.ones(100 << 20, np.uint8))
         assert conveyor.get(put).nbytes == 100 << 20
