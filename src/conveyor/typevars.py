@@ -25,7 +25,6 @@ else:
     P = ParamSpec("P")
 
 #: ``ValueT`` is the type of what a ref gives, ``ItemT`` that of what a stream yields or a channel carries,
-#: ``SentT`` that of what can be sent. ``ResultT`` is what
-#: starting something gives: a ref, or refs in a shape. ``InstanceT`` is an actor's class. ``P`` are the
-#: parameters of a method or a function.
+#: ``SentT`` that of what can be sent. ``ResultT`` is what starting something gives: a ref, or refs in a
+#: shape. ``InstanceT`` is an actor's class. ``P`` are the parameters of a method or a function.
 __all__ = ["InstanceT", "ItemT", "P", "ResultT", "SentT", "ValueT"]
