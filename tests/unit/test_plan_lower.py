@@ -16,7 +16,7 @@ from conveyor.dag.methods import bind
 from conveyor.dag.parts import Path
 from conveyor.exceptions import GraphError
 from conveyor.plan import (
-    DRIVER,
+    EXECUTOR,
     ActorInfo,
     Call,
     Const,
@@ -62,7 +62,7 @@ def steps(plan: Plan, actor: int = 0) -> list[Any]:
 def test_one_actor():
     plan = plan_of(call(A, "echo", InputNode()), depth=3)
     assert plan.actors == (ActorInfo(0, A, "a"),)
-    assert edges(plan) == [("input", DRIVER, (0,)), ("a.echo", 0, (DRIVER,))]
+    assert edges(plan) == [("input", EXECUTOR, (0,)), ("a.echo", 0, (EXECUTOR,))]
     assert steps(plan) == [Recv(0, 0), Call(0, 1), Send(1, 1)]
     assert plan.programs[0].registers == 2
     assert plan.tasks[0].args == (Reg(0),)
@@ -83,10 +83,10 @@ def test_a_chain():
         node = call(actor, "echo", node)
     plan = plan_of(node)
     assert edges(plan) == [
-        ("input", DRIVER, (0,)),
+        ("input", EXECUTOR, (0,)),
         ("a.echo", 0, (1,)),
         ("b.echo", 1, (2,)),
-        ("c.echo", 2, (DRIVER,)),
+        ("c.echo", 2, (EXECUTOR,)),
     ]
     assert steps(plan, 1) == [Recv(1, 0), Call(1, 1), Send(2, 1)]
 
@@ -94,7 +94,7 @@ def test_a_chain():
 def test_an_input_of_several_actors_is_one_edge():
     inp = InputNode()
     plan = plan_of(MultiOutputNode([call(actor, "echo", inp) for actor in (A, B, C)]))
-    assert edges(plan)[0] == ("input", DRIVER, (0, 1, 2))
+    assert edges(plan)[0] == ("input", EXECUTOR, (0, 1, 2))
     assert plan.outputs == (1, 2, 3)
     assert plan.multi_output
 
@@ -110,9 +110,9 @@ def test_parts_with_the_same_readers_share_an_edge():
         InputBundle(2, ("shift",)),
     )
     assert edges(plan)[:3] == [
-        ("input[0], input['scale']", DRIVER, (0, 1)),
-        ("input[2]", DRIVER, (0,)),
-        ("input['shift']", DRIVER, (1,)),
+        ("input[0], input['scale']", EXECUTOR, (0, 1)),
+        ("input[2]", EXECUTOR, (0,)),
+        ("input['shift']", EXECUTOR, (1,)),
     ]
     assert (plan.positional, plan.keywords, plan.whole_input) == (3, ("scale", "shift"), False)
     assert steps(plan, 0) == [Recv(0, None, (0, 1)), Recv(1, None, (2,)), Call(0, 3), Send(3, 3)]
@@ -142,7 +142,7 @@ def test_a_part_that_nobody_uses_is_no_parameter():
 def test_a_value_of_the_driver_and_several_actors_is_one_edge():
     x = call(A, "f", InputNode())
     plan = plan_of(MultiOutputNode([x, call(B, "g", x), call(C, "g", x)]))
-    assert edges(plan)[1] == ("a.f", 0, (DRIVER, 1, 2))
+    assert edges(plan)[1] == ("a.f", 0, (EXECUTOR, 1, 2))
     assert plan.outputs == (1, 2, 3)
 
 
@@ -150,7 +150,7 @@ def test_use_on_the_same_actor_is_a_register():
     x = call(A, "f", InputNode())
     y = call(A, "g", x, x)
     plan = plan_of(y)
-    assert edges(plan) == [("input", DRIVER, (0,)), ("a.g", 0, (DRIVER,))]
+    assert edges(plan) == [("input", EXECUTOR, (0,)), ("a.g", 0, (EXECUTOR,))]
     assert steps(plan) == [Recv(0, 0), Call(0, 1), Call(1, 2), Send(1, 2)]
     assert plan.tasks[1].args == (Reg(1), Reg(1))
 
@@ -190,11 +190,11 @@ def test_elements_are_registers_and_edges_of_their_own():
     plan = plan_of(MultiOutputNode([call(B, "g", third), call(A, "h", first), fourth, third]))
     assert plan.tasks[0].num_returns == 4
     assert edges(plan) == [
-        ("input", DRIVER, (0,)),
-        ("a.split[2]", 0, (DRIVER, 1)),
-        ("a.split[3]", 0, (DRIVER,)),
-        ("b.g", 1, (DRIVER,)),
-        ("a.h", 0, (DRIVER,)),
+        ("input", EXECUTOR, (0,)),
+        ("a.split[2]", 0, (EXECUTOR, 1)),
+        ("a.split[3]", 0, (EXECUTOR,)),
+        ("b.g", 1, (EXECUTOR,)),
+        ("a.h", 0, (EXECUTOR,)),
     ]
     assert steps(plan, 0) == [
         Recv(0, 0),
@@ -295,9 +295,9 @@ def test_hints_change_no_value():
     first, _ = call(B, "split", far, inp, n=2)
     plan = plan_of(MultiOutputNode([x, first.with_tensor_transport(device="cpu")]))
     assert edges(plan) == [
-        ("input", DRIVER, (0, 1)),
-        ("a.f", 0, (DRIVER, 1)),
-        ("b.split[0]", 1, (DRIVER,)),
+        ("input", EXECUTOR, (0, 1)),
+        ("a.f", 0, (EXECUTOR, 1)),
+        ("b.split[0]", 1, (EXECUTOR,)),
     ]
     assert plan.edges[1].reason == "asked for by with_tensor_transport"
 
@@ -357,7 +357,7 @@ def test_an_actor_that_needs_no_value_gets_none():
     # Part 0 of the input is not for the actor with the number 0.
     plan = plan_of(call(B, "f", call(A, "setup"), inp[0]))
     assert [actor.name for actor in plan.actors] == ["a", "b"]
-    assert edges(plan)[:2] == [("input[0]", DRIVER, (1,)), ("start", DRIVER, (0,))]
+    assert edges(plan)[:2] == [("input[0]", EXECUTOR, (1,)), ("start", EXECUTOR, (0,))]
 
 
 def test_an_input_as_output():
@@ -376,7 +376,7 @@ def test_an_effect():
     x = call(A, "f", inp)
     plan = plan_of(MultiOutputNode([x], effects=[call(B, "log", x)]))
     assert plan.effects == (2,)
-    assert plan.edges[2].readers == (DRIVER,)
+    assert plan.edges[2].readers == (EXECUTOR,)
     assert steps(plan, 1)[-1] == Send(2, 1, only_done=True)
 
 

@@ -23,7 +23,7 @@ from conveyor.dag.inputs import key_of
 from conveyor.dag.methods import bind
 from conveyor.dag.parts import given as input_part
 from conveyor.plan import (
-    DRIVER,
+    EXECUTOR,
     Call,
     Nested,
     Plan,
@@ -248,7 +248,7 @@ def simulate(
                 submitted += 1
                 yield True
             else:
-                queues = {edge: rings[edge].queues[DRIVER] for edge in plan.outputs}
+                queues = {edge: rings[edge].queues[EXECUTOR] for edge in plan.outputs}
                 if not all(queues.values()):
                     yield False
                     continue
@@ -301,14 +301,14 @@ def test_every_plan_is_consistent(root):
         for s in program.steps
         if isinstance(s, Send)
     ]
-    sent += [(DRIVER, bundle.edge) for bundle in plan.inputs]
+    sent += [(EXECUTOR, bundle.edge) for bundle in plan.inputs]
     received = [
         (s.edge, program.actor)
         for program in plan.programs
         for s in program.steps
         if isinstance(s, Recv)
     ]
-    received += [(edge, DRIVER) for edge in set(plan.outputs)]
+    received += [(edge, EXECUTOR) for edge in set(plan.outputs)]
     # Every edge is written once by its writer, and read once by each of its readers.
     assert sorted(sent) == sorted((edge.writer, edge.id) for edge in plan.edges)
     assert sorted(received) == sorted((e.id, reader) for e in plan.edges for reader in e.readers)

@@ -8,7 +8,7 @@ from typing import Any
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
-from conveyor.plan import DRIVER, Call, Plan, Program, Recv, Send, lower
+from conveyor.plan import EXECUTOR, Call, Plan, Program, Recv, Send, lower
 from conveyor.plan.reading import (
     Held,
     Outline,
@@ -61,7 +61,7 @@ def test_the_kinds_of_steps_of_a_program():
 def test_what_people_are_shown():
     plan = everything()
     edge = {e.source: e.id for e in plan.edges}
-    assert list(moves(plan, DRIVER)) == [
+    assert list(moves(plan, EXECUTOR)) == [
         ("send", edge["input[0], input['k']"]),
         ("send", edge["start"]),
         ("recv", edge["items of b.items"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conveyor.exceptions import GraphError
-from conveyor.plan import DRIVER, Call, Edge, Program, Recv, Send, Task
+from conveyor.plan import EXECUTOR, Call, Edge, Program, Recv, Send, Task
 from conveyor.plan.hoist import hoist
 from conveyor.plan.schedule import prove_programs
 
@@ -18,12 +18,17 @@ def task(index: int, actor: int, label: str) -> Task:
     return Task(index, actor, label.split(".")[1], (), (), None, label)
 
 
-INPUT = edge(0, DRIVER, (0, 1), "input")
+INPUT = edge(0, EXECUTOR, (0, 1), "input")
 
 
 def test_programs_that_give_way_to_each_other():
     tasks = [task(0, 0, "a.f"), task(1, 1, "b.g"), task(2, 0, "a.h")]
-    edges = [INPUT, edge(1, 0, (1,), "a.f"), edge(2, 1, (0,), "b.g"), edge(3, 0, (DRIVER,), "a.h")]
+    edges = [
+        INPUT,
+        edge(1, 0, (1,), "a.f"),
+        edge(2, 1, (0,), "b.g"),
+        edge(3, 0, (EXECUTOR,), "a.h"),
+    ]
     programs = [
         Program(0, 3, (Recv(0, 0), Call(0, 1), Send(1, 1), Recv(2, 2), Call(2, 1), Send(3, 1))),
         Program(1, 2, (Recv(1, 0), Call(1, 1), Send(2, 1))),
@@ -72,7 +77,7 @@ def test_a_value_that_nothing_makes():
 
 def test_several_wait_for_one():
     tasks = [task(0, 0, "a.f"), task(1, 1, "b.f"), task(2, 2, "c.f")]
-    edges = [edge(0, DRIVER, (2,), "input"), edge(1, 2, (0, 1), "c.f")]
+    edges = [edge(0, EXECUTOR, (2,), "input"), edge(1, 2, (0, 1), "c.f")]
     wait = [Program(i, 1, (Recv(1, 0), Call(i, None))) for i in (0, 1)]
     programs = [*wait, Program(2, 2, (Recv(0, 0), Call(2, 1), Send(1, 1)))]
     prove_programs(programs, tasks, edges)

@@ -8,7 +8,7 @@ from conveyor.observe.dataflow import Dataflow, arrow_lines, dataflow, edge_deta
 from conveyor.observe.lineart import draw
 from conveyor.observe.picture import cells
 from conveyor.observe.schedule import columns
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 
 
 def write_ascii(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
@@ -45,7 +45,7 @@ def _nodes(plan: Plan, flow: Dataflow) -> list[str]:
             (
                 str(place),
                 node.label,
-                node.kind if node.actor == DRIVER else "on " + place_name(plan, node.actor),
+                node.kind if node.actor == EXECUTOR else "on " + place_name(plan, node.actor),
             )
             for place, node in enumerate(flow.nodes)
         ]

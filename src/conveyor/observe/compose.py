@@ -23,7 +23,7 @@ from conveyor.observe.picture import (
 )
 from conveyor.observe.schedule import Column, columns
 from conveyor.plan.explain import counted
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 
 _SIZE, _SMALL, _TITLE = 13.0, 11.0, 15.0
 _LEADING = 1.35  # from baseline to baseline, in units of the text's size
@@ -181,7 +181,7 @@ def _legend(plan: Plan, room: float) -> _Part:
         x += width + 18
         return at
 
-    for actor in (DRIVER, *range(len(plan.actors))):
+    for actor in (EXECUTOR, *range(len(plan.actors))):
         name = _short(place_name(plan, actor), 40)
         left, top = place(20 + text_width(name, _SMALL))
         colour = actor_colour(actor)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conveyor.dag.parts import Key, key_label
-from conveyor.plan.model import DRIVER, Edge, Passed, Plan
+from conveyor.plan.model import EXECUTOR, Edge, Passed, Plan
 from conveyor.plan.reading import Values
 from conveyor.plan.values import Made, Start, Value
 
@@ -17,7 +17,7 @@ class Node:
 
     kind: what it stands for.
     label: what is written in it.
-    actor: the number of the actor, or ``DRIVER`` for an end of the graph.
+    actor: the number of the actor, or ``EXECUTOR`` for an end of the graph.
     """
 
     kind: Literal["input", "task", "output"]
@@ -57,7 +57,7 @@ def dataflow(plan: Plan) -> Dataflow:
     """Find the nodes and arrows of ``plan``. Names are made printable."""
     found = Values(plan)
     nodes = [
-        Node("input", printable(plan.edges[bundle.edge].source), DRIVER) for bundle in plan.inputs
+        Node("input", printable(plan.edges[bundle.edge].source), EXECUTOR) for bundle in plan.inputs
     ]
     inputs = {bundle.edge: place for place, bundle in enumerate(plan.inputs)}
     holder = {key: place for place, bundle in enumerate(plan.inputs) for key in bundle.keys}
@@ -65,11 +65,11 @@ def dataflow(plan: Plan) -> Dataflow:
     for key in passed:
         if key not in holder:
             holder[key] = len(nodes)
-            nodes.append(Node("input", f"input{_key(key)}", DRIVER))
+            nodes.append(Node("input", f"input{_key(key)}", EXECUTOR))
     first_task = len(nodes)
     nodes += [Node("task", printable(task.label), task.actor) for task in plan.tasks]
     output = len(nodes)
-    nodes.append(Node("output", "output", DRIVER))
+    nodes.append(Node("output", "output", EXECUTOR))
 
     def origin(value: Value, edge: int | None) -> tuple[int, str]:
         """Find the node that a value comes from, and which part of what that makes it is."""
@@ -134,7 +134,7 @@ def edge_details(edge: Edge) -> tuple[str, str]:
 
 def place_name(plan: Plan, place: int) -> str:
     """Name an actor, or the driver."""
-    return "driver" if place == DRIVER else printable(plan.actors[place].name)
+    return "driver" if place == EXECUTOR else printable(plan.actors[place].name)
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,7 @@ import json
 from conveyor.observe.dataflow import arrow_lines, dataflow
 from conveyor.observe.palette import INK, actor_colour
 from conveyor.observe.schedule import columns
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 
 
 def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) -> str:
@@ -29,7 +29,7 @@ def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) 
             rows = [f"{i} {row.kind} {row.text()}" for i, row in enumerate(column.rows, 1)]
             lines.append(f"    s{number}[{_quoted(column.title, *rows)}]:::{_class(column.place)}")
         lines.append("  end")
-    for actor in (DRIVER, *range(len(plan.actors))):
+    for actor in (EXECUTOR, *range(len(plan.actors))):
         colour = actor_colour(actor)
         lines.append(
             f"  classDef {_class(actor)} fill:{colour.fill},stroke:{colour.stroke},color:{INK}"
@@ -38,7 +38,7 @@ def write_mermaid(plan: Plan, name: str, channel_details: bool, schedule: bool) 
 
 
 def _class(actor: int) -> str:
-    return "driver" if actor == DRIVER else f"actor{actor}"
+    return "driver" if actor == EXECUTOR else f"actor{actor}"
 
 
 def _quoted(*lines: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Move, moves
 
 
@@ -34,7 +34,7 @@ class Row:
 class Column:
     """The steps of one process.
 
-    place: the actor's number, or ``DRIVER``.
+    place: the actor's number, or ``EXECUTOR``.
     title: its name.
     rows: its steps, in order.
     """
@@ -48,7 +48,7 @@ def columns(plan: Plan) -> tuple[Column, ...]:
     """Make the driver's column, then one for each actor."""
     return tuple(
         Column(place, place_name(plan, place), tuple(_row(plan, m) for m in moves(plan, place)))
-        for place in (DRIVER, *range(len(plan.actors)))
+        for place in (EXECUTOR, *range(len(plan.actors)))
     )
 
 

@@ -12,7 +12,7 @@ from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.observed import Observed
 from conveyor.observe.units import duration, size
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 
 #: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
 Histogram = tuple[int, int, list[tuple[int, int, int]]]
@@ -151,7 +151,7 @@ def read_stats(graph: Observed) -> GraphStats:
             waits[edge].append(WaitStats(name, times(recorders[place].receive(index))))
         for index, edge in enumerate(where.sends):
             sent[edge] = recorders[place].send(index)
-        if place == DRIVER:
+        if place == EXECUTOR:
             continue
         running_now = recorders[place].running
         for index, task in enumerate(where.tasks):

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime.graph.recording import Recording, Track
 
 # As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
@@ -167,10 +167,10 @@ def _all_events(
     for (pid, thread), place in tracks.items():
         track = (
             thread_names.get(thread, f"thread {thread}")
-            if place == DRIVER
+            if place == EXECUTOR
             else place_name(plan, place)
         )
-        if place != DRIVER and processes[pid] == track:
+        if place != EXECUTOR and processes[pid] == track:
             track = name
         yield _metadata("thread_name", pid, thread, {"name": track})
 

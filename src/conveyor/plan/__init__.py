@@ -8,7 +8,7 @@ from __future__ import annotations
 from conveyor.plan.explain import explain
 from conveyor.plan.lower import lower
 from conveyor.plan.model import (
-    DRIVER,
+    EXECUTOR,
     ActorInfo,
     Argument,
     Const,
@@ -26,7 +26,7 @@ from conveyor.plan.steps import Call, Recv, Send, Step
 from conveyor.plan.template import fill
 
 __all__ = [
-    "DRIVER",
+    "EXECUTOR",
     "ActorInfo",
     "Argument",
     "Call",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conveyor.config import Config
 from conveyor.dag.parts import Key
 from conveyor.plan.flow import Flow
-from conveyor.plan.model import DRIVER, Edge, InputBundle
+from conveyor.plan.model import EXECUTOR, Edge, InputBundle
 from conveyor.plan.route import choose
 from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
@@ -38,17 +38,17 @@ class Channels:
             if part in readers:  # else only the executor uses it, as a result
                 bundles.setdefault(readers[part], []).append(part)
         laid = [
-            InputBundle(self._lay(DRIVER, to, parts), tuple(part.key for part in parts))
+            InputBundle(self._lay(EXECUTOR, to, parts), tuple(part.key for part in parts))
             for to, parts in bundles.items()
         ]
         whole = Part(None)
         if whole in readers:
             # Alone in its frame, which then is the value itself.
-            laid.append(InputBundle(self._lay(DRIVER, readers[whole], [whole]), (None,)))
+            laid.append(InputBundle(self._lay(EXECUTOR, readers[whole], [whole]), (None,)))
         starts = [value for value in readers if isinstance(value, Start)]
         if starts:
             to = tuple(sorted(value.actor for value in starts))
-            laid.append(InputBundle(self._lay(DRIVER, to, starts), ()))
+            laid.append(InputBundle(self._lay(EXECUTOR, to, starts), ()))
         return tuple(laid)
 
     def _lay_results(self) -> None:
@@ -94,7 +94,7 @@ class Channels:
     ) -> None:
         """Lay an edge to the executor that no hint is about."""
         edge = len(self.edges)
-        self.edges.append(Edge(edge, writer, (DRIVER,), label, depth, "shm", reason))
+        self.edges.append(Edge(edge, writer, (EXECUTOR,), label, depth, "shm", reason))
         self.edge_of[what] = edge
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conveyor.dag.parts import key_label, root_of
 from conveyor.plan.model import (
-    DRIVER,
+    EXECUTOR,
     Argument,
     Const,
     Fields,
@@ -51,7 +51,7 @@ def explain(plan: Plan, name: str = "") -> str:
         f"{name}{name and ': '}{counted(len(plan.actors), 'actor')}, {counted(len(plan.tasks), 'task')}, "
         f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
-        *(_block(_name(plan, place), _steps(plan, place, values)) for place in (DRIVER, *actors)),
+        *(_block(_name(plan, place), _steps(plan, place, values)) for place in (EXECUTOR, *actors)),
         _edges(plan),
     ]
     return "\n\n".join(blocks)
@@ -198,7 +198,7 @@ def _names(plan: Plan, places: Iterable[int]) -> str:
 
 
 def _name(plan: Plan, place: int) -> str:
-    return "driver" if place == DRIVER else plan.actors[place].name
+    return "driver" if place == EXECUTOR else plan.actors[place].name
 
 
 def counted(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from conveyor.dag import (
 from conveyor.dag.inputs import key_of
 from conveyor.dag.node import hint_of, upstream_of
 from conveyor.dag.survey import Survey
-from conveyor.plan.model import DRIVER, ActorInfo
+from conveyor.plan.model import EXECUTOR, ActorInfo
 from conveyor.plan.values import Made, Part, Start, Value, value_label
 
 
@@ -74,7 +74,7 @@ def flow_of(graph: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
     def read(node: DAGNode, reader: int) -> Value:
         value = _value(node, task_of)
         at = readers.setdefault(value, set())
-        if reader != (actor_of[value.task] if isinstance(value, Made) else DRIVER):
+        if reader != (actor_of[value.task] if isinstance(value, Made) else EXECUTOR):
             at.add(reader)
         hint = hint_of(node)
         if hint is not None:
@@ -87,7 +87,7 @@ def flow_of(graph: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
     )
     needs = _started(needs, actor_of, readers)
     made = [n for n in graph.outputs if not isinstance(n, (InputNode, InputAttributeNode))]
-    outputs = tuple(read(node, DRIVER) for node in made)
+    outputs = tuple(read(node, EXECUTOR) for node in made)
     effects = tuple(_value(task, task_of) for task in graph.effects)
     return Flow(
         actors=actors,

@@ -16,7 +16,7 @@ from conveyor.plan.steps import Step
 
 #: The place, among the writers and readers of edges, of the process that executes the graph (in most programs
 #: the driver). Actors count from 0.
-DRIVER = -1
+EXECUTOR = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Edge(Portable):
     """One channel, from one writer to a fixed set of readers.
 
     id: its number.
-    writer: the process that writes it: an actor's number, or ``DRIVER``.
+    writer: the process that writes it: an actor's number, or ``EXECUTOR``.
     readers: the processes that read it, sorted; the writer is none of them.
     source: what people call what comes on it: ``"input"``, ``"input[0], input['k']"``, ``"a.echo"``,
         ``"a.split[1]"``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from conveyor.plan.model import DRIVER, Plan, Program, Task
+from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.steps import Call, Recv, Send, Step, assert_never
 from conveyor.plan.template import registers
 from conveyor.plan.values import Made, Part, Start, Value
@@ -125,8 +125,8 @@ task that is called or of the edge."""
 
 
 def moves(plan: Plan, place: int) -> Iterator[Move]:
-    """List what the process at ``place`` (an actor's number, or ``DRIVER``) does, in order."""
-    if place == DRIVER:
+    """List what the process at ``place`` (an actor's number, or ``EXECUTOR``) does, in order."""
+    if place == EXECUTOR:
         for bundle in plan.inputs:
             yield "send", bundle.edge
         streams = dict(plan.streams)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
 from conveyor.plan.hoist import hoist
-from conveyor.plan.model import DRIVER, Edge, Program, Task
+from conveyor.plan.model import EXECUTOR, Edge, Program, Task
 from conveyor.plan.prove import prove
 from conveyor.plan.reading import task_of_each_step
 from conveyor.plan.steps import Event
@@ -45,7 +45,7 @@ def prove_programs(
     Raises:
         GraphError: they wait for each other; the message tells the cycle.
     """
-    inputs: list[Event] = [("frame", edge.id) for edge in edges if edge.writer == DRIVER]
+    inputs: list[Event] = [("frame", edge.id) for edge in edges if edge.writer == EXECUTOR]
     prove([program.steps for program in programs], inputs, _Words(programs, tasks, edges))
 
 

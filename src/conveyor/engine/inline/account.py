@@ -6,7 +6,7 @@ import os
 
 from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.graph import InlineGraph
-from conveyor.plan.model import DRIVER
+from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.graph.status import ExecutionStatus, GraphState, GraphStatus
@@ -43,12 +43,12 @@ class InlineAccount:
     def progress(self) -> Progress:
         completed = sum(n for _, _, n in self.recording.own.task(0)[2][2])
         arena = self._process.arena.bytes_touched
-        return Progress(self.graph.notes.submitted, completed, 0, 0, {DRIVER: arena})
+        return Progress(self.graph.notes.submitted, completed, 0, 0, {EXECUTOR: arena})
 
     def tracks(self) -> list[Track]:
         pid = os.getpid()
         actors = (Track(a.index, a.name, pid, a.index + 1) for a in self.plan.actors)
-        return [Track(DRIVER, "driver", pid, None), *actors]
+        return [Track(EXECUTOR, "driver", pid, None), *actors]
 
     def status(self, stacks: bool = False) -> GraphStatus:
         graph = self.graph

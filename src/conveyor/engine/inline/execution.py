@@ -14,7 +14,7 @@ from conveyor.engine.inline.lines import Job
 from conveyor.engine.inline.notes import Notes
 from conveyor.engine.inline.streams import Production
 from conveyor.exceptions import DeadlineExceededError, SerializationError
-from conveyor.plan import DRIVER, Argument, Const, Plan, Reg, Task, fill
+from conveyor.plan import EXECUTOR, Argument, Const, Plan, Reg, Task, fill
 from conveyor.plan.reading import Stage, in_order
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.unsendable import blame_input, blame_tasks
@@ -117,7 +117,7 @@ class Execution:
         self.number = next(loaded.executions)
         # Only now: one that cannot be sent leaves no trace.
         for edge, begin, end, size in sent:
-            loaded.notes.sent(DRIVER, edge, self.number, begin, end, size)
+            loaded.notes.sent(EXECUTOR, edge, self.number, begin, end, size)
 
     def run(self) -> None:
         """Run all tasks. Raises ``ActorDiedError`` where an actor has died, ``DeadlockError``, and
@@ -136,8 +136,8 @@ class Execution:
         """What the driver has received on ``edge``: a value, or a ``Failure``. ``KeyError`` if
         nothing has come; raises ``SerializationError`` for what cannot be rebuilt."""
         begin = monotonic_ns()
-        value = self._frames.pop((edge, DRIVER))
-        self._received(DRIVER, edge, begin, value)
+        value = self._frames.pop((edge, EXECUTOR))
+        self._received(EXECUTOR, edge, begin, value)
         if isinstance(value, _Undecoded):
             raise value.error
         return value
@@ -152,9 +152,9 @@ class Execution:
         before = self.loaded.crossing.sent_bytes
         for reader in readers:
             # A result that can be got again is shared even if nobody else reads it.
-            shared = len(readers) > 1 or reader == DRIVER
+            shared = len(readers) > 1 or reader == EXECUTOR
             try:
-                arrived = self.loaded.crossing.carry(value, shared=shared, kept=reader == DRIVER)
+                arrived = self.loaded.crossing.carry(value, shared=shared, kept=reader == EXECUTOR)
             except ArrivalError as error:
                 arrived = _Undecoded(error.error)
             self._frames[edge, reader] = arrived

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.plan import DRIVER, Plan
+from conveyor.plan import EXECUTOR, Plan
 from conveyor.runtime.graph.recording import Recording, place_recorders
 
 
@@ -22,7 +22,7 @@ class Notes:
         self._tasks = {
             task: (recorders[place], index)
             for place, where in places.items()
-            if place != DRIVER
+            if place != EXECUTOR
             for index, task in enumerate(where.tasks)
         }
         self._receives = {

@@ -18,7 +18,7 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import start
@@ -263,8 +263,8 @@ class Driver(CallingRuntime):
             list(laying.records),
             layout.segment,
             layout.offsets,
-            layout.reads.get(DRIVER, ()),
-            layout.writes.get(DRIVER, ()),
+            layout.reads.get(EXECUTOR, ()),
+            layout.writes.get(EXECUTOR, ()),
             layout.limits,
             layout.failures,
             layout.recorders,

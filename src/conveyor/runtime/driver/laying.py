@@ -20,7 +20,7 @@ from conveyor.exceptions import (
     GraphTornDownError,
     SerializationError,
 )
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime.actor.orders import Unload
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.network import Network
@@ -85,7 +85,7 @@ class Laying:
 
     def _lay(self, records: list[ActorRecord], first: int) -> tuple[Layout, dict[int, Place]]:
         """New channels, which every actor has acknowledged. Leaves nothing if it fails."""
-        places = {DRIVER: self.executor}
+        places = {EXECUTOR: self.executor}
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.bits.take())
@@ -156,7 +156,7 @@ class Laying:
         """Have every living actor leave the graph, and give back the bits; the acknowledgements."""
         acks = []
         for actor, place in places.items():
-            if actor == DRIVER:
+            if actor == EXECUTOR:
                 continue
             ack = self._unload(records[actor], place.bit)
             if ack is not None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
-from conveyor.plan.model import DRIVER
+from conveyor.plan.model import EXECUTOR
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests import (
     Channels,
@@ -250,8 +250,8 @@ class Switchboard:
             laying.number,
             members,
             layout.offsets,
-            layout.reads.get(DRIVER, ()),
-            layout.writes.get(DRIVER, ()),
+            layout.reads.get(EXECUTOR, ()),
+            layout.writes.get(EXECUTOR, ()),
             layout.limits,
             layout.failures,
             layout.recorders,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from conveyor.plan.model import DRIVER
+from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
 from conveyor.runtime.graph.status import GraphState, GraphStatus, graph_status
 from conveyor.runtime.graph.supervision import Supervisor
@@ -44,14 +44,14 @@ class ProcessAccount:
         epoch, board = self.supervisor.epoch, self._board
         gate = epoch.gate
         gate.count_completed()
-        arenas = {DRIVER: board.memory(self._own_slot)}
+        arenas = {EXECUTOR: board.memory(self._own_slot)}
         for info, member in zip(self.plan.actors, epoch.members, strict=True):
             arenas[info.index] = board.memory(member.slot) if member.alive else 0
         completed = gate.completed  # first: what is submitted meanwhile is not completed
         return Progress(gate.submitted, completed, gate.stashed, gate.stashed_bytes, arenas)
 
     def tracks(self) -> list[Track]:
-        tracks = [Track(DRIVER, self._board.name(self._own_slot), os.getpid(), None)]
+        tracks = [Track(EXECUTOR, self._board.name(self._own_slot), os.getpid(), None)]
         for info, member in zip(self.plan.actors, self.supervisor.epoch.members, strict=True):
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks

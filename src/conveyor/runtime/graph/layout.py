@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from conveyor import _core
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
-from conveyor.plan.model import DRIVER, Plan, Program, Task
+from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
@@ -178,7 +178,7 @@ def lay_out(
         top,
         _core.Segment.ring_bytes(limits.sets, stride, 1),
         tuple([(places[info.index].slot, places[info.index].bit) for info in plan.actors]),
-        (places[DRIVER].slot, places[DRIVER].bit),
+        (places[EXECUTOR].slot, places[EXECUTOR].bit),
         fail_fast,
     )
     top += len(plan.actors) * failures.size
@@ -194,7 +194,7 @@ def lay_out(
         writer = places[edge.writer]
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.
-            shared = len(edge.readers) > 1 or reader == DRIVER
+            shared = len(edge.readers) > 1 or reader == EXECUTOR
             end = ReadEnd(edge.id, offset, index, (writer.slot, writer.bit), shared)
             reads.setdefault(reader, []).append(end)
         targets = tuple((places[r].slot, places[r].bit) for r in edge.readers)

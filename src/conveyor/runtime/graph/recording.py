@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.portable import Portable
 from conveyor.plan.reading import Outline
 
@@ -71,7 +71,7 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
     at = control + _core.RECORDING_CONTROL_BYTES
     slots = 1 << (max((plan.depth, *(edge.depth for edge in plan.edges))) - 1).bit_length()
     parts: dict[int, tuple[tuple[int, ...], ...]] = {
-        DRIVER: ((0, 1), result_edges(plan), tuple(bundle.edge for bundle in plan.inputs), ())
+        EXECUTOR: ((0, 1), result_edges(plan), tuple(bundle.edge for bundle in plan.inputs), ())
     }
     for program in plan.programs:
         does = Outline(program)
@@ -79,7 +79,7 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
             tuple(does.tasks),
             tuple(does.receives),
             (*does.sends, *(edge for _, edge in does.streams)),
-            tuple(edge for edge in does.sends if DRIVER in plan.edges[edge].readers),
+            tuple(edge for edge in does.sends if EXECUTOR in plan.edges[edge].readers),
         )
     offsets = {}
     for place, (tasks, receives, sends, outputs) in parts.items():
@@ -117,7 +117,7 @@ class Track:
 
 
 def _place_name(plan: Plan, place: int) -> str:
-    return "the driver" if place == DRIVER else plan.actors[place].name
+    return "the driver" if place == EXECUTOR else plan.actors[place].name
 
 
 class Recording:
@@ -132,7 +132,7 @@ class Recording:
             place: where.open(
                 segment,
                 f"{_place_name(plan, place)} in {name}",
-                threads=place == DRIVER,
+                threads=place == EXECUTOR,
             )
             for place, where in places.items()
         }
@@ -144,7 +144,7 @@ class Recording:
     @property
     def own(self) -> _core.Recorder:
         """The driver's."""
-        return self.recorders[DRIVER]
+        return self.recorders[EXECUTOR]
 
     def watch(self, gate: _core.Gate) -> None:
         """Let ``gate``, whose readers are ``result_edges``, note what the driver does."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from conveyor import _core
 from conveyor.codec import summarize_error
-from conveyor.plan.model import DRIVER, Plan
+from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
@@ -115,7 +115,7 @@ class Progress:
         or it is not an actor's turn."""
         edge = next((e for e in edges if self.rings[e][0] <= number - self.first), None)
         for _ in self.plan.edges:  # a chain is no longer; heads move while it is followed
-            if edge is None or self.plan.edges[edge].writer == DRIVER:
+            if edge is None or self.plan.edges[edge].writer == EXECUTOR:
                 return None
             writer = self.plan.edges[edge].writer
             at, wait = self.at(writer)
@@ -137,7 +137,7 @@ class Progress:
                 if self.rings[edge][0] > taken:
                     return begun + self.first, None
                 info = self.plan.edges[edge]
-                writer = "driver" if info.writer == DRIVER else self.plan.actors[info.writer].name
+                writer = "driver" if info.writer == EXECUTOR else self.plan.actors[info.writer].name
                 number = begun + self.first
                 return number, EdgeWait(edge, info.source, writer, number)
         return begun + self.first, None
