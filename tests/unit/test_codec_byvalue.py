@@ -11,7 +11,7 @@ from codec_transport import Channel, run, run_python
 
 from conveyor.codec import byvalue, fullpickle
 from conveyor.codec import frames as codec
-from conveyor.codec.pickling import FLAG_BOUND
+from conveyor.codec.encoded import FLAG_BOUND
 
 
 def test_instances_come_back_as_what_they_were():

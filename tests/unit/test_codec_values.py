@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.codec import frames as codec
-from conveyor.codec import pickling
+from conveyor.codec import pickling, unpickling
 from conveyor.exceptions import SerializationError
 
 Point = namedtuple("Point", "x y")
@@ -430,8 +430,8 @@ def test_dumps_by_value():
 
     data = pickling.dumps_by_value({"a": Local, "b": 1})
     assert type(data) is bytes
-    assert pickling.loads(data) == {"a": Local, "b": 1}
-    assert pickling.loads(pickling.dumps_by_value([1, 2])) == [1, 2]
+    assert unpickling.loads(data) == {"a": Local, "b": 1}
+    assert unpickling.loads(pickling.dumps_by_value([1, 2])) == [1, 2]
     with pytest.raises(SerializationError):
         pickling.dumps_by_value(threading.Lock())
 

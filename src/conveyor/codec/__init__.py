@@ -14,11 +14,11 @@ from conveyor.codec.pickling import (
     blamed,
     drop_picklers,
     dumps_by_value,
-    loads,
 )
 from conveyor.codec.refused import refused
 from conveyor.codec.siblings import add_sibling, summarize_error
 from conveyor.codec.tensors import held_alone
+from conveyor.codec.unpickling import loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [

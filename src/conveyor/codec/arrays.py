@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.pickling import Encoded, Reducer
+from conveyor.codec.encoded import Encoded, Reducer
 
 if TYPE_CHECKING:
     import numpy as np

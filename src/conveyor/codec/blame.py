@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from conveyor.codec.faults import is_fault
+from conveyor.codec.names import shown, type_name
 from conveyor.exceptions import ConveyorError
 
 __all__ = ["Given", "WhyNot", "cannot_send", "cannot_send_given"]
@@ -38,7 +39,7 @@ class Given(NamedTuple):
     def argument(cls, place: int | str, label: str, value: Any) -> Given:
         """An argument of ``label`` by its position or name."""
         path = f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
-        return cls(f"argument {place!r} of {label}, a {_name(type(value))},", path, value)
+        return cls(f"argument {place!r} of {label}, a {type_name(type(value))},", path, value)
 
     def part(self, steps: str) -> Given:
         """The same value, which is only what ``steps`` lead to in the argument."""
@@ -49,18 +50,18 @@ class Given(NamedTuple):
     @classmethod
     def definition(cls, what: str, value: Any) -> Given:
         """A class or a function, which travels with a call."""
-        name = getattr(value, "__name__", _name(type(value)))
+        name = getattr(value, "__name__", type_name(type(value)))
         return cls(f"{what} {name}", name, value)
 
     @classmethod
     def result(cls, what: str, value: Any) -> Given:
         """Something that user code has made."""
-        return cls(f"{what}, a {_name(type(value))},", "", value)
+        return cls(f"{what}, a {type_name(type(value))},", "", value)
 
 
 def cannot_send(value: Any, error: BaseException, why_not: WhyNot) -> str:
     """The message for a ``value`` that failed with ``error``."""
-    return _text(Given(f"a value of type {_name(type(value))}", "", value), error, why_not)
+    return _text(Given(f"a value of type {type_name(type(value))}", "", value), error, why_not)
 
 
 def cannot_send_given(given: Iterable[Given], why_not: WhyNot) -> str | None:
@@ -81,7 +82,7 @@ def _text(given: Given, error: BaseException, why_not: WhyNot) -> str:
         )
     path, culprit, error = _find(given.value, error, why_not)
     if path:
-        what += f": its part {given.path}{_written(path)} is of type {_name(type(culprit))}"
+        what += f": its part {given.path}{_written(path)} is of type {type_name(type(culprit))}"
     what += f": {type(error).__name__}: {error}"
     if isinstance(error, ConveyorError):
         return what  # it says what to do
@@ -147,15 +148,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         if isinstance(value, dict):
             for key, part in value.items():
-                yield f"[{_short(key)}]", part
+                yield f"[{shown(key, 40)}]", part
             for key in value:
-                yield f".key({_short(key)})", key
+                yield f".key({shown(key, 40)})", key
         elif isinstance(value, (list, tuple)):
             for index, part in enumerate(value):
                 yield f"[{index}]", part
         elif isinstance(value, (set, frozenset)):
             for part in value:
-                yield f".element({_short(part)})", part
+                yield f".element({shown(part, 40)})", part
         elif isinstance(value, types.FunctionType):
             yield from _parts_of_function(value)
         elif isinstance(value, types.MethodType):
@@ -212,21 +213,3 @@ def _global_names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _global_names(constant)
     return names
-
-
-def _name(kind: type) -> str:
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else (f"{kind.__module__}.{kind.__qualname__}")
-    )
-
-
-def _short(key: Any) -> str:
-    try:
-        text = repr(key)
-    except BaseException as error:
-        if not is_fault(error):
-            raise
-        text = f"<{type(key).__name__}>"
-    return text if len(text) <= 40 else text[:37] + "..."

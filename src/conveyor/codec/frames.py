@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, pickling, tensors
+from conveyor.codec import arrays, claims, pickling, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.pickling import DEFINING, FLAG_DEFINITIONS, FLAG_REFS, PICKLE, Encoded
+from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, PICKLE, Encoded
 from conveyor.codec.tensors import TENSOR
 from conveyor.exceptions import SerializationError
 
@@ -32,7 +32,6 @@ __all__ = [
     "ARRAY",
     "DEFINING",
     "FLAG_DEFINITIONS",
-    "FLAG_REFS",
     "PICKLE",
     "TENSOR",
     "Encoded",
@@ -73,7 +72,7 @@ def decode(
     kept for the life of the process.
     """
     if codec in (PICKLE, DEFINING):
-        return pickling.load(codec, meta, buffers, known)
+        return unpickling.load(codec, meta, buffers, known)
     if codec == ARRAY:
         return arrays.decode(meta, buffers)
     if codec == TENSOR:
@@ -83,7 +82,7 @@ def decode(
 
 def announce(meta: bytes, known: KnownDefinitions | None = None) -> None:
     """Take note of the definitions in a frame with ``FLAG_DEFINITIONS`` that nobody will decode."""
-    pickling.learn(meta, known)
+    unpickling.learn(meta, known)
 
 
 def discard(meta: bytes) -> None:

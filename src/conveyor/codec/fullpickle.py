@@ -13,17 +13,15 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
 
 from conveyor.codec import byvalue
 from conveyor.codec.byvalue import Entry, Group
+from conveyor.codec.encoded import Pieces, ReducerFactory
 
 __all__ = ["FullPickler", "forget_names", "register_modules_in_memory", "registered_modules"]
-
-ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Callable[[Any], Any]]]"
 
 _LARGE_DEFINITION = 16 << 20
 
@@ -31,21 +29,14 @@ _make_skeleton_class = cloudpickle.cloudpickle._make_skeleton_class
 _lookup = cloudpickle.cloudpickle._lookup_module_and_qualname
 
 
-class _Sink:
-    __slots__ = ("write",)
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self.write = write
-
-
 class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Pickles what has no importable name. ``parts`` are the bytes, ``groups`` what they refer to.
+    """Pickles what has no importable name. ``pieces`` are the bytes, ``groups`` what they refer to.
 
     Can be used again after ``reset``.
     """
 
     def __init__(self, make_reducers: ReducerFactory, out_of_band: bool) -> None:
-        self.parts: list[bytes] = []
+        self.pieces = Pieces()
         self.buffers: list[pickle.PickleBuffer] = []
         self.notes: dict[Any, Any] = {}
         self.groups: dict[bytes, Group] = {}
@@ -61,14 +52,15 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             **make_reducers(self.notes),
         }
         self.make_reducers = make_reducers
+        self.out_of_band = out_of_band
         super().__init__(
-            _Sink(self.parts.append),
+            self.pieces,
             protocol=5,
             buffer_callback=self.buffers.append if out_of_band else None,
         )
 
     def reset(self) -> None:
-        self.parts.clear()
+        self.pieces.clear()
         if self.buffers:
             self.buffers.clear()
             self.notes.clear()
@@ -78,8 +70,8 @@ class FullPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         self.clear_memo()
 
     def payload(self) -> bytes:
-        parts = self.parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        pieces = self.pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)

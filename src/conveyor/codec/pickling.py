@@ -1,4 +1,4 @@
-"""General pickling: any value, with its large memory out of band.
+"""Writing any value: a pickle, with its large memory out of band.
 
 The fast pickler is C with a table of reducers. It names classes and functions; where it named
 something of ``__main__``, or could not name something at all, the full pickler does it again.
@@ -9,13 +9,25 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from conveyor.codec import byvalue, claims
-from conveyor.codec.definitions import KnownDefinitions, SentDefinitions, definitions_of
+from conveyor.codec.definitions import SentDefinitions, definitions_of
+from conveyor.codec.encoded import (
+    DEFINING,
+    FLAG_BOUND,
+    FLAG_DEFINITIONS,
+    FLAG_REFS,
+    PICKLE,
+    Encoded,
+    Pieces,
+    Reducer,
+    ReducerFactory,
+)
 from conveyor.codec.faults import is_fault
-from conveyor.codec.header import pack, unpack
+from conveyor.codec.header import pack
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -23,59 +35,14 @@ if TYPE_CHECKING:
     from conveyor.codec.fullpickle import FullPickler
 
 __all__ = [
-    "DEFINING",
-    "FLAG_BOUND",
-    "FLAG_DEFINITIONS",
-    "FLAG_REFS",
-    "PICKLE",
     "SENT",
-    "Encoded",
-    "LeasedBuffer",
     "add_reducers",
     "blamed",
     "drop_picklers",
     "dump",
     "dumps_by_value",
-    "learn",
-    "load",
-    "loads",
     "when_imported",
 ]
-
-PICKLE = 16
-"""Codec: a pickle, with buffers out of band."""
-DEFINING = 17
-"""Codec: the same, behind the definitions that it needs."""
-
-FLAG_DEFINITIONS = 1
-"""The frame has a header: every reader must decode it, or at least announce it."""
-FLAG_REFS = 4
-"""There are claims to refs in the header."""
-FLAG_BOUND = 8
-"""The frame refers to definitions, which its channel may have carried before: in another channel it
-would not be understood."""
-
-Encoded: TypeAlias = "tuple[int, int, bytes, list[Any] | None]"
-"""codec, flags, meta, buffers"""
-
-
-class LeasedBuffer(Protocol):
-    """Received memory, alive as long as something refers to it. Exports the buffer protocol."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def readonly(self) -> bool: ...
-
-    def private(self) -> LeasedBuffer:
-        """The same memory mapped copy-on-write: writable, and unseen by anyone else."""
-        ...
-
-
-Reducer: TypeAlias = Callable[[Any], Any]
-ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
-"""Makes reducers that may keep notes in a dict, which is emptied after every value."""
 
 SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
@@ -97,20 +64,13 @@ _seen_registered = 0
 _registered: Any = ()
 
 
-class _Sink:
-    __slots__ = ("write",)
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self.write = write
-
-
 class _FastPickler(pickle.Pickler):
     def __init__(self, out_of_band: bool = True) -> None:
-        self.parts: list[bytes] = []
+        self.pieces = Pieces()
         self.buffers: list[pickle.PickleBuffer] = []
         self.notes: dict[Any, Any] = {}
         super().__init__(
-            _Sink(self.parts.append),
+            self.pieces,
             5,
             buffer_callback=self.buffers.append if out_of_band else None,
         )
@@ -143,15 +103,6 @@ def drop_picklers() -> None:
     global _fast_pool, _full_pool
     _fast_pool = []
     _full_pool = []
-
-
-def _catch_up_if_needed() -> None:
-    if (
-        len(sys.modules) != _seen_modules
-        or len(copyreg.dispatch_table) != _seen_reducers
-        or len(_registered) != _seen_registered
-    ):
-        _catch_up()
 
 
 def _catch_up() -> None:
@@ -189,12 +140,9 @@ def _nothing() -> None:
     pass
 
 
-# Writing.
-
-
 def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
     """Pickle ``value`` for a channel that has carried ``sent`` (``None``: nothing yet)."""
-    if (  # _catch_up_if_needed, without the call
+    if (
         len(sys.modules) != _seen_modules
         or len(copyreg.dispatch_table) != _seen_reducers
         or len(_registered) != _seen_registered
@@ -215,26 +163,23 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         failed = False
         try:
             pickler.dump(value)
-        except SerializationError:
-            claims.drop_noted(pickler.notes, sent.readers)
-            raise
         except BaseException as error:
-            if not is_fault(error):
+            if not _may_be_tried_again(error):
                 claims.drop_noted(pickler.notes, sent.readers)
                 raise
             failed = True
         if failed:  # not in the handler: what it raises is the same again, and is told once
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
         made = pickler.notes.pop(claims.CLAIMS, None) if len(pickler.notes) > 1 else None
-        parts = pickler.parts
-        meta = parts[0] if len(parts) == 1 else b"".join(parts)
+        pieces = pickler.pieces
+        meta = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         buffers = None
         if pickler.buffers:
             buffers = [b.raw() for b in pickler.buffers]
             pickler.buffers.clear()
             pickler.notes.clear()  # only what has a buffer makes notes
         if len(meta) < _KEEP_BELOW:
-            parts.clear()
+            pieces.clear()
             pickler.clear_memo()
             pool.append(pickler)
         for pattern in _by_value_patterns:
@@ -249,34 +194,22 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
     return _dump_fully(value, sent)
 
 
+def _may_be_tried_again(error: BaseException) -> bool:
+    """Whether another pickler may do what has failed with ``error``."""
+    return not isinstance(error, SerializationError) and is_fault(error)
+
+
 def _dump_fully(
     value: Any, sent: SentDefinitions, made: dict[int, tuple[Any, Any]] | None = None
 ) -> Encoded:
     """``made``: the claims of an attempt to pickle it before."""
     pool = _full_pool
-    pickler: FullPickler | None
-    try:
+    pickler: FullPickler | None = None
+    with suppress(IndexError):
         pickler = pool.pop()
-    except IndexError:
-        pickler = None
     if pickler is None:  # not in the handler, of which a Ctrl-C would tell
         pickler = _full_pickler()
-    pickler.notes[SENT] = sent
-    if made:
-        pickler.notes[claims.CLAIMS] = made
-    failed = False
-    try:
-        pickler.dump(value)
-    except SerializationError:
-        claims.drop_noted(pickler.notes, sent.readers)
-        raise
-    except BaseException as error:
-        claims.drop_noted(pickler.notes, sent.readers)
-        if not is_fault(error):
-            raise
-        failed = True
-    if failed:
-        pickler = _try_again(value, sent, out_of_band=True)
+    pickler = _pickled(pickler, value, sent, made)
     made = pickler.notes.pop(claims.CLAIMS, None)
     meta = pickler.payload()
     buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
@@ -306,28 +239,44 @@ def _full_pickler(out_of_band: bool = True) -> FullPickler:
     return FullPickler(_reducers, out_of_band)
 
 
-def _try_again(value: Any, sent: SentDefinitions, out_of_band: bool) -> FullPickler:
-    """The full pickler has failed: perhaps because it remembered a name that is not good any more.
-
-    The pickler that has done it, or an error that names the part that it cannot do.
-    """
+def _pickled(
+    pickler: FullPickler,
+    value: Any,
+    sent: SentDefinitions,
+    made: dict[int, tuple[Any, Any]] | None,
+) -> FullPickler:
+    """Pickle ``value``: the pickler that has done it, or an error that names the part that cannot be done."""
+    if _attempt(pickler, value, sent, made) is None:
+        return pickler
     from conveyor.codec import blame, fullpickle
 
+    # Perhaps it remembered a name that is not good any more.
     fullpickle.forget_names()
-    pickler = _full_pickler(out_of_band)
+    pickler = _full_pickler(pickler.out_of_band)
+    error = _attempt(pickler, value, sent, None)
+    if error is None:
+        return pickler
+    raise SerializationError(blame.cannot_send(value, error, _why_not)) from error
+
+
+def _attempt(
+    pickler: FullPickler,
+    value: Any,
+    sent: SentDefinitions,
+    made: dict[int, tuple[Any, Any]] | None,
+) -> BaseException | None:
+    """Why ``pickler`` could not do it, if another one may. Where it has failed, claims are given back."""
     pickler.notes[SENT] = sent
+    if made:
+        pickler.notes[claims.CLAIMS] = made
     try:
         pickler.dump(value)
-        return pickler
-    except SerializationError:
-        claims.drop_noted(pickler.notes, sent.readers)
-        raise
     except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
-        if not is_fault(error):
+        if not _may_be_tried_again(error):
             raise
-        text = blame.cannot_send(value, error, _why_not)
-        raise SerializationError(text) from error
+        return error
+    return None
 
 
 def blamed(error: SerializationError, given: Iterable[Given]) -> SerializationError:
@@ -367,80 +316,22 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     """
     if sent is None:
         sent = SentDefinitions()
-    _catch_up_if_needed()
+    _catch_up()
     fast = _FastPickler(out_of_band=False)
     fast.notes[SENT] = sent
     try:
         fast.dump(value)
-    except SerializationError:
-        claims.drop_noted(fast.notes, sent.readers)
-        raise
     except BaseException as error:
-        if not is_fault(error):
+        if not _may_be_tried_again(error):
             claims.drop_noted(fast.notes, sent.readers)
             raise
     else:
-        pickled = b"".join(fast.parts)
+        pickled = b"".join(fast.pieces)
         if not any(pattern in pickled for pattern in _by_value_patterns):
             return pack((), pickled)
     full = _full_pickler(out_of_band=False)
-    full.notes[SENT] = sent
-    if claims.CLAIMS in fast.notes:
-        full.notes[claims.CLAIMS] = fast.notes[claims.CLAIMS]
-    try:
-        full.dump(value)
-    except SerializationError:
-        claims.drop_noted(full.notes, sent.readers)
-        raise
-    except BaseException as error:
-        claims.drop_noted(full.notes, sent.readers)
-        if not is_fault(error):
-            raise
-        full = _try_again(value, sent, out_of_band=False)
+    full = _pickled(full, value, sent, fast.notes.get(claims.CLAIMS))
     definitions = definitions_of(full.groups.values(), sent)
     data = pack(definitions, full.payload())
     sent.groups.update(tokens[0] for tokens, _, _ in definitions)
     return data
-
-
-# Reading.
-
-_known_to_all = KnownDefinitions()
-
-
-def load(
-    codec: int, meta: bytes, buffers: Sequence[Any] | None, known: KnownDefinitions | None
-) -> Any:
-    pickled: bytes | memoryview = meta
-    if codec == DEFINING:
-        pickled = learn(meta, known)
-    try:
-        return pickle.loads(pickled, buffers=buffers)
-    except (SerializationError, MemoryError):  # it may be tried again when there is memory
-        raise
-    except BaseException as error:
-        if not is_fault(error):
-            raise
-        raise SerializationError(_cannot_rebuild(error)) from error
-
-
-def loads(data: bytes, known: KnownDefinitions | None = None) -> Any:
-    """The value of ``dumps_by_value``."""
-    return load(DEFINING, data, None, known)
-
-
-def learn(meta: bytes, known: KnownDefinitions | None) -> memoryview:
-    """Take note of a frame's definitions; the rest of the frame. Runs no code of the user's."""
-    definitions, _, pickled = unpack(meta)
-    (_known_to_all if known is None else known).learn(definitions)
-    return pickled
-
-
-def _cannot_rebuild(error: BaseException) -> str:
-    text = f"a received value cannot be rebuilt here: {type(error).__name__}: {error}"
-    if isinstance(error, ModuleNotFoundError):
-        text += (
-            f"; the sender could import {error.name!r} and this process cannot: put it on the "
-            "actor's PYTHONPATH, or call cloudpickle.register_pickle_by_value on it in the sender"
-        )
-    return text

@@ -1,0 +1,72 @@
+"""What an exception says, wherever it came from: nothing of the user's can make this fail."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import conveyor.exceptions
+from conveyor.codec.faults import is_fault
+from conveyor.codec.names import type_name
+
+__all__ = ["format_traceback", "message_of", "notes_of"]
+
+
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
+        return f"<str() of the exception failed: {type(failure).__name__}>"
+
+
+def notes_of(error: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(str(note) for note in getattr(error, "__notes__", ()))
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
+        return ()
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(conveyor.exceptions.__file__))
+# Frames of these are the way to the user's code, the same in every traceback.
+_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in ("runtime", "engine"))
+_LONGEST = 100_000
+
+
+def format_traceback(error: BaseException) -> str:
+    try:
+        summary = traceback.TracebackException.from_exception(error)
+        _trim(summary, set())
+        text = "".join(summary.format())
+        # A message of many lines stands before the traceback already.
+        said = "".join(summary.format_exception_only())
+        first, _, rest = said.partition("\n")
+        if rest.count("\n") > 1 and text.endswith(said) and not isinstance(error, SyntaxError):
+            text = f"{text.removesuffix(said)}{first} [...]\n"
+    except BaseException as failure:
+        if not is_fault(failure):
+            raise
+        return f"{type_name(type(error))}: <no traceback: {type(failure).__name__}>\n"
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return text
+
+
+def _trim(summary: traceback.TracebackException, seen: set[int]) -> None:
+    if id(summary) in seen:
+        return
+    seen.add(id(summary))
+    users = [frame for frame in summary.stack if not frame.filename.startswith(_OURS)]
+    if users:
+        summary.stack = traceback.StackSummary.from_list(users)
+    for other in (
+        summary.__cause__,
+        summary.__context__,
+        *(getattr(summary, "exceptions", None) or ()),
+    ):
+        if other is not None:
+            _trim(other, seen)
