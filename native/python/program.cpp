@@ -23,9 +23,19 @@ Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t register
                  nb::object encode_error, nb::object check_elements, std::shared_ptr<Recorder> recorder)
     : inbox_object_(inbox), inbox_(nb::cast<Inbox*>(inbox)), graph_(graph), bit_(bit), encode_error_(std::move(encode_error)), check_elements_(std::move(check_elements)), recorder_(std::move(recorder)), regs_(registers), cancelled_(error_frame(kCancelledMeta)), overdue_(error_frame(kOverdueMeta)), unsaid_(error_frame(kUnsaidMeta)) {}
 
-void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label) {
-  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label), receives_++});
+void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label, nb::object arrived) {
+  if (!arrived.is_none() && !spread.empty()) throw nb::value_error("a value whose tensors come by another way is alone in its frame");
+  steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label), receives_++, std::move(arrived)});
   keep_.push_back(std::move(reader));
+}
+
+void Program::add_await(uint32_t receive, nb::object take) {
+  for (size_t i = 0; i < steps_.size(); ++i)
+    if (const auto* step = std::get_if<Receive>(&steps_[i]); step != nullptr && step->index == receive && !step->arrived.is_none()) {
+      steps_.push_back(Await{i, std::move(take)});
+      return;
+    }
+  throw nb::value_error("there is no such receive of tensors before this step");
 }
 
 void Program::add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
@@ -37,9 +47,9 @@ void Program::add_call(nb::object method, uint32_t node, std::string label, std:
   steps_.push_back(std::move(call));
 }
 
-void Program::add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output) {
+void Program::add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output, nb::object pack, nb::object posted) {
   nb::cast<Writer*>(writer)->record(recorder_, sends_++, output ? outputs_++ : -1);
-  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, only_done, std::move(label)});
+  steps_.push_back(Send{nb::cast<Writer*>(writer), reg, last, only_done, std::move(label), std::move(pack), std::move(posted)});
   keep_.push_back(std::move(writer));
 }
 
@@ -54,6 +64,10 @@ void Program::advance() {
   if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
     cancel_asked_ = true;  // once: it may take its time to clean up
     cancel_();
+  }
+  if (progress_.is_valid() && !closed_) {
+    const nb::object done = nb::steal(PyObject_CallNoArgs(progress_.ptr()));
+    if (!done.is_valid()) throw nb::python_error();
   }
   if (suspended_ || closed_) return;
   for (int turn = 0; turn < kTurn; ++turn) {
@@ -89,6 +103,7 @@ void Program::close() {
   steps_.clear();
   regs_.clear();
   cancel_ = nb::object();
+  progress_ = nb::object();
 }
 
 void Program::resume(nb::object value, nb::object error) {
@@ -120,20 +135,20 @@ bool Program::run(Receive& step) {
   const uint64_t before = step.reader->bytes;
   nb::object value;
   try {
-    value = step.reader->receive();
+    if (step.arrived.is_none()) {
+      value = step.reader->receive();
+    } else if (value = step.reader->receive_head(); value.is_valid()) {
+      step.held = true;
+      value = nb::steal(PyObject_CallFunction(step.arrived.ptr(), "OK", value.ptr(), (unsigned long long)(execution_)));
+      if (!value.is_valid()) throw nb::python_error();
+    } else {
+      value = step.reader->receive();  // an error, in the value's place
+    }
     if (!step.spread.empty() && !is_error(value) && !(PyTuple_CheckExact(value.ptr()) && size_t(PyTuple_GET_SIZE(value.ptr())) == step.spread.size()))
       throw std::system_error(EPROTO, std::generic_category(), "a frame does not hold what it should");
   } catch (...) {
-    try {
-      value = failed_with(step.label);
-    } catch (...) {  // it ends the actor: the page says which call these were the arguments of
-      for (size_t i = pc_; i < steps_.size(); ++i)
-        if (const auto* call = std::get_if<Call>(&steps_[i])) {
-          running(*call, now_ns());
-          break;
-        }
-      throw;
-    }
+    value = not_received(step.label);
+    if (std::exchange(step.held, false)) step.reader->skip_head();
   }
   recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, is_error(value));
   if (step.spread.empty()) {
@@ -143,6 +158,29 @@ bool Program::run(Receive& step) {
   const bool error = is_error(value);
   for (size_t i = 0; i < step.spread.size(); ++i)
     if (step.spread[i] >= 0) regs_[size_t(step.spread[i])] = error ? value : nb::object(nb::borrow<nb::tuple>(value)[i]);
+  return true;
+}
+
+bool Program::run(Await& step) {
+  Receive& receive = std::get<Receive>(steps_[step.receive]);
+  if (!receive.held) return true;  // an error has come, in the value's place
+  nb::object& reg = regs_[size_t(receive.reg)];
+  nb::object value;
+  try {
+    value = nb::steal(PyObject_CallFunctionObjArgs(step.take.ptr(), reg.ptr(), nullptr));
+    if (!value.is_valid()) throw nb::python_error();
+  } catch (...) {
+    value = not_received(receive.label);
+  }
+  if (closed_) return true;  // meanwhile
+  if (value.ptr() == Py_NotImplemented) {
+    recorder_->wait_begins();
+    return false;
+  }
+  receive.held = false;
+  receive.reader->skip_head();
+  regs_[size_t(receive.reg)] = std::move(value);
+  recorder_->stale();
   return true;
 }
 
@@ -258,12 +296,23 @@ bool Program::run(Send& step) {
   (void)writer.ring.has_room();
   try {
     if (!is_error(value)) {
+      if (!step.pack.is_none() && !step.only_done) {
+        value = nb::steal(PyObject_CallFunctionObjArgs(step.pack.ptr(), value.ptr(), nullptr));
+        if (!value.is_valid()) throw nb::python_error();
+      }
       Encoded e;
       // The only reference is `value`: its maker has let go, and a value made in place can move.
       writer.encode_value(e, value, step.last ? 1 : 0);
       writer.prepare(e);
       writer.commit(e, execution_, Kind::kValue);
       recorder_->stale();
+      if (!step.posted.is_none()) {
+        const nb::object posted = nb::steal(PyObject_CallNoArgs(step.posted.ptr()));
+        if (!posted.is_valid()) {  // only Ctrl-C and the like; the frame is published
+          nb::python_error error;
+          error.discard_as_unraisable(step.posted);
+        }
+      }
       return true;
     }
   } catch (...) {
@@ -334,6 +383,19 @@ nb::object Program::failed(nb::handle exception, const std::string& label) {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();
   PyErr_Clear();
   return unsaid_;
+}
+
+nb::object Program::not_received(const std::string& label) {
+  try {
+    return failed_with(label);
+  } catch (...) {
+    for (size_t i = pc_; i < steps_.size(); ++i)
+      if (const auto* call = std::get_if<Call>(&steps_[i])) {
+        running(*call, now_ns());
+        break;
+      }
+    throw;
+  }
 }
 
 nb::object Program::failed_with(const std::string& label) {

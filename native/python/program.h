@@ -22,16 +22,25 @@ class Program {
 
   // One frame of `reader` to register `reg`, or if `spread` is not empty its elements to those
   // registers (-1: not used here).
-  void add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label);
-  // `label` names what came or goes, for errors.
+  // `label` names what came or goes, for errors. With `arrived`, the frame is only the head of a value whose
+  // tensors come by another way: what `arrived(head, execution)` returns stands in the register, and the frame
+  // in the ring, until `add_await` for the same edge has its value.
+  void add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label, nb::object arrived);
+  // Wait until the tensors for the head in register `reg`, which receive `receive` (counted from 0) has filled,
+  // are there: `take(register)` gives the value, or NotImplemented; then it is asked again when the bit is rung.
+  void add_await(uint32_t receive, nb::object take);
   // Call `method` with `args`, each a register (>= 0) or the constant at -1 - arg. With `invoke`, call
   // that with the register list instead; with `start`, call that with the register list and this
   // program, which is then suspended until `resume`. `uses`: registers whose errors are passed on.
   void add_call(nb::object method, uint32_t node, std::string label, std::vector<int> args, nb::list constants,
                 std::vector<int> uses, nb::object invoke, nb::object start, int out, std::vector<int> outs, int num_returns);
   // Publish register `reg`; `last`: nothing later in this execution needs it; `only_done`: not the
-  // value, only None (or the error) to say that it has come to be; `output`: the driver reads it.
-  void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output);
+  // value, only None (or the error) to say that it has come to be; `output`: the driver reads it. With `pack`
+  // and `posted`, its tensors go by another way: `pack(value)` is sent in its place, and then `posted()` called,
+  // which raises nothing.
+  void add_send(nb::object writer, int reg, bool last, bool only_done, std::string label, bool output, nb::object pack, nb::object posted);
+  // Have `progress()` called whenever the program has been rung: what is under way beside its frames may go on.
+  void set_progress(nb::object progress) { progress_ = std::move(progress); }
 
   // Look at `limits` before every call; `cancel()` is called when the running coroutine's execution has
   // been cancelled.
@@ -57,6 +66,12 @@ class Program {
     std::vector<int> spread;
     std::string label;
     uint32_t index;
+    nb::object arrived;
+    bool held = false;  // the frame is in the ring until its tensors are here
+  };
+  struct Await {
+    size_t receive;  // the step's place
+    nb::object take;
   };
   struct Call {
     nb::object method;
@@ -78,9 +93,12 @@ class Program {
     bool last;
     bool only_done;
     std::string label;
+    nb::object pack;
+    nb::object posted;
   };
 
   bool run(Receive& step);
+  bool run(Await& step);
   bool run(Call& step);
   bool run(Send& step);
   // False if the value is an error, or not what the step must give.
@@ -93,6 +111,8 @@ class Program {
   nb::object failed(nb::handle exception, const std::string& label);
   // In a catch block: the same of what is being handled.
   nb::object failed_with(const std::string& label);
+  // The same, of a frame; if it ends the actor, the status page says which call these were the arguments of.
+  nb::object not_received(const std::string& label);
   bool call(Call& step, bool& begun);
   // The status page says that it runs the step.
   void running(const Call& step, uint64_t since_ns);
@@ -112,13 +132,14 @@ class Program {
   uint32_t sends_ = 0;
   int outputs_ = 0;
   std::vector<nb::object> keep_;
-  std::vector<std::variant<Receive, Call, Send>> steps_;
+  std::vector<std::variant<Receive, Await, Call, Send>> steps_;
   std::vector<nb::object> regs_;
   size_t pc_ = 0;
   uint64_t execution_ = 0;
   nb::object limits_object_;
   Limits* limits_ = nullptr;
   nb::object cancel_;
+  nb::object progress_;
   // Made beforehand: there may be no memory when they are needed.
   nb::object cancelled_;
   nb::object overdue_;

@@ -123,6 +123,23 @@ nb::object Reader::receive() {
   }
 }
 
+nb::object Reader::receive_head() {
+  check_owner(fork_);
+  if (read_once(*ring.front()).kind == Kind::kError) return nb::object();
+  try {
+    load_front();
+    const Frame f = *front_;
+    return decode(f);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+void Reader::skip_head() noexcept {
+  if (!ring.empty()) take_loaded();
+}
+
 nb::object Reader::receive_or_leave() {
   check_owner(fork_);
   const uint64_t number = ring.next();

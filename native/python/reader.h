@@ -20,6 +20,11 @@ class Reader : public Receiver {
   nb::object receive();
   // The same, but if this throws the frame is still there, and can be received once more.
   nb::object receive_or_leave();
+  // The next frame's value, which is still in the ring until skip_head(); invalid, and nothing done, for an
+  // error. If this throws, the frame is out of the ring.
+  nb::object receive_head();
+  // The frame that receive_head() has decoded is out of the ring.
+  void skip_head() noexcept;
   // The next frame's value, if it decodes_natively(); if this throws, the frame is still there.
   nb::object receive_native();
   // The next frame is decoded without any Python code.

@@ -951,8 +951,22 @@ class Program:
         its tasks, receives and sends in the order in which they are added.
         """
 
-    def add_receive(self, reader: Reader, reg: int, spread: Sequence[int], label: str) -> None:
-        """One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used)."""
+    def add_receive(
+        self,
+        reader: Reader,
+        reg: int,
+        spread: Sequence[int],
+        label: str,
+        arrived: Callable[[Any, int], Any] | None = None,
+    ) -> None:
+        """One frame to ``reg``, or its elements to the registers in ``spread`` (-1: not used). With
+        ``arrived``, the frame is only the head of a value whose tensors come by another way: what
+        ``arrived(head, execution)`` returns is in the register until ``add_await`` has the value."""
+
+    def add_await(self, receive: int, take: Callable[[Any], Any]) -> None:
+        """Wait for the tensors of the ``receive``-th receive that was added: ``take(register)`` gives
+        the value, or ``NotImplemented``, and is called again when the program is rung. ``ValueError`` where
+        there is no such receive with ``arrived``."""
 
     def add_call(
         self,
@@ -973,10 +987,22 @@ class Program:
         """
 
     def add_send(
-        self, writer: Writer, reg: int, last: bool, only_done: bool, label: str, output: bool
+        self,
+        writer: Writer,
+        reg: int,
+        last: bool,
+        only_done: bool,
+        label: str,
+        output: bool,
+        pack: Callable[[Any], Any] | None = None,
+        posted: Callable[[], None] | None = None,
     ) -> None:
         """Publish a register; ``last``: nothing later in the execution needs it; ``only_done``:
-        ``None`` in its place, unless it is an error; ``output``: the driver reads it."""
+        ``None`` in its place, unless it is an error; ``output``: the driver reads it. With ``pack`` and
+        ``posted``, ``pack(value)`` is sent, and ``posted()`` called when it has been."""
+
+    def set_progress(self, progress: Callable[[], None]) -> None:
+        """Have this called whenever the program is rung; it goes on with what is beside the frames."""
 
     def set_limits(self, limits: Limits, cancel: Callable[[], None]) -> None:
         """Look at these before every call; ``cancel`` ends the coroutine that runs."""

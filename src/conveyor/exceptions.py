@@ -42,6 +42,7 @@ __all__ = [
     "SystemLimitError",
     "TaskCancelledError",
     "TaskError",
+    "TransportError",
     "WaitTimeoutError",
 ]
 
@@ -73,6 +74,10 @@ class ChannelError(ConveyorError):
 
 class ChannelClosedError(ChannelError, RuntimeError):
     """An end of a channel is closed: this one, or the other one, and all that was sent has been received."""
+
+
+class TransportError(ChannelError):
+    """Tensors could not be moved from one actor to another. The message says which, by which transport."""
 
 
 class WaitTimeoutError(ChannelError, TimeoutError):

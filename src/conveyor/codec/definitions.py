@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from conveyor.codec import byvalue, claims
 from conveyor.codec.byvalue import Group
 from conveyor.codec.claims import Reader
 from conveyor.codec.header import Definition, Token, unpack
+
+if TYPE_CHECKING:
+    from conveyor.codec.beside import Collected
 
 __all__ = ["KnownDefinitions", "SentDefinitions", "definitions_of"]
 
@@ -15,7 +19,7 @@ __all__ = ["KnownDefinitions", "SentDefinitions", "definitions_of"]
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""
 
-    __slots__ = ("by_value", "groups", "readers")
+    __slots__ = ("by_value", "collected", "groups", "readers")
 
     def __init__(self, readers: tuple[Reader, ...] = ()) -> None:
         # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
@@ -24,6 +28,8 @@ class SentDefinitions:
         self.groups: set[Token] = set()
         # Whether the last value needed the full pickler: a guess for the next one, nothing more.
         self.by_value = False
+        # While a value is pickled whose tensors travel beside its frame: those.
+        self.collected: Collected | None = None
 
     def forget(self) -> None:
         """A reader has lost a frame with definitions: they are all sent again."""

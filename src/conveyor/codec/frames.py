@@ -10,6 +10,7 @@ codec name     meta
 17    DEFINING definitions by value and claims to refs, then a pickle (FLAG_DEFINITIONS)
 18    ARRAY    header of an ``numpy.ndarray``; one buffer, or none if it has no elements
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
+20    PARCEL   a pickle whose tensors travel beside the frame, and what is known of them
 ===== ======== =================================================================================
 
 NumPy and torch are never imported for a process that has not imported them, unless it receives
@@ -21,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, pickling, tensors, unpickling
+from conveyor.codec import arrays, claims, parcels, pickling, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, PICKLE, Encoded
+from conveyor.codec.parcels import PARCEL, Parcel
 from conveyor.codec.tensors import TENSOR
 from conveyor.exceptions import SerializationError
 
@@ -32,6 +34,7 @@ __all__ = [
     "ARRAY",
     "DEFINING",
     "FLAG_DEFINITIONS",
+    "PARCEL",
     "PICKLE",
     "TENSOR",
     "Encoded",
@@ -57,6 +60,8 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
         encoded = encoder(value)
         if encoded is not None:
             return encoded
+    if type(value) is Parcel:
+        return parcels.encode(value, sent)
     return pickling.dump(value, sent)
 
 
@@ -77,6 +82,8 @@ def decode(
         return arrays.decode(meta, buffers)
     if codec == TENSOR:
         return tensors.decode(meta, buffers)
+    if codec == PARCEL:
+        return parcels.decode(meta, buffers)
     raise SerializationError(f"a frame has codec {codec}, which this process does not know")
 
 

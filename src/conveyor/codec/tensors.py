@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import Encoded, Reducer
+from conveyor.codec.pickling import SENT
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _make_header(
         numbers = (*shape, *strides)
     if 0 in shape:
         flags |= _EMPTY
-    name = str(dtype).removeprefix("torch.").encode()
+    name = dtype_name(dtype).encode()
     return (
         _fixed.pack(flags, len(name), len(shape))
         + name
@@ -54,7 +55,11 @@ def _make_header(
     )
 
 
-def _dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
     """``tensor`` with its memory in one piece, and its strides if they are unusual."""
     if tensor.is_contiguous():
         return tensor, None
@@ -78,7 +83,7 @@ def _check_device(on: torch.Tensor | torch.UntypedStorage) -> None:
         )
 
 
-def _plain_values(tensor: torch.Tensor) -> torch.Tensor:
+def plain_values(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` detached, with its conjugation or negation carried out."""
     import torch
 
@@ -87,7 +92,7 @@ def _plain_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a header can describe ``tensor``; sparse, quantized and decorated ones: pickle."""
     import torch
 
@@ -181,14 +186,14 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
     def describe_any(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
         requires_grad = tensor.requires_grad
         _check_device(tensor)
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             return None
         shape = tuple(tensor.shape)
-        dense, strides = _dense(_plain_values(tensor))
+        contiguous, strides = dense(plain_values(tensor))
         header = _make_header(tensor.dtype, shape, strides, requires_grad)
-        if not dense.numel():
+        if not contiguous.numel():
             return header, None, False
-        return header, memory_of(dense), dense.data_ptr() == tensor.data_ptr()
+        return header, memory_of(contiguous), contiguous.data_ptr() == tensor.data_ptr()
 
     return describe
 
@@ -317,6 +322,9 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     memory_of = _make_memory()
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
+        collected = notes[SENT].collected  # what travels beside the frame, if any does
+        if collected is not None and is_plain(tensor) and tensor.numel():
+            return collected.take(tensor)
         described = describe(tensor)
         if described is None:
             return tensor.__reduce_ex__(5)
@@ -328,10 +336,10 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
             first = notes.setdefault(address, tensor)
             if first is not tensor:
                 offset = tensor.data_ptr() - first.data_ptr()
-                if _lies_within(tensor, first, offset):
+                if lies_within(tensor, first, offset):
                     shape, strides = tuple(tensor.shape), tensor.stride()
                     requires_grad = tensor.requires_grad
-                    return _alias, (first, tensor.dtype, offset, shape, strides, requires_grad)
+                    return alias, (first, tensor.dtype, offset, shape, strides, requires_grad)
         return rebuild, (header, pickle.PickleBuffer(memory))
 
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
@@ -352,7 +360,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     }
 
 
-def _lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
+def lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
     """Whether ``tensor``, ``offset`` bytes behind ``first``, lies in what travels for that one."""
     size = tensor.element_size()
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -360,7 +368,7 @@ def _lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool
     return offset >= 0 and offset % size == 0 and end <= first.numel() * first.element_size()
 
 
-def _alias(
+def alias(
     first: torch.Tensor,
     dtype: torch.dtype,
     offset: int,

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 TRANSPORTS = ("auto", "shm", "nccl", "accelerator")
 DEVICES = ("default", "cpu", "gpu", "cuda")
 
+#: The names that a hint may ask for: with those that were registered (``conveyor.transport.register``).
+#: Whether such a transport can serve is the plan's to say.
+known_transports = set(TRANSPORTS)
+
 
 @dataclass(frozen=True, slots=True)
 class TransportHint:
@@ -24,12 +28,17 @@ class TransportHint:
     direct_return: bool = False
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
+        if self.transport not in _transports():
             raise ValueError(
-                f"unknown transport {self.transport!r}; known are {', '.join(TRANSPORTS)}"
+                f"unknown transport {self.transport!r}; known are {', '.join(_transports())}"
             )
         if self.device not in DEVICES:
             raise ValueError(f"unknown device {self.device!r}; known are {', '.join(DEVICES)}")
 
     def __str__(self) -> str:
         return f"with_tensor_transport(transport={self.transport!r}, device={self.device!r})"
+
+
+def _transports() -> list[str]:
+    """List the known transports, ours first."""
+    return [*TRANSPORTS, *sorted(known_transports.difference(TRANSPORTS))]

@@ -8,7 +8,7 @@ from conveyor.config import Config
 from conveyor.dag.parts import Key
 from conveyor.plan.flow import Flow
 from conveyor.plan.model import EXECUTOR, Edge, InputBundle
-from conveyor.plan.route import choose
+from conveyor.plan.route import Route, choose, for_executor, in_frames
 from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
 
@@ -19,11 +19,13 @@ class Channels:
     edges: all of them, by their numbers.
     inputs: those that the executor writes.
     edge_of: the edge of each value that has one. Inputs with the same readers share theirs.
+    result_of: the edge on which the executor gets a value, where that is another one.
     """
 
     def __init__(self, flow: Flow, keys: Sequence[Key], config: Config) -> None:
         self.edges: list[Edge] = []
         self.edge_of: dict[Value | Done | Items, int] = {}
+        self.result_of: dict[Made, int] = {}
         self._flow = flow
         self._config = config
         self.inputs = self._lay_inputs(keys)
@@ -65,7 +67,7 @@ class Channels:
                     Items(value), writer, f"items of {label}", credit, "a generator's items"
                 )
             elif flow.readers[value]:
-                self._lay(writer, flow.readers[value], [value])
+                self._lay_made(value, writer, flow.readers[value], label)
             else:
                 # It stays on its actor, in a register; but what was asked for it must still exist.
                 choose(label, flow.hints.get(value, ()))
@@ -78,24 +80,42 @@ class Channels:
             self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
     def _lay(self, writer: int, readers: tuple[int, ...], values: Sequence[Value]) -> int:
+        """Lay an edge that the executor writes."""
         label = ", ".join(dict.fromkeys(map(self._flow.label, values)))
         hints = [hint for value in values for hint in self._flow.hints.get(value, ())]
-        route = choose(label, hints)
-        edge = len(self.edges)
-        self.edges.append(
-            Edge(edge, writer, readers, label, self._config.depth, route.name, route.reason)
-        )
+        route = for_executor(label, choose(label, hints), alone=True)
+        edge = self._add(writer, readers, label, self._config.depth, route)
         for value in values:
             self.edge_of[value] = edge
         return edge
+
+    def _lay_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
+        """Lay the edge of what a task makes; two where the executor cannot be on one with the others."""
+        depth = self._config.depth
+        route = choose(label, self._flow.hints.get(value, ()))
+        actors = tuple([reader for reader in readers if reader != EXECUTOR])
+        if route.in_frame or actors == readers:
+            self.edge_of[value] = self._add(writer, readers, label, depth, route)
+            return
+        plain = for_executor(label, route, alone=not actors)
+        self.edge_of[value] = self._add(writer, actors, label, depth, route)
+        self.result_of[value] = self._add(writer, (EXECUTOR,), label, depth, plain)
 
     def _lay_plain(
         self, what: Done | Items | Made, writer: int, label: str, depth: int, reason: str
     ) -> None:
         """Lay an edge to the executor that no hint is about."""
+        self.edge_of[what] = self._add(writer, (EXECUTOR,), label, depth, in_frames(reason))
+
+    def _add(
+        self, writer: int, readers: tuple[int, ...], label: str, depth: int, route: Route
+    ) -> int:
         edge = len(self.edges)
-        self.edges.append(Edge(edge, writer, (EXECUTOR,), label, depth, "shm", reason))
-        self.edge_of[what] = edge
+        beside = not route.in_frame
+        self.edges.append(
+            Edge(edge, writer, readers, label, depth, route.name, route.reason, beside)
+        )
+        return edge
 
 
 def _in_order(value: Made) -> tuple[int, int]:

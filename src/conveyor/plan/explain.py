@@ -96,7 +96,8 @@ def _steps(plan: Plan, place: int, values: Values) -> list[tuple[str, str, str]]
             edge = plan.edges[number]
             sends = kind == "send"
             peers = f"→ {_names(plan, edge.readers)}" if sends else f"← {_name(plan, edge.writer)}"
-            steps.append((kind, edge.source, peers))
+            what = f"tensors of {edge.source}" if kind == "wait" else edge.source
+            steps.append((kind, what, peers))
     return steps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.plan.model import Program
-from conveyor.plan.steps import Call, Recv, Send, Step, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
 
 
 def hoist(program: Program) -> Program:
@@ -21,6 +21,8 @@ def hoist(program: Program) -> Program:
         match step:
             case Recv():
                 filled = (step.reg,) if step.spread is None else step.spread
+            case Await():
+                filled = (step.reg,)
             case Call():
                 filled = (step.out, *step.outs)
             case Send():

@@ -39,7 +39,7 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
         programs=programs,
         order=order,
         inputs=channels.inputs,
-        outputs=tuple(edge_of[value] for value in flow.outputs),
+        outputs=tuple(channels.result_of.get(value, edge_of[value]) for value in flow.outputs),
         multi_output=graph.multi_output,
         positional=positional,
         keywords=keywords,

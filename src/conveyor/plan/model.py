@@ -115,6 +115,7 @@ class Edge(Portable):
     depth: how many slots its ring has.
     route: the name of its transport.
     reason: why this transport was chosen.
+    beside: tensors travel beside the frames, by that transport; else in them.
     """
 
     id: int
@@ -124,6 +125,7 @@ class Edge(Portable):
     depth: int
     route: str
     reason: str
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
-from conveyor.plan.steps import Call, Recv, Send, Step, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
 from conveyor.plan.template import registers
 from conveyor.plan.values import Made, Part, Start, Value
 
@@ -22,7 +22,7 @@ def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tu
             task = tasks[step.task]
             arguments = (*task.args, *(argument for _, argument in task.kwargs))
             return tuple(reg for argument in arguments for reg in registers(argument))
-        case Send():
+        case Await() | Send():
             return (step.reg,)
         case _:
             assert_never(step)
@@ -55,6 +55,8 @@ class Outline:
                         self.streams.append((step.task, step.stream))
                 case Send():
                     self.sends.append(step.edge)
+                case Await():
+                    pass
                 case _:
                     assert_never(step)
 
@@ -81,20 +83,22 @@ def stages(program: Program) -> list[Stage]:
                 receives = []
             case Send():
                 made[-1].sends.append(step)
+            case Await():
+                pass
             case _:
                 assert_never(step)
     return made
 
 
 def task_of_each_step(program: Program) -> list[int | None]:
-    """Find for each step the task on whose behalf it is there: a receive is for the task after it, a send
-    for the task before it. ``None`` says that there is none."""
+    """Find for each step the task on whose behalf it is there: a receive or a wait for tensors is for the
+    task after it, a send for the task before it. ``None`` says that there is none."""
     found: list[int | None] = []
     received: list[int] = []
     task = None
     for place, step in enumerate(program.steps):
         match step:
-            case Recv():
+            case Recv() | Await():
                 received.append(place)
                 found.append(None)
             case Call():
@@ -119,9 +123,9 @@ def in_order(plan: Plan) -> tuple[Stage, ...]:
     return tuple(stage_of[task] for task in plan.order)
 
 
-Move = tuple[Literal["recv", "call", "send"], int]
+Move = tuple[Literal["recv", "wait", "call", "send"], int]
 """Something that a process does in each execution, as people are shown it: its kind, and the number of the
-task that is called or of the edge."""
+task that is called or of the edge. ``"wait"`` is for what travels beside the edge's frames."""
 
 
 def moves(plan: Plan, place: int) -> Iterator[Move]:
@@ -139,6 +143,8 @@ def moves(plan: Plan, place: int) -> Iterator[Move]:
         match step:
             case Recv():
                 yield "recv", step.edge
+            case Await():
+                yield "wait", step.edge
             case Call():
                 yield "call", step.task
                 if step.stream is not None:

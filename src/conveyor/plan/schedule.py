@@ -69,3 +69,5 @@ class _Words:
         match event:
             case ("frame", edge):
                 return self.edges[edge].source
+            case ("tensors", edge):
+                return f"the tensors of {self.edges[edge].source}"

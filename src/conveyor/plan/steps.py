@@ -11,9 +11,9 @@ from typing import Literal, NoReturn
 
 from conveyor.plan.portable import Portable
 
-Event = tuple[Literal["frame"], int]
+Event = tuple[Literal["frame", "tensors"], int]
 """What a step can wait for: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
-execution has been published on edge e."""
+execution has been published on edge e. ``("tensors", e)``: the tensors that go beside it are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,26 @@ class Recv(Portable):
 
     def enables(self) -> tuple[Event, ...]:
         """Return the events that happen when an actor comes to the step, before it waits."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Await(Portable):
+    """Waits for the tensors that travel beside a frame which was received before.
+
+    edge: the edge of that frame.
+    reg: the register that the frame went to; now it gets the value.
+    """
+
+    edge: int
+    reg: int
+
+    def waits_for(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return (("tensors", self.edge),)
+
+    def enables(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
         return ()
 
 
@@ -68,7 +88,8 @@ class Call(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Send(Portable):
-    """Publishes a value. There is always room: depth is granted when an execution is submitted.
+    """Publishes a value, and starts what goes beside it. There is always room: depth is granted when an
+    execution is submitted.
 
     edge: the edge that the frame goes out on.
     reg: the register that holds the value.
@@ -85,10 +106,10 @@ class Send(Portable):
 
     def enables(self) -> tuple[Event, ...]:
         """As for :class:`Recv`."""
-        return (("frame", self.edge),)
+        return ("frame", self.edge), ("tensors", self.edge)
 
 
-Step = Recv | Call | Send
+Step = Recv | Await | Call | Send
 
 
 def assert_never(step: NoReturn) -> NoReturn:

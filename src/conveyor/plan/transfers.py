@@ -10,7 +10,7 @@ from conveyor.dag.containers import find_nodes
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
 from conveyor.plan.model import Argument, Const, Nested, Program, Reg, Task
-from conveyor.plan.steps import Call, Recv, Send, Step
+from conveyor.plan.steps import Await, Call, Recv, Send, Step
 from conveyor.plan.template import template
 from conveyor.plan.values import Done, Items, Made, Part, Value
 
@@ -46,7 +46,9 @@ class _Placing:
         self.keys = {bundle.edge: bundle.keys for bundle in channels.inputs}
         #: By edge, what an actor has not been made to send yet.
         self.unsent = {
-            edge: what for what, edge in channels.edge_of.items() if isinstance(what, (Made, Done))
+            edge: what
+            for what, edge in (*channels.edge_of.items(), *channels.result_of.items())
+            if isinstance(what, (Made, Done))
         }
         self.steps: list[list[Step]] = [[] for _ in flow.actors]
         self.registers: list[dict[Value, int]] = [{} for _ in flow.actors]
@@ -60,11 +62,16 @@ class _Placing:
             for value in flow.needs[index]
             if value not in registers
         }
+        awaited: list[Await] = []
         # In the order of the edges' numbers, which is the order in which the values come to be.
         for edge in sorted(missing):
             if missing[edge] not in registers:  # nor has it come with another part of the input
                 self.send(edge)
                 self.receive(edge, missing[edge], actor)
+                if self.channels.edges[edge].beside:
+                    awaited.append(Await(edge, registers[missing[edge]]))
+        # Behind all receives: what travels beside the frames does so side by side.
+        self.steps[actor] += awaited
         node = flow.nodes[index]
 
         def held(needed: DAGNode) -> Reg:
@@ -104,8 +111,7 @@ class _Placing:
         registers = self.registers[actor]
         return registers.setdefault(value, len(registers))
 
-    # What a transfer consists of at its two ends. The route of the edge decides it, and today there is one
-    # route: a frame in a ring.
+    # What a transfer consists of at its two ends: a frame in a ring, and what its route has beside it.
 
     def send(self, edge: int) -> None:
         """Place the writer's steps, unless they stand there already or the executor is the writer."""

@@ -15,7 +15,7 @@ from conveyor.exceptions import GraphTornDownError
 from conveyor.runtime.actor.calls import Calls, Mailbox
 from conveyor.runtime.actor.ground import Ground
 from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
-from conveyor.runtime.actor.program import make_program
+from conveyor.runtime.actor.program import Part, make_part
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
@@ -23,7 +23,6 @@ from conveyor.runtime.waiting.works import steps_of
 from conveyor.system_limits import explained
 
 if TYPE_CHECKING:
-    from conveyor.runtime.actor.producers import Producers
     from conveyor.runtime.graph.layout import Assignment
 
 
@@ -57,7 +56,7 @@ class Control:
         self._end = end
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
         self._link = Mailbox(self._process, link, driver, hello.control_bit)
-        self._programs: dict[int, tuple[_core.Program, Producers, dict[int, str]]] = {}
+        self._parts: dict[int, Part] = {}
         #: A method runs that has to end before anything is done but to accept callers, up to the first
         #: order that is another: it is done first thing then.
         self.only_accept = False
@@ -67,8 +66,8 @@ class Control:
 
     def label(self, graph: int, node: int) -> str | None:
         """What that task is called, if this actor has a part in the graph."""
-        _, _, labels = self._programs.get(graph, (None, None, {}))
-        return labels.get(node)
+        part = self._parts.get(graph)
+        return None if part is None else part.labels.get(node)
 
     def serve_first(self) -> None:
         """Serve what there is, between two things that the actor does."""
@@ -113,9 +112,9 @@ class Control:
 
     def close(self) -> None:
         """The actor ends: take down all programs, which refer to its methods."""
-        while self._programs:
-            _, (program, producers, _) = self._programs.popitem()
-            try_each(program.close, producers.close)
+        while self._parts:
+            _, part = self._parts.popitem()
+            try_each(part.close)
 
     def _fail(self, tag: int, error: Exception, order: type[Order] | None) -> None:
         what = "control" if order is None else order.__name__.lower()
@@ -166,13 +165,13 @@ class Control:
             tag, assignment, segment = self._loads.pop(graph)
             try:
                 with explained(f"take its part in {assignment.name}"):
-                    program, producers, labels = make_program(self._ground, assignment, segment)
+                    part = make_part(self._ground, assignment, segment)
             except Exception as error:
                 self._fail(tag, error, Load)
                 continue
-            self._programs[graph] = program, producers, labels
+            self._parts[graph] = part
             self._process.limit_spin(graph, assignment.spin_us)
-            self._ground.handlers[assignment.bit] = producers.handler(program)
+            self._ground.handlers[assignment.bit] = part.producers.handler(part.program)
             self._process.board.ring(self._process.slot, assignment.bit)
             self._link.replies.send(None, tag)
 
@@ -183,13 +182,12 @@ class Control:
             gone = "the graph was torn down before the actor had been started"
             self._fail(never, GraphTornDownError(gone), Load)
         self._process.limit_spin(graph, None)
-        program, producers, _ = self._programs.pop(graph, (None, None, {}))
-        if program is not None and producers is not None:
+        part = self._parts.pop(graph, None)
+        if part is not None:
             if self._ground.coroutines is not None:
                 self._ground.coroutines.disown(steps_of(graph))
-            del self._ground.handlers[program.bit]
-            program.close()
-            producers.close()
+            del self._ground.handlers[part.program.bit]
+            part.close()
             self._process.arena.give_back_soon()
 
     def _accept(self, order: Accept, _tag: int) -> None:

@@ -6,8 +6,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conveyor import _core
 from conveyor.codec import encode_error
@@ -15,7 +15,8 @@ from conveyor.codec.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
 from conveyor.plan.reading import registers_read
-from conveyor.plan.steps import Call, Recv, Send, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, assert_never
+from conveyor.runtime.actor.conduits import Conduits
 from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
@@ -26,11 +27,27 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
 
 
-def make_program(
-    ground: Ground, assignment: Assignment, segment: _core.Segment
-) -> tuple[_core.Program, Producers, dict[int, str]]:
-    """The program of ``assignment``, ready to run: its channel ends are open. With what its tasks are
-    called.
+class Part(NamedTuple):
+    """What an actor has of a graph, ready to run: its channel ends are open.
+
+    program, producers, conduits: its steps; its generators; what goes beside its frames.
+    labels: what its tasks are called, by their numbers.
+    """
+
+    program: _core.Program
+    producers: Producers
+    conduits: Conduits
+    labels: dict[int, str]
+
+    def close(self) -> None:
+        """Take it down. Each step is taken, whatever another one raises."""
+        with ExitStack() as last:
+            for close in (self.conduits.close, self.producers.close, self.program.close):
+                last.callback(close)
+
+
+def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) -> Part:
+    """Make an actor's part of a graph.
 
     A failed step leaves an ``ErrorFrame`` in its registers; whoever needs one of those passes it on
     instead of running, so an error reaches the driver on the same path as a value.
@@ -99,7 +116,11 @@ def make_program(
         )
         for end in assignment.writes
     }
+    conduits = Conduits(process, segment, assignment, program, budget)
+    if assignment.conduits:
+        program.set_progress(conduits.progress)
     producers = Producers()
+    receives: dict[int, int] = {}  # by edge, which receive of the program takes its frames
     steps = assignment.program.steps
     for i, step in enumerate(steps):
         match step:
@@ -107,7 +128,12 @@ def make_program(
                 reg = -1 if step.reg is None else step.reg
                 spread = [] if step.spread is None else _places(step.spread)
                 source = assignment.sources[step.edge]
-                program.add_receive(readers[step.edge], reg, spread, source)
+                inbound = conduits.inbound.get(step.edge)
+                arrived = None if inbound is None else inbound.arrived
+                receives[step.edge] = len(receives)
+                program.add_receive(readers[step.edge], reg, spread, source, arrived)
+            case Await():
+                program.add_await(receives[step.edge], conduits.inbound[step.edge].take)
             case Call():
                 task = tasks[step.task]
                 if step.stream is None:
@@ -131,10 +157,20 @@ def make_program(
                 last = all(step.reg not in registers_read(other, tasks) for other in steps[i + 1 :])
                 label = assignment.sources[step.edge]
                 output = step.edge in assignment.recorder.outputs
-                program.add_send(writers[step.edge], step.reg, last, step.only_done, label, output)
+                beside = conduits.outbound.get(step.edge)
+                program.add_send(
+                    writers[step.edge],
+                    step.reg,
+                    last,
+                    step.only_done,
+                    label,
+                    output,
+                    None if beside is None else beside.pack,
+                    None if beside is None else beside.posted,
+                )
             case _:
                 assert_never(step)
-    return program, producers, labels
+    return Part(program, producers, conduits, labels)
 
 
 def _is_cancellation(error: BaseException) -> bool:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from conveyor.exceptions import ConveyorError
     from conveyor.plan.model import Plan
     from conveyor.runtime.calls.constructor import Constructor
+    from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
     from conveyor.runtime.graph.executor import LaidMember
     from conveyor.runtime.graph.failures import FailureRings
-    from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
+    from conveyor.runtime.graph.layout import LimitsPlace
     from conveyor.runtime.graph.recording import RecorderPlace
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions

@@ -41,8 +41,9 @@ from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
+from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import Laid, Member
-from conveyor.runtime.graph.layout import RESULT_BIT, Place, task_labels, tasks_by_actor
+from conveyor.runtime.graph.layout import RESULT_BIT, task_labels, tasks_by_actor
 from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo

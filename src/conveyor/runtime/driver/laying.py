@@ -27,7 +27,8 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.layout import Assignment, Layout, Place, Tasks, lay_out
+from conveyor.runtime.graph.ends import Place
+from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class Laying:
                 first,
                 self._config.memory_bytes,
                 self._config.spin_us,
+                layout.conduits.get(actor, ()),
             )
             acks.append(self._tell(records[actor], assignment, layout.segment.fd))
         for ack in acks:

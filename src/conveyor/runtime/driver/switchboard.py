@@ -56,8 +56,9 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import LaidMember, Member
-from conveyor.runtime.graph.layout import RESULT_BIT, Place
+from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all
 from conveyor.runtime.refs.messages import receive_message, send_message

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
-from conveyor.runtime.graph.layout import LimitsPlace, ReadEnd, WriteEnd
+from conveyor.runtime.graph.layout import LimitsPlace
 from conveyor.runtime.graph.recording import RecorderPlace
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId

@@ -9,9 +9,10 @@ from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.portable import Portable
+from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
+from conveyor.runtime.graph.ends import Place, ReadEnd, WriteEnd, slots_of
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
-from conveyor.runtime.process import Process
 
 #: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
 RESULT_BIT = 1
@@ -31,67 +32,6 @@ def tasks_by_actor(plan: Plan) -> list[dict[int, Task]]:
 def task_labels(plan: Plan) -> dict[int, str]:
     """What each task of ``plan`` is called."""
     return {task.id: task.label for task in plan.tasks}
-
-
-@dataclass(frozen=True, slots=True)
-class Place(Portable):
-    """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
-
-    slot: int
-    bit: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEnd(Portable):
-    edge: int
-    offset: int
-    index: int
-    writer: tuple[int, int]
-    shared: bool
-
-    def open(
-        self, process: Process, segment: _core.Segment, name: str, source: str
-    ) -> _core.Reader:
-        """``name`` is the graph's, ``source`` says what the edge carries."""
-        carries = carried(name, self.edge, source)
-        return process.reader(
-            segment, self.offset, self.index, self.writer, carries, shared=self.shared
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEnd(Portable):
-    edge: int
-    offset: int
-    targets: tuple[tuple[int, int], ...]
-
-    def open(
-        self,
-        process: Process,
-        segment: _core.Segment,
-        graph: int,
-        name: str,
-        source: str,
-        *,
-        budget: _core.MemoryBudget | None = None,
-    ) -> _core.Writer:
-        """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
-        carries = carried(name, self.edge, source)
-        targets = list(self.targets)
-        return process.writer(
-            segment,
-            self.offset,
-            targets,
-            carries,
-            graph,
-            self.edge,
-            budget=budget,
-        )
-
-
-def carried(name: str, edge: int, source: str) -> str:
-    """What goes over an edge of the graph ``name``, in words."""
-    return f"{name}, edge #{edge} ({source})"
 
 
 def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
@@ -115,7 +55,8 @@ class LimitsPlace(Portable):
 class Assignment(Portable):
     """What one actor is told about a graph: its program, and its ends of the rings.
 
-    ``sources`` says what each of its edges carries, for errors. ``tasks`` are sealed where the driver, who
+    ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
+    them. ``tasks`` are sealed where the driver, who
     passes them on, may not know the classes of their constants. ``first`` is the number of the first
     execution. ``memory_bytes`` and ``spin_us``: see ``Config``.
     """
@@ -136,6 +77,7 @@ class Assignment(Portable):
     first: int
     memory_bytes: int | None
     spin_us: float | None
+    conduits: tuple[ConduitEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +89,7 @@ class Layout:
     reads: dict[int, tuple[ReadEnd, ...]]
     writes: dict[int, tuple[WriteEnd, ...]]
     recorders: dict[int, RecorderPlace]
+    conduits: dict[int, tuple[ConduitEnd, ...]]
 
     def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[int, ...]:
         """The board slots this actor must be able to read from or to wake."""
@@ -171,8 +114,13 @@ def lay_out(
                 f"at most {_core.MAX_READERS}. Have some of them get it from an actor that passes it on"
             )
         offsets.append(top)
-        top += _core.Segment.ring_bytes(_slots(edge.depth), stride, len(edge.readers))
-    limits = LimitsPlace(top, _slots(plan.depth), tasks)
+        top += _core.Segment.ring_bytes(slots_of(edge.depth), stride, len(edge.readers))
+    wires: dict[int, int] = {}
+    for edge in plan.edges:
+        if edge.beside:
+            wires[edge.id] = top
+            top += wire_bytes(edge, stride)
+    limits = LimitsPlace(top, slots_of(plan.depth), tasks)
     top += _core.Limits.bytes(limits.sets, limits.tasks)
     failures = FailureRings(
         top,
@@ -190,7 +138,7 @@ def lay_out(
     for edge, offset in zip(plan.edges, offsets, strict=True):
         # A generator waits for its items to be taken; nothing else in a graph waits for room.
         flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
-        segment.make_ring(offset, _slots(edge.depth), stride, len(edge.readers), flags)
+        segment.make_ring(offset, slots_of(edge.depth), stride, len(edge.readers), flags)
         writer = places[edge.writer]
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.
@@ -199,6 +147,10 @@ def lay_out(
             reads.setdefault(reader, []).append(end)
         targets = tuple((places[r].slot, places[r].bit) for r in edge.readers)
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
+    conduits: dict[int, list[ConduitEnd]] = {}
+    for number, offset in wires.items():
+        for actor, part in make_wire(segment, plan, plan.edges[number], offset, stride, places):
+            conduits.setdefault(actor, []).append(part)
     failures.make(segment, limits.sets, stride)
     return Layout(
         segment,
@@ -208,8 +160,5 @@ def lay_out(
         {actor: tuple(ends) for actor, ends in reads.items()},
         {actor: tuple(ends) for actor, ends in writes.items()},
         recorders,
+        {actor: tuple(ends) for actor, ends in conduits.items()},
     )
-
-
-def _slots(depth: int) -> int:
-    return 1 << (depth - 1).bit_length()

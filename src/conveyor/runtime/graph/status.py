@@ -134,12 +134,16 @@ class Progress:
             return min(sent) + self.first, None  # what it has taken is not all worked off
         for edge, taken in received:
             if taken == begun:
-                if self.rings[edge][0] > taken:
-                    return begun + self.first, None
                 info = self.plan.edges[edge]
+                source = info.source
+                if self.rings[edge][0] > taken:
+                    if not info.beside:
+                        return begun + self.first, None
+                    # The frame is taken when what goes beside it has come.
+                    source = f"the tensors of {source}"
                 writer = "driver" if info.writer == EXECUTOR else self.plan.actors[info.writer].name
                 number = begun + self.first
-                return number, EdgeWait(edge, info.source, writer, number)
+                return number, EdgeWait(edge, source, writer, number)
         return begun + self.first, None
 
 

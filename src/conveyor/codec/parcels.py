@@ -1,0 +1,137 @@
+"""Values whose tensors travel beside their frame.
+
+The frame of a :class:`Parcel` holds the value with a place for each tensor, what is to be known of the
+tensors before they come, and a note of the transport. It is decoded to a :class:`Head`, which gives the
+value once they are there.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conveyor.codec import claims, pickling, unpickling
+from conveyor.codec.beside import Collected, placing
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
+from conveyor.codec.tensors import dtype_name
+from conveyor.exceptions import SerializationError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PARCEL", "Head", "Parcel", "TensorSpec", "decode", "encode"]
+
+PARCEL = 20
+"""Codec: a pickle with places for tensors, and behind it what is known of them."""
+
+_length = struct.Struct("<I")
+
+
+class TensorSpec(NamedTuple):
+    """What is known of a tensor before it comes; it is contiguous.
+
+    dtype: its name without ``torch.``: ``"float32"``.
+    shape: its sizes.
+    device: where the writer has it: ``"cpu"``, ``"cuda:0"``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorSpec:
+        """Describe ``tensor``."""
+        return TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), str(tensor.device))
+
+
+class Parcel(NamedTuple):
+    """A value to be sent.
+
+    value: it may hold tensors anywhere.
+    accepts: says why a tensor cannot go beside the frame, in words that follow "a tensor"; ``None``: it can.
+    offer: gets the tensors, contiguous and each once, and returns the note. What it raises keeps the frame
+        from being sent.
+    """
+
+    value: Any
+    accepts: Callable[[torch.Tensor], str | None]
+    offer: Callable[[list[torch.Tensor]], bytes]
+
+
+class Head(NamedTuple):
+    """What has come of a parcel in its frame.
+
+    tensors: what comes beside it.
+    note: of the transport.
+    encoded: codec, meta bytes and buffers of the value.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    note: bytes
+    encoded: tuple[int, bytes, list[Any] | None]
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Put the value together.
+
+        Raises:
+            SerializationError: the tensors are not those that were announced, or the value cannot be rebuilt.
+        """
+        got = tuple([TensorSpec.of(tensor) for tensor in tensors])
+        for header, other in zip(self.tensors, got, strict=False):
+            if (header.dtype, header.shape) != (other.dtype, other.shape):
+                raise SerializationError(
+                    f"{_described(header)} was announced, and {_described(other)} came"
+                )
+        if len(got) != len(self.tensors):
+            raise SerializationError(
+                f"{len(self.tensors)} tensors were announced, and {len(got)} came"
+            )
+        codec, meta, buffers = self.encoded
+        with placing(tensors):
+            return unpickling.load(codec, meta, buffers, None)
+
+    def give_up(self) -> None:
+        """Let go of what the value refers to: nobody will put it together."""
+        codec, meta, _ = self.encoded
+        if codec == DEFINING:
+            claims.give_up(meta)
+
+
+def _described(header: TensorSpec) -> str:
+    return f"a tensor ({header.dtype}, shape {list(header.shape)})"
+
+
+def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
+    """As :func:`conveyor.codec.frames.encode`."""
+    sent = SentDefinitions() if sent is None else sent
+    sent.collected = collected = Collected(parcel.accepts)
+    try:
+        codec, flags, meta, buffers = pickling.dump(parcel.value, sent)
+    finally:
+        sent.collected = None
+    try:
+        note = parcel.offer(collected.tensors)
+        headers = [tuple(TensorSpec.of(tensor)) for tensor in collected.tensors]
+        tail = pickle.dumps((codec, headers, note), 5)
+    except BaseException:
+        if flags & FLAG_DEFINITIONS:
+            sent.undo(meta)
+        raise
+    # Behind the pickle, since the core looks for a frame's definitions in front of it.
+    return PARCEL, flags, b"".join([meta, tail, _length.pack(len(tail))]), buffers
+
+
+def decode(meta: bytes, buffers: list[Any] | None) -> Head:
+    """Read the frame; the value's own pickle is left for :meth:`Head.open`."""
+    end = len(meta) - _length.size
+    (length,) = _length.unpack_from(meta, end)
+    codec, headers, note = pickle.loads(meta[end - length : end])
+    value = meta[: end - length]
+    if codec == DEFINING:  # frames behind it may need them, whatever becomes of this value
+        unpickling.learn(value, None)
+    tensors = tuple([TensorSpec(*header) for header in headers])
+    return Head(tensors, note, (codec, value, buffers))

@@ -1,0 +1,76 @@
+"""What goes beside the frames of an edge has ends too: a conduit of the edge's transport, and its wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conveyor import _core
+from conveyor.exceptions import GraphError
+from conveyor.plan.model import Edge, Plan
+from conveyor.plan.portable import Portable
+from conveyor.runtime.graph.ends import Place, ReadEnd, WriteEnd, slots_of
+from conveyor.transport import registry
+from conveyor.transport.base import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class ConduitEnd(Portable):
+    """One process's end of what goes beside the frames of an edge.
+
+    transport: what opens it.
+    edge: the edge's number.
+    rank: which end it is: 0 is the writer's, the readers follow.
+    members: the names of the actors at all ends, by rank.
+    sends, receives: its ends of the rings of the wire, those that it reads in the order of the others' ranks.
+    """
+
+    transport: Transport
+    edge: int
+    rank: int
+    members: tuple[str, ...]
+    sends: WriteEnd
+    receives: tuple[ReadEnd, ...]
+
+
+def wire_bytes(edge: Edge, stride: int) -> int:
+    """How much of a segment the wire beside ``edge`` takes; ``stride`` is that of the edge's ring."""
+    slots = slots_of(edge.depth)
+    up = len(edge.readers) * _core.Segment.ring_bytes(slots, stride, 1)
+    return _core.Segment.ring_bytes(slots, stride, len(edge.readers)) + up
+
+
+def make_wire(
+    segment: _core.Segment,
+    plan: Plan,
+    edge: Edge,
+    offset: int,
+    stride: int,
+    places: dict[int, Place],
+) -> list[tuple[int, ConduitEnd]]:
+    """Make the rings of the wire beside an edge, one from the writer to the readers and one back from each of
+    them. Return each actor with its end."""
+    transport = registry.get(edge.route)
+    if transport is None:
+        raise GraphError(
+            f"{edge.source} goes by the transport {edge.route!r}, which is not known in the process that "
+            f"began the session: call conveyor.transport.register there"
+        )
+    slots, readers = slots_of(edge.depth), len(edge.readers)
+    members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
+    writer = places[edge.writer]
+    segment.make_ring(offset, slots, stride, readers, _core.RING_WRITER_MAY_WAIT)
+    down = WriteEnd(edge.id, offset, tuple([(places[r].slot, places[r].bit) for r in edge.readers]))
+    at = offset + _core.Segment.ring_bytes(slots, stride, readers)
+    ups: list[ReadEnd] = []
+    ends: list[tuple[int, ConduitEnd]] = []
+    for index, actor in enumerate(edge.readers):
+        segment.make_ring(at, slots, stride, 1, _core.RING_WRITER_MAY_WAIT)
+        reader = places[actor]
+        ups.append(ReadEnd(edge.id, at, 0, (reader.slot, reader.bit), shared=False))
+        sends = WriteEnd(edge.id, at, ((writer.slot, writer.bit),))
+        receives = ReadEnd(edge.id, offset, index, (writer.slot, writer.bit), shared=readers > 1)
+        end = ConduitEnd(transport, edge.id, index + 1, members, sends, (receives,))
+        ends.append((actor, end))
+        at += _core.Segment.ring_bytes(slots, stride, 1)
+    end = ConduitEnd(transport, edge.id, 0, members, down, tuple(ups))
+    return [(edge.writer, end), *ends]

@@ -1,0 +1,75 @@
+"""Where the ends of an edge's ring are, and how a process opens one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conveyor import _core
+from conveyor.plan.portable import Portable
+from conveyor.runtime.process import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Portable):
+    """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
+
+    slot: int
+    bit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnd(Portable):
+    edge: int
+    offset: int
+    index: int
+    writer: tuple[int, int]
+    shared: bool
+
+    def open(
+        self, process: Process, segment: _core.Segment, name: str, source: str
+    ) -> _core.Reader:
+        """``name`` is the graph's, ``source`` says what the edge carries."""
+        carries = carried(name, self.edge, source)
+        return process.reader(
+            segment, self.offset, self.index, self.writer, carries, shared=self.shared
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEnd(Portable):
+    edge: int
+    offset: int
+    targets: tuple[tuple[int, int], ...]
+
+    def open(
+        self,
+        process: Process,
+        segment: _core.Segment,
+        graph: int,
+        name: str,
+        source: str,
+        *,
+        budget: _core.MemoryBudget | None = None,
+    ) -> _core.Writer:
+        """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
+        carries = carried(name, self.edge, source)
+        targets = list(self.targets)
+        return process.writer(
+            segment,
+            self.offset,
+            targets,
+            carries,
+            graph,
+            self.edge,
+            budget=budget,
+        )
+
+
+def carried(name: str, edge: int, source: str) -> str:
+    """What goes over an edge of the graph ``name``, in words."""
+    return f"{name}, edge #{edge} ({source})"
+
+
+def slots_of(depth: int) -> int:
+    """How many slots the ring of an edge has: a power of two."""
+    return 1 << (depth - 1).bit_length()

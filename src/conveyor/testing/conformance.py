@@ -1,0 +1,311 @@
+"""What every transport must do, shown in graphs that use it.
+
+Each check compiles graphs over actors of its own, in the session that has begun or in one that begins then.
+The session is left as it is, and in it the actors, for the next check.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError
+from conveyor.testing.peers import RemotePeer
+from conveyor.testing.samples import KINDS
+from conveyor.transport import registry
+
+#: What no step of a check takes longer than, in seconds.
+_PATIENCE = 60.0
+
+
+class Check(NamedTuple):
+    """One thing that a transport must do.
+
+    name: what it is, in a word or two.
+    run: does it, given the name of a registered transport. It raises ``AssertionError`` with what was wrong.
+    """
+
+    name: str
+    run: Callable[[str], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def transport_checks() -> tuple[Check, ...]:
+    """List all checks, for a test that is parametrised over them. ::
+
+    @pytest.mark.parametrize("check", conveyor.testing.transport_checks(), ids=str)
+    def test_my_transport(check):
+        check.run("mine")
+    """
+    return tuple([Check(run.__name__.strip("_"), run) for run in _CHECKS])
+
+
+def check_transport(name: str) -> None:
+    """Run all checks on the registered transport ``name``.
+
+    Raises:
+        ValueError: there is no such transport.
+        AssertionError: some have failed; the message says which, and why.
+    """
+    if registry.get(name) is None:
+        raise ValueError(f"no transport is registered as {name!r}")
+    failed = []
+    for check in transport_checks():
+        try:
+            check.run(name)
+        except Exception as error:
+            failed.append(f"{check.name}: {type(error).__name__}: {error}")
+    if failed:
+        raise AssertionError(f"{name!r} fails {len(failed)} checks:\n" + "\n".join(failed))
+
+
+#: Actors that no check uses now. To start one takes longer than most checks, since it imports torch.
+_idle: list[Any] = []
+
+
+@contextmanager
+def _peers(count: int) -> Iterator[list[Any]]:
+    """Lend actors, which can be used again afterwards unless something is raised."""
+    lent: list[Any] = []
+    while _idle and len(lent) < count:
+        peer = _idle.pop()
+        with suppress(ConveyorError):  # its session has ended
+            _get(peer.forget.remote())
+            lent.append(peer)
+    while len(lent) < count:
+        lent.append(RemotePeer.remote())
+    try:
+        yield lent
+    except BaseException:
+        for peer in lent:
+            conveyor.kill(peer)
+        raise
+    _idle.extend(lent)
+
+
+@contextmanager
+def _mortal_peers(count: int, **options: Any) -> Iterator[list[Any]]:
+    """Make actors that a check may kill."""
+    made = [RemotePeer.options(**options).remote() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for peer in made:
+            conveyor.kill(peer)
+
+
+@contextmanager
+def _compiled(root: Any, **options: Any) -> Iterator[Any]:
+    graph = root.compile(**options)
+    try:
+        yield graph
+    finally:
+        graph.teardown()
+
+
+def _get(what: Any) -> Any:
+    return conveyor.get(what, timeout=_PATIENCE)
+
+
+def _expect(got: Any, wanted: Any, what: str) -> None:
+    if got != wanted:
+        raise AssertionError(f"{what}: {got!r} instead of {wanted!r}")
+
+
+def _expect_error(ref: Any, *kinds: type[BaseException]) -> BaseException:
+    try:
+        value = _get(ref)
+    except kinds as error:
+        return error
+    raise AssertionError(f"{value!r} instead of an error")
+
+
+def _chain(name: str, maker: Any, method: str, reader: Any, looks: str) -> Any:
+    with InputNode() as inp:
+        made = getattr(maker, method).bind(inp).with_tensor_transport(name)
+        return getattr(reader, looks).bind(made)
+
+
+def _values(name: str) -> None:
+    """Each kind of value comes as it was."""
+    with _peers(2) as (a, b), InputNode() as inp:
+        root = b.same.bind(a.make.bind(inp).with_tensor_transport(name), inp)
+        with _compiled(root) as graph:
+            for kind in KINDS:
+                _expect(_get(graph.execute(kind)), "", kind)
+
+
+def _many_under_way(name: str) -> None:
+    """Executions that are under way at the same time do not get each other's tensors."""
+    with _peers(2) as (a, b), _compiled(_chain(name, a, "make_big", b, "total"), depth=8) as graph:
+        refs = [graph.execute(number) for number in range(40)]
+        for number, ref in enumerate(refs):
+            _expect(_get(ref), (number, float(number), float(number)), f"execution {number}")
+
+
+def _several_readers(name: str) -> None:
+    """Each reader gets all, and the executor too."""
+    with _peers(3) as (a, b, c), InputNode() as inp:
+        made = a.make_big.bind(inp).with_tensor_transport(name)
+        root = MultiOutputNode([b.total.bind(made), c.scribble.bind(made), made])
+        with _compiled(root, depth=4) as graph:
+            for number in range(1, 9):
+                first, second, value = _get(graph.execute(number))
+                _expect(first, (number, float(number), float(number)), "the first reader")
+                _expect(second, float(number), "the second reader")
+                _expect(float(value["tensor"].max()), float(number), "the executor")
+
+
+def _two_edges(name: str) -> None:
+    """One actor reads from two others."""
+    with _peers(3) as (a, b, c), InputNode() as inp:
+        left = a.make_big.bind(inp).with_tensor_transport(name)
+        right = b.make_big.bind(inp).with_tensor_transport(name)
+        with _compiled(c.both.bind(left, right), depth=4) as graph:
+            refs = [graph.execute(number) for number in range(12)]
+            for number, ref in enumerate(refs):
+                _expect(_get(ref), (float(number), float(number)), f"execution {number}")
+
+
+def _values_are_safe(name: str) -> None:
+    """A value that is held keeps what it holds, and to write to it reaches nobody else."""
+    with _peers(2) as (a, b):
+        with _compiled(_chain(name, a, "make_big", b, "keep"), depth=4) as graph:
+            for number in range(10):
+                _get(graph.execute(number))
+        with _compiled(_chain(name, a, "make_big", b, "scribble"), depth=4) as graph:
+            for number in range(10):
+                _expect(_get(graph.execute(number)), float(number), "before it is written to")
+        wanted = [(number, float(number), float(number)) for number in range(10)]
+        _expect(_get(b.kept_totals.remote()), wanted, "the values that are held")
+
+
+def _errors_are_values(name: str) -> None:
+    """An error takes the tensors' place, and the next execution is as good as any."""
+    with _peers(2) as (a, b), _compiled(_chain(name, a, "make_or_raise", b, "mean")) as graph:
+        refs = [graph.execute(number) for number in range(10)]
+        for number, ref in enumerate(refs):
+            if number % 2:
+                error = _expect_error(ref, ValueError)
+                _expect(f"{number} is odd" in str(error), True, str(error))
+            else:
+                _expect(_get(ref), float(number), f"execution {number}")
+
+
+def _what_cannot_go(name: str) -> None:
+    """A tensor that cannot be moved is an error of its execution, which says where and why."""
+    with _peers(2) as (a, b), _compiled(_chain(name, a, "meta", b, "mean")) as graph:
+        refs = [graph.execute(number) for number in range(9)]
+        for number, ref in enumerate(refs):
+            if number % 3 == 0:
+                error = _expect_error(ref, TaskError)
+                _expect("meta" in str(error), True, str(error))
+            else:
+                _expect(_get(ref), float(number), f"execution {number}")
+
+
+def _teardown(name: str) -> None:
+    """A graph that is torn down in the middle leaves its actors usable, and nothing behind."""
+    with _peers(2) as (a, b):
+        before = None
+        for turn in range(6):
+            graph = _chain(name, a, "make_big", b, "slow").compile(depth=8)
+            _get(graph.execute(0))
+            for number in range(8):
+                graph.execute(number)
+            graph.teardown()
+            if turn == 2:
+                before = _settled(a, b)
+        assert before is not None
+        _wait_for(
+            lambda: _holdings(a, b) <= before, lambda: f"{_holdings(a, b)}, and {before} before"
+        )
+
+
+def _holdings(*peers: Any) -> list[tuple[int, int]]:
+    return [tuple(_get(peer.holdings.remote())) for peer in peers]
+
+
+def _settled(*peers: Any) -> list[tuple[int, int]]:
+    """Count until it is twice the same: what ends takes a moment."""
+    last = _holdings(*peers)
+    for _ in range(100):
+        time.sleep(0.05)
+        now = _holdings(*peers)
+        if now == last:
+            break
+        last = now
+    return last
+
+
+def _wait_for(condition: Callable[[], bool], why: Callable[[], str]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(why())
+        time.sleep(0.02)
+
+
+def _death_of_the_writer(name: str) -> None:
+    """Who waits for a dead writer's tensors is told; the others can be used again."""
+    _death(name, lambda a, b: a)
+
+
+def _death_of_a_reader(name: str) -> None:
+    """Who waits for what a dead reader would have made is told; the others can be used again."""
+    _death(name, lambda a, b: b)
+
+
+def _death(name: str, who: Callable[[Any, Any], Any]) -> None:
+    with (
+        _mortal_peers(2) as (a, b),
+        _compiled(_chain(name, a, "make_big", b, "slow"), depth=8) as graph,
+    ):
+        _get(graph.execute(1))
+        refs = [graph.execute(number) for number in range(8)]
+        conveyor.kill(who(a, b))
+        # What takes that long in all cannot have been done before.
+        _expect_error(refs[-1], ActorDiedError)
+        survivor = b if who(a, b) is a else a
+        _get(survivor.holdings.remote())
+
+
+def _restart(name: str) -> None:
+    """A graph whose actor has come back goes on, with new ends."""
+    with _mortal_peers(2, max_restarts=-1) as (a, b):
+        root = _chain(name, a, "make_big", b, "total")
+        with _compiled(root, depth=4) as graph:
+            _get(graph.execute(1))
+            for number, victim in enumerate((a, b)):
+                _expect_error(victim.die.remote(), ActorDiedError)
+                _wait_for(lambda: _goes_on(graph, number), lambda: "the graph does not go on")  # noqa: B023
+
+
+def _goes_on(graph: Any, number: int) -> bool:
+    try:
+        got = _get(graph.execute(number))
+    except ActorDiedError:
+        graph.restart()
+        return False
+    return bool(got == (number, float(number), float(number)))
+
+
+_CHECKS: tuple[Callable[[str], None], ...] = (
+    _values,
+    _many_under_way,
+    _several_readers,
+    _two_edges,
+    _values_are_safe,
+    _errors_are_values,
+    _what_cannot_go,
+    _teardown,
+    _death_of_the_writer,
+    _death_of_a_reader,
+    _restart,
+)

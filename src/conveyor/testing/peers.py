@@ -1,0 +1,96 @@
+"""The actors of the conformance checks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import conveyor
+from conveyor.testing.samples import sample
+
+
+class Peer:
+    """Makes values with tensors, and says what has come."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def make(self, kind: str) -> Any:
+        """Make a sample, see :func:`conveyor.testing.samples.sample`."""
+        return sample(kind)
+
+    def make_or_raise(self, number: int) -> Any:
+        """Make a tensor of ``number``; an odd one is an error."""
+        import torch
+
+        if number % 2:
+            raise ValueError(f"{number} is odd")
+        return torch.full((1000,), float(number))
+
+    def make_big(self, number: int) -> Any:
+        """Make 4 MiB of ``number``."""
+        import torch
+
+        return {"tensor": torch.full((1 << 20,), float(number)), "number": number}
+
+    def total(self, value: Any) -> tuple[int, float, float]:
+        """Say what is in a value of :meth:`make_big`."""
+        tensor = value["tensor"]
+        return value["number"], float(tensor.min()), float(tensor.max())
+
+    def mean(self, tensor: Any) -> float:
+        """Average a tensor."""
+        return float(tensor.mean())
+
+    def same(self, value: Any, kind: str) -> str:
+        """Say how ``value`` differs from the sample; nothing if it does not."""
+        from conveyor.testing.samples import difference
+
+        return difference(value, sample(kind))
+
+    def keep(self, value: Any) -> int:
+        """Hold a value for good."""
+        self.kept.append(value)
+        return len(self.kept)
+
+    def forget(self) -> None:
+        """Let go of all values that are held."""
+        self.kept.clear()
+
+    def kept_totals(self) -> list[tuple[int, float, float]]:
+        """Say what is in the values that are held."""
+        return [self.total(value) for value in self.kept]
+
+    def scribble(self, value: Any) -> float:
+        """Write over a value that has come, and say what it was."""
+        before = float(value["tensor"].max())
+        value["tensor"].zero_()
+        return before
+
+    def slow(self, value: Any) -> float:
+        """Look at a value after a while."""
+        time.sleep(0.05)
+        return float(value["tensor"].max())
+
+    def both(self, first: Any, second: Any) -> tuple[float, float]:
+        """Look at two values."""
+        return float(first["tensor"].max()), float(second["tensor"].max())
+
+    def meta(self, number: int) -> Any:
+        """Make a tensor; every third one has no memory, so nothing can move it."""
+        import torch
+
+        return torch.full((10,), float(number), device="meta" if number % 3 == 0 else "cpu")
+
+    def holdings(self) -> tuple[int, int]:
+        """Count this process's descriptors and threads."""
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def die(self) -> None:
+        """End this process at once."""
+        os.kill(os.getpid(), 9)
+
+
+RemotePeer = conveyor.remote(Peer)

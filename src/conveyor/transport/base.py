@@ -1,0 +1,133 @@
+"""Every transport has the same small shape.
+
+A graph's edge is a ring in shared memory, whatever its route: frames say in which order values come, and
+carry errors. What a transport moves is the tensors of those values, beside the frames. A :class:`Transport`
+says what it can do, and opens a :class:`Conduit` in each process at an edge that was routed over it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from conveyor.codec.parcels import TensorSpec
+
+if TYPE_CHECKING:  # slow to import
+    from concurrent.futures import Future
+
+__all__ = ["Capabilities", "Conduit", "Sending", "TensorSpec", "Transport", "Wire"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a transport can do, as far as choosing one depends on it.
+
+    devices: the kinds of device whose tensors it moves, as torch calls them: ``"cpu"``, ``"cuda"``.
+    in_frame: tensors travel inside of the frames, with everything else. Such a transport needs no conduits
+        in a graph, and it serves the executor of the graph as well.
+    """
+
+    devices: frozenset[str]
+    in_frame: bool = False
+
+
+class Wire(Protocol):
+    """Small messages between the ends of one conduit, in order, from the writer to all readers and from
+    each reader to the writer. For what has to be agreed on: addresses, keys, that something was taken.
+
+    rank: which end this is: 0 is the writer, the readers follow.
+    members: the names of the actors at all ends, by rank.
+    edge: what the edge carries, for errors.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def members(self) -> tuple[str, ...]: ...
+    @property
+    def edge(self) -> str: ...
+
+    def send(self, message: Any) -> None:
+        """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is."""
+        ...
+
+    def receive(self) -> list[tuple[int, Any]]:
+        """Take what has come, each with the rank of who has sent it. Nothing is no reason to wait: whenever
+        something has come, :meth:`Conduit.progress` is called."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Tensors that are about to be sent.
+
+    begin: starts it, once the frame is published that tells of it. The future is done when the transport
+        needs the tensors no more. What ``begin`` raises counts as the future's exception.
+    note: what the readers get with the frame, before anything else: an address to read from, say.
+    withdraw: called in place of ``begin`` where the frame could not be published.
+    """
+
+    begin: Callable[[], Future[None]]
+    note: bytes = b""
+    withdraw: Callable[[], None] = lambda: None
+
+
+class Conduit(ABC):
+    """One end of the way that the tensors of an edge take: one writer, and readers that each get all.
+
+    A *transfer* is what goes for one execution; its number grows from one to the next, and numbers may be
+    missing. All methods are called on one thread, and none of them may wait. Futures may be completed on
+    any thread.
+    """
+
+    @abstractmethod
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """Prepare to send contiguous tensors that the transport has accepted. What cannot be sent raises
+        here, before anybody is told; nothing has moved then."""
+
+    @abstractmethod
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+        """Ask for the tensors of a transfer whose frame has come. The future gives one for each of ``specs``,
+        of its dtype and shape; they are the reader's alone, or their memory is never written again.
+        Transfers may be done in any order."""
+
+    def progress(self) -> None:  # noqa: B027 - most transports have threads or hardware for it
+        """Do what can be done without waiting. Called when something has come on the wire, and otherwise."""
+
+    @abstractmethod
+    def abort(self, reason: BaseException) -> None:
+        """Have each transfer that is under way fail with ``reason``, within a second, whatever the other ends
+        do. Nothing is sent or received afterwards."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything that the conduit holds. Called once, after :meth:`abort`."""
+
+
+class Transport(ABC):
+    """A way for tensors from actor to actors. It is sent to the actors that use it, so it can be pickled.
+
+    name: what ``with_tensor_transport`` and ``explain()`` call it.
+    capabilities: what it can do.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    def viable(self) -> str | None:
+        """Say why it cannot be used in this process: a library that is missing, say. ``None``: it can."""
+        return None
+
+    def accepts(self, tensor: Any) -> str | None:
+        """Say why it cannot move a tensor, in words to follow "it": ``"is on device 'cuda:0'"``.
+        ``None``: it can."""
+        if tensor.device.type not in self.capabilities.devices:
+            return f"is on device {str(tensor.device)!r}"
+        return None
+
+    @abstractmethod
+    def open(self, wire: Wire) -> Conduit:
+        """Open this process's end for one edge. It must not wait for the others, which open theirs at any
+        time."""

@@ -1,0 +1,56 @@
+"""A conduit whose wire is all that it needs: what a wire carries lies in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+
+
+class ShmConduit(Conduit):
+    """Tensors are copied into the writer's arena when they are sent, and read where they lie."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        #: By transfer, tensors that have come before they were asked for.
+        self._early: dict[int, list[Any]] = {}
+        self._asked: dict[int, Future[list[Any]]] = {}
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """As for :class:`Conduit`."""
+
+        def begin() -> Future[None]:
+            self._wire.send((transfer, list(tensors)))
+            sent: Future[None] = Future()
+            sent.set_result(None)
+            return sent
+
+        return Sending(begin)
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+        """As for :class:`Conduit`."""
+        asked = self._asked[transfer] = Future()
+        # Nobody will ask for what is older: its execution has failed.
+        for older in [number for number in self._early if number < transfer]:
+            del self._early[older]
+        self.progress()
+        return asked
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        for _, (transfer, tensors) in self._wire.receive():
+            self._early[transfer] = tensors
+        for transfer in self._asked.keys() & self._early.keys():
+            self._asked.pop(transfer).set_result(self._early.pop(transfer))
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        while self._asked:
+            _, asked = self._asked.popitem()
+            asked.set_exception(reason)
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        self._early.clear()
