@@ -173,7 +173,7 @@ class ActorRuntime(CallingRuntime):
         self._requests.tell(Refuse(tag, error))
 
     def is_alive(self, actor: ActorId) -> bool:
-        return self.link(actor).is_alive
+        return not self.link(actor).gone
 
     def _open(self, request: Request) -> socket.socket:
         with explained("open a connection to the driver"):

@@ -12,10 +12,11 @@ from conveyor import _core
 from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
-from conveyor.runtime.calls.call import START, Call, start, with_arguments
+from conveyor.runtime.calls.arguments import lacked, outcome_of, with_values
+from conveyor.runtime.calls.call import START, Call, start
 from conveyor.runtime.calls.constructor import Unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
-from conveyor.runtime.calls.unsendable import blame_call, blame_constructor
+from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import (
     EMPTY,
@@ -26,7 +27,7 @@ from conveyor.runtime.refs.ref import (
     final,
 )
 from conveyor.runtime.refs.together import get_or_wait
-from conveyor.runtime.refs.values import RefFailed, lacking, refs_among, with_values
+from conveyor.runtime.refs.values import RefFailed, refs_among
 from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
@@ -119,9 +120,9 @@ class Link:
             if not self._pending:
                 if self.gone:
                     raise self._why_gone()
-                if has_refs and lacking(args, kwargs or {}) is None:
+                if has_refs and lacked(call) is None:
                     try:
-                        call = _with_values(call)
+                        call = with_values(call)
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
@@ -133,7 +134,7 @@ class Link:
                     try:
                         sent = self.gate.start(call, self, CallRef)
                     except SerializationError as error:
-                        raise self._blamed(error, call) from error.__cause__
+                        raise blame_call(error, self.actor_name, call) from error.__cause__
             if sent is not None:
                 sent.method = method
                 ref = sent
@@ -148,14 +149,6 @@ class Link:
         would wait for it for ever."""
         return start((Unmade.why(error, self.actor_name),))
 
-    def _blamed(self, error: SerializationError, call: Call) -> SerializationError:
-        _, args, kwargs, _, what = call
-        if what != START:
-            return blame_call(error, self.actor_name, call)
-        if isinstance(args[0], type):
-            return blame_constructor(error, args[0], args[1:], kwargs or {})
-        return error
-
     @property
     def gone(self) -> bool:
         """Whether the process at the other end is no more, or the session: nothing can be sent here
@@ -166,6 +159,10 @@ class Link:
             return True
         if self._refusal is not None and self._refusal:
             return True
+        return self._is_dead
+
+    @property
+    def _is_dead(self) -> bool:
         return self._process.board.gone(self.actor_slot, self._incarnation)
 
     def _why_gone(self) -> ConveyorError:
@@ -206,15 +203,17 @@ class Link:
             except BaseException:
                 # Nobody would send it: then it shall not be sent later, by chance, either.
                 with self.lock:
-                    place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
-                    if place is not None:
-                        del self._pending[place]
+                    if self._withdraw(ref):
                         raise
         return ref
 
-    @property
-    def is_alive(self) -> bool:
-        return not self.gone
+    def _withdraw(self, ref: Ref) -> bool:
+        """Whether it was waiting here, and does no longer."""
+        # By identity: arguments need not be comparable.
+        place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
+        if place is not None:
+            del self._pending[place]
+        return place is not None
 
     @property
     def outstanding(self) -> int:
@@ -235,21 +234,21 @@ class Link:
         with self.lock:
             while self._pending:
                 ref, call, has_refs = self._pending[0]
-                if has_refs and _lacked(call) is not None:
+                if has_refs and lacked(call) is not None:
                     return False
                 try:
                     if self.gone:
                         raise self._why_gone()
                     if has_refs:
-                        call = _with_values(call)
+                        call = with_values(call)
                         self._pending[0] = (ref, call, False)
                     number = self.gate.submit(call)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
                         raise
-                    outcome = _outcome(error)
+                    outcome = outcome_of(error)
                     if isinstance(error, SerializationError):
-                        outcome = self._blamed(error, call)
+                        outcome = blame_call(error, self.actor_name, call)
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
@@ -259,12 +258,8 @@ class Link:
                         continue
                     self._pending.popleft()
                     ref._fail(outcome)
-                    del (
-                        ref,
-                        call,
-                        args,
-                        outcome,
-                    )  # so do those of what has caused it, and this is one
+                    # So do those of what has caused it, and this is one.
+                    del ref, call, args, outcome
                     self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
                     continue
                 if number < 0:
@@ -281,10 +276,7 @@ class Link:
     def cancel(self, ref: Ref) -> bool:
         error = cancelled_error(self.describe(ref))
         with self.lock:
-            # By identity: arguments need not be comparable.
-            place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
-            if place is not None:
-                del self._pending[place]
+            self._withdraw(ref)
             ref._fail(error)
             if ref._number >= 0:
                 self._limits.cancel(ref._number)
@@ -341,6 +333,8 @@ class Link:
         gone = self.gone
         value = self.gate.take(ref._number, 0)
         if value is EMPTY and gone and ref._outcome is EMPTY:
+            if not self._is_dead:  # it may still come, and would be kept as long as a ref is held
+                self.gate.drop(ref._number, 0)
             raise final(self._why_gone())
         return value
 
@@ -349,9 +343,9 @@ class Link:
         if ref._number < 0:
             with self.lock:
                 _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
-            lacked = _lacked(call) if call is not None and has_refs else None
-            if lacked is not None:  # and so do all behind it
-                return blockers_of(lacked, question)
+            first = lacked(call) if call is not None and has_refs else None
+            if first is not None:  # and so do all behind it
+                return blockers_of(first, question)
         if self._is_control:
             return ()
         # One that has not been sent comes after others.
@@ -387,28 +381,6 @@ class Link:
             return f"{self.actor_name} is dead"
         status = describe_status(self._process.board, self.actor_slot, self._label)
         return f"{self.actor_name} is {status}"
-
-
-def _outcome(error: BaseException) -> BaseException:
-    """What the ref of a call raises whose arguments could not be sent. Nobody who asks for it is to be
-    interrupted or to leave."""
-    if isinstance(error, RefFailed):
-        return error.error
-    if isinstance(error, Exception):
-        return error
-    told = SerializationError(f"the arguments cannot be sent: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
-
-
-def _with_values(call: Call) -> Call:
-    """``call``, whose refs are done, with their values. Raises ``RefFailed``."""
-    return with_arguments(call, *with_values(call[1], call[2] or {}))
-
-
-def _lacked(call: Call) -> Ref | None:
-    """The first of the refs among its arguments that is not done."""
-    return lacking(call[1], call[2] or {})
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

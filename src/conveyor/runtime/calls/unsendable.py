@@ -15,6 +15,7 @@ from conveyor.runtime.calls.call import (
     NEXT,
     OPEN,
     OPEN_FUNCTION,
+    START,
     Call,
 )
 
@@ -34,7 +35,7 @@ def blame_constructor(
 
 
 def blame_call(error: SerializationError, actor: str, call: Call) -> SerializationError:
-    """``error`` of a call of ``actor``."""
+    """``error`` of a call of ``actor``, which may be the one that makes it."""
     return blamed(error, _of_call(actor, call))
 
 
@@ -56,6 +57,10 @@ def _of_call(actor: str, call: Call) -> Iterator[Given]:
     from conveyor.codec.blame import Given
 
     name, args, kwargs, _, what = call
+    if what == START:
+        if isinstance(args[0], type):
+            yield from _of_constructor(args[0], args[1:], kwargs or {})
+        return
     if what in _KEYED:
         args = args[1:]
     if what in (FUNCTION, ASYNC_FUNCTION, OPEN_FUNCTION):

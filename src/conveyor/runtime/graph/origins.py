@@ -12,7 +12,8 @@ import conveyor.exceptions
 from conveyor.codec import append_to_message
 from conveyor.exceptions import ArenaFullError, TaskError
 from conveyor.runtime.graph.results import GraphRef
-from conveyor.runtime.refs.ref import EMPTY, failure_of
+from conveyor.runtime.refs.outcome import failure_of
+from conveyor.runtime.refs.ref import EMPTY
 
 #: Results whose place is remembered.
 KEPT = 100_000

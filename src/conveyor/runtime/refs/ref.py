@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from conveyor import _core
 from conveyor.checks import check_timeout
-from conveyor.codec import Reader, add_sibling, claims, decode_error, drop_picklers
-from conveyor.exceptions import SerializationError, SessionEndedError
-from conveyor.runtime import context, ending
+from conveyor.codec import Reader, claims, decode_error, drop_picklers
+from conveyor.exceptions import SerializationError
+from conveyor.runtime import context
+from conveyor.runtime.refs.outcome import Failed
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
@@ -37,45 +38,6 @@ _Snapshot = _core.Snapshot
 
 #: What a negative timeout stands for: no limit, whatever the default is.
 FOREVER = 1e9
-
-
-class _Failed:
-    """An outcome that is an exception. What a task has raised is made anew for each ``get`` (``again``):
-    it may change as any other value may, and it holds the frames that it was raised in. ``frame``:
-    what it came as, which knows what else has failed in its execution."""
-
-    __slots__ = ("_again", "_frame", "error")
-
-    def __init__(
-        self,
-        error: BaseException,
-        again: Callable[[], BaseException] | None = None,
-        frame: _core.ErrorFrame | None = None,
-    ) -> None:
-        self.error = error
-        self._again = again
-        self._frame = frame
-
-    @property
-    def may_have_others(self) -> bool:
-        """Whether more may have failed in its execution."""
-        return self._frame is not None and self._frame.others is not None
-
-    def to_raise(self) -> BaseException:
-        if self._again is None:
-            if type(self.error) is SessionEndedError:
-                return ending.ended()
-            # Raised a second time, it would grow its traceback.
-            return self.error.with_traceback(None)
-        error = self._again()
-        for other in (self._frame and self._frame.others) or ():
-            add_sibling(error, other)
-        return error
-
-
-def failure_of(outcome: Any) -> BaseException | None:
-    """The error, if ``outcome`` is one."""
-    return outcome.error if type(outcome) is _Failed else None
 
 
 class Source(Protocol):
@@ -179,7 +141,7 @@ class Ref(_RefCore[ValueT]):
     def cancelled(self) -> bool:
         """Whether ``get`` raises because of a :meth:`cancel`."""
         outcome = self._outcome
-        if type(outcome) is not _Failed:
+        if type(outcome) is not Failed:
             return False
         from conveyor.exceptions import ExecutionCancelledError
 
@@ -188,7 +150,7 @@ class Ref(_RefCore[ValueT]):
     def has_failed(self) -> bool:
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
         outcome = self._outcome
-        return type(outcome) is _Failed if outcome is not EMPTY else self._source.has_failed(self)
+        return type(outcome) is Failed if outcome is not EMPTY else self._source.has_failed(self)
 
     def parts(self) -> tuple[Ref, ...]:
         """The refs that this one's result is made of: itself, where it comes from one channel."""
@@ -199,14 +161,14 @@ class Ref(_RefCore[ValueT]):
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
-        if type(outcome) is _Failed:
+        if type(outcome) is Failed:
             raise self._error_of(outcome)
         if type(outcome) is not _Snapshot:
             return outcome
         self._hold(outcome)
         return outcome.decode()
 
-    def _error_of(self, outcome: _Failed) -> BaseException:
+    def _error_of(self, outcome: Failed) -> BaseException:
         if outcome.may_have_others:
             self._gate.hear()
         return outcome.to_raise()
@@ -222,7 +184,7 @@ class Ref(_RefCore[ValueT]):
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(None)
-        if type(outcome) is _Failed:
+        if type(outcome) is Failed:
             raise self._error_of(outcome)
         if type(outcome) is _Snapshot and outcome.has_refs:
             self._hold(outcome)
@@ -269,14 +231,14 @@ class Ref(_RefCore[ValueT]):
         if type(value) is ErrorFrame:
             meta = value.meta
             if meta in (_CANCELLED, _OVERDUE):
-                value = _Failed(self._source.stopped(self, meta == _OVERDUE))
+                value = Failed(self._source.stopped(self, meta == _OVERDUE))
             else:
-                value = _Failed(decode_error(meta), partial(decode_error, meta), value)
+                value = Failed(decode_error(meta), partial(decode_error, meta), value)
         self._outcome = value
 
     def _fail(self, error: BaseException, again: Callable[[], BaseException] | None = None) -> None:
         """``error`` is the outcome; ``again()`` makes another one like it."""
-        self._outcome = _Failed(error, again)
+        self._outcome = Failed(error, again)
 
     def __await__(self) -> Generator[Any, None, ValueT]:
         if not self.done():
