@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from conveyor.engine.local import boot, server
+from conveyor.engine.local.children import Children
 from conveyor.engine.local.events import EventLoop, guarded
 from conveyor.engine.local.output import READ_BYTES, Output
 from conveyor.engine.local.spawning import Spawning, why
@@ -37,13 +37,6 @@ CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memo
 KILL_TIMEOUT = 5.0
 PRINT_TIMEOUT = 2.0
 LAST_WORDS_BYTES = 4 << 10
-
-
-@dataclass(eq=False)
-class _Child:
-    pid: int
-    pidfd: int
-    outputs: dict[int, str]
 
 
 class Launcher:
@@ -71,7 +64,6 @@ class Launcher:
         self._owner = os.getpid()
         self._events = events
         self._output = Output(on_output)
-        self._on_exit = on_exit
         self._preload = list(preload)
         self._numbers = itertools.count(1)
         # Guards all that follows, and that no descriptor is closed while another thread uses it.
@@ -85,12 +77,8 @@ class Launcher:
         self._server_end = ""  # how it ended; empty while it lives
         self._control: socket.socket | None = None
         self._requests: dict[int, Spawning] = {}
-        self._children: dict[int, _Child] = {}
-        #: Of the dead: those whose process went on without its main thread, and was killed for that.
-        self.went_on: set[int] = set()
-        self._unreported = 0  # children whose on_exit is still to be called
-        self._all_gone = threading.Event()
-        self._all_reported = threading.Event()
+        self._children = Children(self._lock, events, self._output, on_exit)
+        self.went_on = self._children.went_on
         self._closers = threading.Lock()
 
     def start(self) -> None:
@@ -150,11 +138,7 @@ class Launcher:
         """
         if os.getpid() != self._owner:
             return
-        with self._lock:
-            actor = self._children.get(pid)
-            if actor is not None:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(actor.pidfd, sig)
+        self._children.send_signal(pid, sig)
 
     def end_headless(self, pid: int) -> None:
         """The main thread of an actor's process is gone: have the fork server kill the process if it goes
@@ -195,10 +179,10 @@ class Launcher:
             except OSError:  # it is gone; or the kernel kills the actors with it
                 fork_server.kill()
             with threads.lent(self._lock):  # a signal handler may have interrupted whoever has it
-                if not self._all_gone.wait(CLOSE_TIMEOUT):
+                if not self._children.all_gone.wait(CLOSE_TIMEOUT):
                     fork_server.kill()
-                    self._all_gone.wait(KILL_TIMEOUT)
-                self._all_reported.wait(PRINT_TIMEOUT)
+                    self._children.all_gone.wait(KILL_TIMEOUT)
+                self._children.all_reported.wait(PRINT_TIMEOUT)
                 self._output.close(PRINT_TIMEOUT)
 
     # Starting and asking: on the callers' threads.
@@ -313,21 +297,13 @@ class Launcher:
             elif kind == server.FAILED:
                 self._failed(number, pid)
             elif kind == server.DEAD:
-                with self._lock:
-                    actor = self._children.pop(pid, None)
-                    if actor is not None:
-                        os.close(actor.pidfd)
-                        if number:
-                            self.went_on.add(pid)
-                if actor is not None:
-                    self._finish(actor, status)
+                self._children.ended(pid, status, went_on=bool(number))
 
     def _born(self, number: int, pid: int, pidfd: int) -> None:
         with self._lock:
             request = self._requests.pop(number, None)
             if request is not None and pidfd >= 0:
-                actor = self._children[pid] = _Child(pid, pidfd, request.outputs)
-                self._unreported += 1
+                self._children.add(pid, pidfd, request.outputs)
                 request.pid = pid
         if request is None or pidfd < 0:
             with suppress(OSError):
@@ -340,7 +316,7 @@ class Launcher:
         try:
             if request.on_spawned is not None:
                 guarded(partial(request.on_spawned, pid))
-            self._output.watch(pid, actor.outputs)
+            self._output.watch(pid, request.outputs)
         except OSError as error:  # sooner or later it would wait for ever for somebody to read
             request.refuse(error, "its output cannot be read: ")
         finally:
@@ -387,37 +363,6 @@ class Launcher:
                 os.close(fd)
             requests = list(self._requests.values())
             self._requests.clear()
-            orphans = list(self._children.values())
         for request in requests:
             request.refuse(self._server_end)
-        for actor in orphans:
-            # The kernel has told them to die with the server. It is not over before they have.
-            self.kill(actor.pid)
-            self._events.add(actor.pidfd, partial(self._orphan_ended, actor))
-        self._note_end()
-
-    def _orphan_ended(self, actor: _Child) -> None:
-        with self._lock:
-            self._children.pop(actor.pid, None)
-            self._events.remove(actor.pidfd)
-            os.close(actor.pidfd)
-        # Its own status is lost with its parent; this is what the kernel did to it.
-        self._finish(actor, int(signal.SIGKILL))
-
-    def _finish(self, actor: _Child, status: int) -> None:
-        """The actor has ended: report it after all that it has written."""
-        report = partial(self._events.call, partial(self._report, actor, status))
-        self._output.finish(actor.pid, actor.outputs, report)
-
-    def _report(self, actor: _Child, status: int) -> None:
-        guarded(partial(self._on_exit, actor.pid, status))
-        with self._lock:
-            self._unreported -= 1
-        self._note_end()
-
-    def _note_end(self) -> None:
-        with self._lock:
-            if self._server_end and not self._children:
-                self._all_gone.set()
-                if not self._unreported:
-                    self._all_reported.set()
+        self._children.orphaned()

@@ -1,0 +1,96 @@
+"""The processes that the fork server has started: each is known by its pidfd, and its end is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from conveyor.engine.local.events import EventLoop, guarded
+from conveyor.engine.local.output import Output
+
+
+@dataclass(eq=False)
+class _Child:
+    pid: int
+    pidfd: int
+    #: Its pipes, each with the name of its stream.
+    outputs: dict[int, str]
+
+
+class Children:
+    """The launcher's, with its lock. Ends are told on the thread of ``events``."""
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        events: EventLoop,
+        output: Output,
+        on_exit: Callable[[int, int], None],
+    ) -> None:
+        self._lock = lock
+        self._events = events
+        self._output = output
+        self._on_exit = on_exit
+        self._living: dict[int, _Child] = {}
+        #: Of the dead: those whose process went on without its main thread, and was killed for that.
+        self.went_on: set[int] = set()
+        self._unreported = 0  # those whose on_exit is still to be called
+        self._orphaned = False
+        #: Set once the fork server and all of them are gone.
+        self.all_gone = threading.Event()
+        #: Set once all of their ends are reported as well.
+        self.all_reported = threading.Event()
+
+    def add(self, pid: int, pidfd: int, outputs: dict[int, str]) -> None:
+        """One more is there. Call with the lock."""
+        self._living[pid] = _Child(pid, pidfd, outputs)
+        self._unreported += 1
+
+    def send_signal(self, pid: int, sig: int) -> None:
+        """Send ``sig`` to ``pid``, unless it has ended."""
+        with self._lock, suppress(KeyError, ProcessLookupError):
+            signal.pidfd_send_signal(self._living[pid].pidfd, sig)
+
+    def ended(self, pid: int, status: int, went_on: bool = False) -> None:
+        """It is gone, and reaped."""
+        with self._lock:
+            child = self._living.pop(pid, None)
+            if child is None:
+                return
+            if went_on:
+                self.went_on.add(pid)
+            self._events.remove(child.pidfd)
+            os.close(child.pidfd)
+        # Its end is reported after all that it has written.
+        report = partial(self._events.call, partial(self._report, pid, status))
+        self._output.finish(pid, child.outputs, report)
+
+    def orphaned(self) -> None:
+        """The fork server is gone, and the kernel has told them to die with it: it is not over before they
+        have. Their own status is lost with their parent; this is what the kernel did to them."""
+        with self._lock:
+            self._orphaned = True
+            orphans = list(self._living.values())
+        for child in orphans:
+            self.send_signal(child.pid, signal.SIGKILL)
+            killed = int(signal.SIGKILL)
+            self._events.add(child.pidfd, partial(self.ended, child.pid, killed))
+        self._note_end()
+
+    def _report(self, pid: int, status: int) -> None:
+        guarded(partial(self._on_exit, pid, status))
+        with self._lock:
+            self._unreported -= 1
+        self._note_end()
+
+    def _note_end(self) -> None:
+        with self._lock:
+            if self._orphaned and not self._living:
+                self.all_gone.set()
+                if not self._unreported:
+                    self.all_reported.set()
