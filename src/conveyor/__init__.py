@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conveyor import dag, exceptions
 from conveyor.api import (
@@ -31,7 +31,7 @@ from conveyor.api import (
     wait,
 )
 from conveyor.config import Config
-from conveyor.later import import_later
+from conveyor.later import names_later
 from conveyor.runtime.memory import empty, empty_tensor
 from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
@@ -79,23 +79,14 @@ __all__ = [
 ]
 
 
-# Imported when they are asked for: who only imports the package needs none, nor does an actor's process.
-_LATER = {
-    "CompiledGraph": "conveyor.runtime.graph.compiled",
-    "GraphRef": "conveyor.runtime.graph.results",
-    "channel": "conveyor.channel",
-    "metrics": "conveyor.metrics",
-    "observe": "conveyor.observe",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_later(_LATER[name])
-    found = globals()[name] = getattr(module, name, module)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+# Who only imports the package needs none of these, nor does an actor's process.
+__getattr__, __dir__ = names_later(
+    globals(),
+    {
+        "CompiledGraph": "conveyor.runtime.graph.compiled",
+        "GraphRef": "conveyor.runtime.graph.results",
+        "channel": "conveyor.channel",
+        "metrics": "conveyor.metrics",
+        "observe": "conveyor.observe",
+    },
+)

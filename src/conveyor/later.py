@@ -1,12 +1,14 @@
-"""Modules of ours that are imported when something of theirs is first asked for."""
+"""Modules that are imported when something of theirs is first asked for."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from conveyor.exceptions import RuntimeStateError
 
@@ -33,3 +35,30 @@ def import_later(name: str) -> ModuleType:
         raise RuntimeStateError(f"the program is ending: {name} cannot be imported any more")
     with _importing:
         return import_module(name)
+
+
+def names_later(
+    names: dict[str, Any], where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """What a module with ``names`` has as its ``__getattr__`` and ``__dir__``. ``where``: of names that are
+    imported when they are asked for, their modules. A module's own name stands for itself."""
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}")
+        module = import_later(where[name])
+        found = names[name] = getattr(module, name, module)
+        return found
+
+    return get, lambda: sorted({*names, *where})
+
+
+class LaterModule:
+    """Stands for a module of somebody else's, also in annotations that are evaluated."""
+
+    def __init__(self, name: str) -> None:
+        self.__name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = self.__dict__[attribute] = getattr(import_module(self.__name), attribute)
+        return found

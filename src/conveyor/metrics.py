@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from conveyor.later import LaterModule
 from conveyor.observe.stats import GraphStats, Times, read_stats
 from conveyor.runtime import context
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.parts import Account, graph_id
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry import metrics as otel
+else:
+    otel = LaterModule("opentelemetry.metrics")
 
 __all__ = ["CONTENT_TYPE", "observe_with_opentelemetry", "prometheus_text"]
 
@@ -105,8 +108,11 @@ def prometheus_text(graphs: Iterable[CompiledGraph] | None = None) -> str:
 
     Args:
         graphs: those to show; default: all that this process has compiled and that are not torn down.
+
+    Raises:
+        TypeError: ``graphs`` is something else, such as a single graph.
     """
-    samples = _samples(graphs)
+    samples = _samples(None if graphs is None else _listed(graphs))
     lines: list[str] = []
     for metric in _METRICS:
         found = samples.get(metric)
@@ -129,7 +135,20 @@ def prometheus_text(graphs: Iterable[CompiledGraph] | None = None) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def observe_with_opentelemetry(provider: MeterProvider | None = None) -> None:
+def _listed(graphs: object) -> list[CompiledGraph]:
+    if isinstance(graphs, Iterable):
+        found = list(graphs)
+        others = [graph for graph in found if not isinstance(graph, CompiledGraph)]
+        if not others:
+            return found
+        graphs = others[0]
+    raise TypeError(
+        "prometheus_text takes compiled graphs in a list, as in prometheus_text([graph]), not "
+        f"{type(graphs).__name__}"
+    )
+
+
+def observe_with_opentelemetry(provider: otel.MeterProvider | None = None) -> None:
     """Let OpenTelemetry read the metrics of all graphs that this process has, whenever it collects.
 
     Counters and gauges are observable instruments named ``conveyor.*``, with the attributes that
@@ -142,15 +161,13 @@ def observe_with_opentelemetry(provider: MeterProvider | None = None) -> None:
     Raises:
         ImportError: ``opentelemetry-api`` is not installed.
     """
-    from opentelemetry import metrics
-
-    meter = (provider or metrics.get_meter_provider()).get_meter("conveyor")
+    meter = (provider or otel.get_meter_provider()).get_meter("conveyor")
     read = _Shared(lambda: _samples(None))
 
     def observed(metric: _Metric, value: Callable[[Any], float]) -> Callable[[Any], Iterable[Any]]:
         def callback(_options: Any) -> Iterable[Any]:
             found = read().get(metric, ())
-            return [metrics.Observation(value(v), dict(labels)) for labels, v in found]
+            return [otel.Observation(value(v), dict(labels)) for labels, v in found]
 
         return callback
 

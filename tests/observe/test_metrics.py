@@ -106,6 +106,14 @@ def test_graphs_of_one_name_are_told_apart(engine):
             assert counts == [0, 1]
 
 
+@pytest.mark.usefixtures("engine")
+def test_it_takes_graphs_in_a_list():
+    with graph_of("single") as graph:
+        for graphs, given in ((graph, "CompiledGraph"), ([graph, 3], "int"), (3, "int")):
+            with pytest.raises(TypeError, match=rf"prometheus_text\(\[graph\]\), not {given}"):
+                metrics.prometheus_text(graphs)
+
+
 def test_without_a_session_there_is_nothing():
     assert metrics.prometheus_text() == ""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conveyor.dag import InputNode, MultiOutputNode, hooks
+from conveyor.dag.eager import execute
 from conveyor.dag.methods import bind
 from conveyor.exceptions import GraphError
 
@@ -39,6 +40,9 @@ class Host:
         self.calls: list[str] = []
         self.gets = 0
         self.checked: list[object] = []
+
+    def execute(self, root, args, kwargs):
+        return execute(root, self, args, kwargs)
 
     def check(self, owner: object) -> None:
         self.checked.append(owner)

@@ -55,12 +55,7 @@ class Host:
         self.compiled.append((root, config))
         return "graph"
 
-    def check(self, owner: object) -> None: ...
-
-    def call(self, actor: Any, method: str, args: Any, kwargs: Mapping[str, Any], n: int) -> Any:
-        raise NotImplementedError
-
-    def get(self, refs: Any) -> Any:
+    def execute(self, root: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError
 
 

@@ -222,6 +222,7 @@ if TYPE_CHECKING:
 
     ActorProxy: TypeAlias = type[InstanceT]
 else:
+    AnyMethod = ActorMethod
     #: The handle of an actor whose class is under ``actor``. Type checkers see in it the attributes of the
     #: class, where ``@method`` has made methods of actors of them.
     ActorProxy = ActorHandle

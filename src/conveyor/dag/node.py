@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
+import conveyor  # what is above is known by its public name
 from conveyor.config import Config
 from conveyor.dag import hooks
 from conveyor.dag.context import DAGContext
 from conveyor.dag.hints import TransportHint
 from conveyor.exceptions import NodeSentError
 from conveyor.typevars import ResultT
-
-if TYPE_CHECKING:
-    # What the host makes of a graph, which is above.
-    from conveyor.runtime.graph.compiled import CompiledGraph
 
 # Bind order. One counter for the whole process, because the order of an actor's tasks must not
 # depend on which of its handles a task was bound through. ``next`` on it is atomic.
@@ -100,7 +97,9 @@ class DAGNode(Generic[ResultT]):
     def __deepcopy__(self: NodeT, memo: dict[int, Any]) -> NodeT:
         return self
 
-    def compile(self, config: Config | None = None, **options: Any) -> CompiledGraph[ResultT]:
+    def compile(
+        self, config: Config | None = None, **options: Any
+    ) -> conveyor.CompiledGraph[ResultT]:
         """Compile the graph that ends in this node.
 
         Args:
@@ -125,7 +124,7 @@ class DAGNode(Generic[ResultT]):
         if options:
             config = config.with_options(**options)
         self._record.ends_graph = True
-        graph: CompiledGraph[ResultT] = hooks.host().compile(self, config)
+        graph: conveyor.CompiledGraph[ResultT] = hooks.host().compile(self, config)
         return graph
 
     def experimental_compile(
@@ -137,7 +136,7 @@ class DAGNode(Generic[ResultT]):
         _max_buffered_results: int | None = None,
         _overlap_gpu_communication: bool | None = None,
         _default_communicator: Any = "create",
-    ) -> CompiledGraph[ResultT]:
+    ) -> conveyor.CompiledGraph[ResultT]:
         """``compile`` under Ray's name and with Ray's parameters.
 
         ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
@@ -163,11 +162,8 @@ class DAGNode(Generic[ResultT]):
         Returns:
             A reference to the result, or a list of references for a ``MultiOutputNode``.
         """
-        # Here, not at the top: eager execution knows all kinds of nodes, which all know this one.
-        from conveyor.dag.eager import execute
-
         self._record.ends_graph = True
-        refs: ResultT = execute(self, hooks.host(), args, kwargs)
+        refs: ResultT = hooks.host().execute(self, args, kwargs)
         return refs
 
     def with_tensor_transport(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from conveyor.later import names_later
 from conveyor.runtime.graph import views
 from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
 from conveyor.runtime.status import ActorStatus, EdgeWait
 
-__all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"]
+__all__ = ["ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStats", "GraphStatus", "Trace"]
 
 if TYPE_CHECKING:
     from conveyor.observe.observed import Observed
     from conveyor.observe.stats import GraphStats
     from conveyor.observe.trace import Trace
+
+__getattr__, __dir__ = names_later(
+    globals(), {"GraphStats": "conveyor.observe.stats", "Trace": "conveyor.observe.trace"}
+)
 
 
 class _Views:

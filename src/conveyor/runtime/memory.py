@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from conveyor.checks import check_shape
+from conveyor.later import LaterModule
 from conveyor.runtime import context
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+else:
+    np, torch = LaterModule("numpy"), LaterModule("torch")
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:
@@ -22,20 +25,17 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any
     memory itself travels and the cost does not depend on its size. A maker that still holds it, or
     a view of it, sends a copy, so nobody sees later writes. Raises ``MemoryError`` at the memory cap.
     """
-    import numpy as np
-
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise TypeError(f"arrays of {kind} hold Python objects and cannot lie in shared memory")
     sizes = check_shape(shape)
     buffer = context.current().allocate(math.prod(sizes) * kind.itemsize)
-    return np.ndarray(sizes, kind, buffer=buffer)
+    array: np.ndarray[Any, Any] = np.ndarray(sizes, kind, buffer=buffer)
+    return array
 
 
 def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised CPU tensor in this process's arena; see :func:`empty`."""
-    import torch
-
     kind = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(kind, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, such as torch.float32, not {dtype!r}")

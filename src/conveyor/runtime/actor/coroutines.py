@@ -29,7 +29,7 @@ class Coroutines:
         self._tasks: dict[asyncio.Task[Any], Activity] = {}
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self.slots = asyncio.Semaphore(self._max_concurrency)
-        self._awaits = lanes.awaits = Awaits(self._loop, inbox, lanes, self._full)
+        self._awaits = Awaits(self._loop, inbox, lanes, self._full)
         #: The process ends; that cancels coroutines, which is no result.
         self.leaving = False
 

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import conveyor
 from conveyor.config import Config
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.parts import Upkeep, graph_id
@@ -15,10 +16,6 @@ from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submitter import Submitter
 from conveyor.runtime.graph.views import View
 from conveyor.typevars import ResultT
-
-if TYPE_CHECKING:
-    from conveyor.observe.stats import GraphStats
-    from conveyor.observe.trace import Trace
 
 G = TypeVar("G", bound="CompiledGraph[Any]")
 
@@ -212,7 +209,7 @@ class CompiledGraph(Generic[ResultT]):
         """
         return self._parts.view.draw(filename, format, view, channel_details, schedule)
 
-    def stats(self) -> GraphStats:
+    def stats(self) -> conveyor.observe.GraphStats:
         """What was counted and timed since the graph was compiled.
 
         The counters are always kept, and reading them asks no actor: it works while one is busy,
@@ -220,7 +217,9 @@ class CompiledGraph(Generic[ResultT]):
         """
         return self._parts.view.stats()
 
-    def trace(self, path: str | os.PathLike[str], *, max_events: int = 1_000_000) -> Trace:
+    def trace(
+        self, path: str | os.PathLike[str], *, max_events: int = 1_000_000
+    ) -> conveyor.observe.Trace:
         """Write what every process of the graph does in the body of a ``with`` to ``path``.
 
         The file is for https://ui.perfetto.dev or ``chrome://tracing`` (trace events as JSON, with

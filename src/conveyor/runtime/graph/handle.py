@@ -8,8 +8,9 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
+import conveyor
 from conveyor import _core
 from conveyor.codec import SentDefinitions, loads
 from conveyor.config import Config
@@ -31,10 +32,6 @@ from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.wire import SHARE_FROM, Wire
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
-
-if TYPE_CHECKING:
-    from conveyor.observe.stats import GraphStats
-    from conveyor.observe.trace import Trace
 
 #: What can be asked of a graph's owner beside executions; the names are those of ``CompiledGraph``.
 Question = Literal["explain", "status", "stats", "is_teardown"]
@@ -299,11 +296,11 @@ class RemoteView:
         status: GraphStatus = self._owner.ask("status", stacks)
         return status
 
-    def stats(self) -> GraphStats:
-        stats: GraphStats = self._owner.ask("stats")
+    def stats(self) -> conveyor.observe.GraphStats:
+        stats: conveyor.observe.GraphStats = self._owner.ask("stats")
         return stats
 
-    def trace(self, path: str | os.PathLike[str], max_events: int) -> Trace:
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
         self._owner.refuse("traced", _HAS_PLAN)
 
     def html(self, title: str) -> str:

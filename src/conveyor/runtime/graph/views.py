@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import conveyor
 from conveyor.config import Config
 from conveyor.later import import_later
 from conveyor.plan import explain
@@ -12,10 +13,6 @@ from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.parts import Account
 from conveyor.runtime.graph.status import GraphStatus
-
-if TYPE_CHECKING:
-    from conveyor.observe.stats import GraphStats
-    from conveyor.observe.trace import Trace
 
 
 class View(Protocol):
@@ -39,9 +36,9 @@ class View(Protocol):
 
     def status(self, stacks: bool = False) -> GraphStatus: ...
 
-    def stats(self) -> GraphStats: ...
+    def stats(self) -> conveyor.observe.GraphStats: ...
 
-    def trace(self, path: str | os.PathLike[str], max_events: int) -> Trace: ...
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace: ...
 
     def html(self, title: str) -> str:
         """What a notebook shows under ``title``."""
@@ -55,11 +52,13 @@ class Views(Protocol):
         """The picture of a Plan, with the arguments of ``visualize``."""
         ...
 
-    def stats(self, graph: Account) -> GraphStats:
+    def stats(self, graph: Account) -> conveyor.observe.GraphStats:
         """What the graph has counted until now."""
         ...
 
-    def trace(self, graph: Account, path: str | os.PathLike[str], max_events: int) -> Trace:
+    def trace(
+        self, graph: Account, path: str | os.PathLike[str], max_events: int
+    ) -> conveyor.observe.Trace:
         """A context manager that records what the graph does."""
         ...
 
@@ -116,10 +115,10 @@ class GraphView:
     def status(self, stacks: bool = False) -> GraphStatus:
         return self._account.status(stacks)
 
-    def stats(self) -> GraphStats:
+    def stats(self) -> conveyor.observe.GraphStats:
         return installed().stats(self._account)
 
-    def trace(self, path: str | os.PathLike[str], max_events: int) -> Trace:
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
         return installed().trace(self._account, path, max_events)
 
     def html(self, title: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.waiting.awaits import Awaits
+from conveyor.runtime.waiting.awaits import Awaits, awaits_of
 from conveyor.runtime.waiting.works import Ask
 from conveyor.system_limits import explained
 
@@ -104,9 +104,7 @@ async def wait_until(ready: Callable[[], bool], ask: Ask | None = None) -> None:
             "wait until ref.fileno() can be read (trio.lowlevel.wait_readable), then get it"
         ) from None
     runtime = context.current()
-    inbox, awaits = runtime.inbox, runtime.lanes.awaits
-    if awaits is not None and awaits.loop is not loop:
-        awaits = None
+    inbox, awaits = runtime.inbox, awaits_of(loop)
     watch = _watches.get(loop)
     if watch is None or watch._inbox is not inbox:
         with explained("await anything in this event loop"):

@@ -37,6 +37,15 @@ _EARLY = 0.0005
 _Gathering: Any = getattr(asyncio.tasks, "_GatheringFuture", ())
 
 
+#: The actor's that this process is.
+_own: Awaits | None = None
+
+
+def awaits_of(loop: asyncio.AbstractEventLoop) -> Awaits | None:
+    """Who looks for cycles in ``loop``, if that is an actor's."""
+    return _own if _own is not None and _own.loop is loop else None
+
+
 class Awaits:
     """Of one actor. Everything here is called on its event loop's thread."""
 
@@ -48,6 +57,8 @@ class Awaits:
         full: Callable[[], tuple[list[Activity], list[Activity]] | None],
     ) -> None:
         """``full()``: if no more calls may run side by side, those that do, and those that are to."""
+        global _own
+        _own = self
         self.loop = loop
         self._inbox = inbox
         self._lanes = lanes

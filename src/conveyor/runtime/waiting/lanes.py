@@ -6,14 +6,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from conveyor import _core
 from conveyor.runtime.waiting.deadlock import Wait
 from conveyor.runtime.waiting.works import CALLS, PLACE, STEPS, THREADS, Ask, Blockers, lane_of
-
-if TYPE_CHECKING:
-    from conveyor.runtime.waiting.awaits import Awaits
 
 
 class Serving(Protocol):
@@ -34,9 +31,8 @@ class Lanes:
         self.slot = slot
         #: Held while notes are written, and from the last look at a cycle to the error.
         self.lock = threading.RLock()  # a signal handler may wait, too
-        #: The waits of its coroutines that are noted, and who sees to that.
+        #: The waits of its coroutines that are noted (``waiting.awaits``).
         self.coroutines: list[Wait] = []
-        self.awaits: Awaits | None = None
         #: What is on the board.
         self.noted: list[tuple[int, int, int, int, int, int, str]] = []
         self._inbox = inbox

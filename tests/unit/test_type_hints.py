@@ -1,0 +1,64 @@
+"""What the public API is annotated with can be evaluated: tools that look at signatures do."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import typing
+
+import pytest
+
+import conveyor
+
+ROOMS = ("conveyor", *(f"conveyor.{room}" for room in ("channel", "dag", "metrics", "observe")))
+
+
+def members(cls):
+    """The methods and properties of ``cls`` that it, or a class of ours below it, defines."""
+    for owner in cls.__mro__:
+        if not owner.__module__.startswith("conveyor"):
+            continue
+        for name, value in vars(owner).items():
+            function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+            if inspect.isfunction(function) and (not name.startswith("_") or name.endswith("__")):
+                yield function
+
+
+def public():
+    """Each once: all that a user can call, and what it is called."""
+    found = {}
+    for room in map(importlib.import_module, ROOMS):
+        for name in room.__all__:
+            value = getattr(room, name)
+            for function in members(value) if inspect.isclass(value) else [value]:
+                if inspect.isfunction(function):
+                    found[f"{function.__module__}.{function.__qualname__}"] = function
+    return found
+
+
+PUBLIC = public()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_hints_of_every_public_callable_can_be_had(name):
+    typing.get_type_hints(PUBLIC[name])
+
+
+def test_they_name_the_public_classes():
+    hints = typing.get_type_hints(conveyor.CompiledGraph.stats)
+    assert hints["return"] is conveyor.observe.GraphStats
+    hints = typing.get_type_hints(conveyor.dag.DAGNode.compile)
+    assert typing.get_origin(hints["return"]) is conveyor.CompiledGraph
+    hints = typing.get_type_hints(conveyor.CompiledGraph.trace)
+    assert hints["return"] is conveyor.observe.Trace
+
+
+def test_nothing_is_imported_for_them_before_they_are_asked_for():
+    source = """
+        import sys
+        import conveyor
+        late = {"numpy", "torch", "opentelemetry", "conveyor.observe", "conveyor.runtime.graph.compiled"}
+        assert not late & set(sys.modules), late & set(sys.modules)
+        assert {"CompiledGraph", "observe"} <= set(dir(conveyor))
+    """
+    subprocess.run([sys.executable, "-c", inspect.cleandoc(source)], check=True)
