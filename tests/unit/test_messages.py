@@ -11,7 +11,11 @@ from conveyor.runtime.actor import orders, requests
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
 from conveyor.runtime.actor.requests import Notice, Request
+from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.switchboard import Switchboard
+from conveyor.runtime.graph import exchange as graph_exchange
+from conveyor.runtime.graph.exchange import FromOwner, ToOwner
+from conveyor.runtime.graph.handle import Requests
 from conveyor.runtime.message import Message, check_greeting, greeting, members
 from conveyor.runtime.refs import exchange
 from conveyor.runtime.refs.actor_exports import ActorExports
@@ -47,7 +51,7 @@ def test_a_message_travels():
     assert copy == order
 
 
-@pytest.mark.parametrize("module", [orders, requests, exchange])
+@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange])
 def test_every_message_says_what_it_means(module):
     found = [
         value
@@ -70,6 +74,11 @@ def test_the_switchboard_knows_every_request_and_notice():
 def test_both_ends_of_a_refs_connection_know_every_message():
     assert set(Peer.handlers) == members(ToRendezvous)
     assert set(ActorExports.handlers) == members(FromRendezvous)
+
+
+def test_both_ends_of_a_handles_connection_know_every_message():
+    assert set(GraphService.handlers) == members(ToOwner)
+    assert set(Requests.handlers) == members(FromOwner)
 
 
 def test_processes_of_one_version_understand_each_other():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, dumps_by_value
@@ -12,7 +13,16 @@ from conveyor.exceptions import CapacityError, ConveyorError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
 from conveyor.runtime.graph.entry import GateEntry
-from conveyor.runtime.graph.handle import Question
+from conveyor.runtime.graph.exchange import (
+    Execute,
+    HeldUp,
+    Question,
+    Reply,
+    Show,
+    ToOwner,
+    Whom,
+    Withdraw,
+)
 from conveyor.runtime.refs.ref import Itself
 from conveyor.runtime.refs.wire import Wire, received
 
@@ -32,8 +42,8 @@ class GraphService:
         assert isinstance(entry, GateEntry)
         self._entry = entry
         self._changed = threading.Condition()
-        # In the order of arrival: snapshots of the arguments, and options.
-        self._queue: dict[int, tuple[_core.Snapshot, tuple[Any, ...]]] = {}
+        # In the order of arrival, with the arguments.
+        self._queue: dict[int, tuple[Execute, _core.Snapshot]] = {}
         self._busy = False
         self._ended = False
         self._worker = threads.start(self._work, "graph-executions")
@@ -45,45 +55,53 @@ class GraphService:
                 self._changed.notify()
             raise
 
-    def _on_message(self, message: Any, fds: list[int]) -> None:
-        how, number, *rest = message
-        if how == "withdraw":
-            with self._changed:
-                withdrawn = self._queue.pop(number, None)
-            if withdrawn is not None:
-                _let_go(withdrawn[0])
-            return
-        if how == "who":
-            with self._changed:
-                waits = self._busy or number in self._queue
-            blockers = self._entry.room_blockers() if waits else ()
-            self.wire.send((number, None, (rest[0], blockers)))
-            return
-        if how == "ask":
-            question, args = rest
-            # It may look for a stack, which takes its time. The thread ends with the answer.
-            threads.start_or_run(self._tell, "graph-answer", number, question, args)
-            return
-        *options, parts = rest
+    def _on_message(self, message: ToOwner, fds: list[int]) -> None:
+        self.handlers[type(message)](self, message, fds)
+
+    def _withdraw(self, message: Withdraw, _fds: list[int]) -> None:
+        with self._changed:
+            _, snapshot = self._queue.pop(message.number, (None, None))
+        if snapshot is not None:
+            _let_go(snapshot)
+
+    def _whom(self, message: Whom, _fds: list[int]) -> None:
+        with self._changed:
+            waits = self._busy or message.number in self._queue
+        blockers = self._entry.room_blockers() if waits else ()
+        self.wire.send(HeldUp(message.number, message.question, blockers))
+
+    def _tell(self, message: Show, _fds: list[int]) -> None:
+        # It may look for a stack, which takes its time. The thread ends with the answer.
+        threads.start_or_run(
+            self._answer, "graph-answer", message.number, partial(self._said, message)
+        )
+
+    def _execute(self, message: Execute, fds: list[int]) -> None:
         try:
-            snapshot = received(parts, fds)
+            snapshot = received(message.parts, fds)
         except Exception as error:  # it cannot be mapped
-            unread = error
-            self._answer(number, None, lambda: _raise(unread))
-            return
-        if how == "try":
-            with self._changed:
-                waiting = self._busy or bool(self._queue)
-            self._answer(number, snapshot, lambda: self._try(waiting, snapshot, *options))
+            self._answer(message.number, partial(_raise, error))
             return
         with self._changed:
-            self._queue[number] = snapshot, tuple(options)
-            self._changed.notify()
+            if message.patient:
+                self._queue[message.number] = message, snapshot
+                self._changed.notify()
+                return
+            waiting = self._busy or bool(self._queue)
+        self._answer(message.number, partial(self._begin, message, snapshot, waiting), snapshot)
+
+    #: What is done for each kind of message.
+    handlers: ClassVar[Mapping[type[ToOwner], Callable[[GraphService, Any, list[int]], None]]] = {
+        Execute: _execute,
+        Show: _tell,
+        Withdraw: _withdraw,
+        Whom: _whom,
+    }
 
     def _on_end(self) -> None:
         with self._changed:
             self._ended = True
-            left = [snapshot for snapshot, _ in self._queue.values()]
+            left = [snapshot for _, snapshot in self._queue.values()]
             self._queue.clear()
             self._changed.notify()
         for snapshot in left:
@@ -96,34 +114,24 @@ class GraphService:
                 self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     return
-                number = next(iter(self._queue))
-                snapshot, options = self._queue.pop(number)
+                message, snapshot = self._queue.pop(next(iter(self._queue)))
                 self._busy = True
-            self._answer(number, snapshot, lambda: self._execute(snapshot, *options))  # noqa: B023
-            del snapshot
+            self._answer(message.number, partial(self._begin, message, snapshot, False), snapshot)
+            del message, snapshot
             with self._changed:
                 self._busy = False
 
-    def _tell(self, number: int, question: Question, args: tuple[Any, ...]) -> None:
-        graph = self._graph
-        answers: dict[Question, Callable[..., Any]] = {
-            "explain": graph.explain,
-            "status": graph.status,
-            "stats": graph.stats,
-            "is_teardown": lambda: graph.is_teardown,
-        }
-        self._answer(number, None, lambda: answers[question](*args))
-
     def _answer(
-        self, number: int, snapshot: _core.Snapshot | None, submit: Callable[[], Any]
+        self, number: int, act: Callable[[], Any], snapshot: _core.Snapshot | None = None
     ) -> None:
+        """Say what ``act()`` returns or raises. It may not have come to looking at the ``snapshot``."""
         try:
-            answer = (True, self._pickle(submit()))
+            answer = Reply(number, True, self._pickle(act()))
         except Exception as error:
-            answer = (False, self._pickle_error(error))
+            answer = Reply(number, False, self._pickle_error(error))
         if snapshot is not None:
-            _let_go(snapshot)  # it may not have come to looking at it
-        self.wire.send((number, *answer))
+            _let_go(snapshot)
+        self.wire.send(answer)
 
     def _pickle(self, value: Any) -> bytes:
         return dumps_by_value(value, SentDefinitions((self._reader,)))
@@ -142,45 +150,34 @@ class GraphService:
         # What was a ref in the other process's argument stands for its value already.
         return tuple(map(Itself.of, args)), {k: Itself.of(v) for k, v in kwargs.items()}
 
-    def _try(
-        self,
-        waiting: bool,
-        snapshot: _core.Snapshot,
-        whole: bool,
-        failed: bool,
-        _until: int,
-        deadline: float | None,
-        end: int,
-    ) -> Any:
-        if failed:
+    def _said(self, asked: Show) -> Any:
+        graph = self._graph
+        answers: dict[Question, Callable[..., Any]] = {
+            "explain": graph.explain,
+            "status": graph.status,
+            "stats": graph.stats,
+            "is_teardown": lambda: graph.is_teardown,
+        }
+        return answers[asked.question](*asked.args)
+
+    def _begin(self, asked: Execute, snapshot: _core.Snapshot, waiting: bool) -> Any:
+        """``waiting``: other executions come first."""
+        if asked.failed:
             return self._entry.refs_of(snapshot.decode())
         if waiting:
             raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
-        args, kwargs = self._arguments(whole, snapshot)
-        return self._graph.try_execute(*args, **kwargs, **self._deadline(deadline, end))
-
-    def _execute(
-        self,
-        snapshot: _core.Snapshot,
-        whole: bool,
-        failed: bool,
-        until: int,
-        deadline: float | None,
-        end: int,
-    ) -> Any:
-        if failed:
-            return self._entry.refs_of(snapshot.decode())
-        args, kwargs = self._arguments(whole, snapshot)
-        options = self._deadline(deadline, end)
-        if until:
-            options["timeout"] = max((until - _core.monotonic_ns()) / 1e9, 0.0)
+        args, kwargs = self._arguments(asked.whole, snapshot)
+        options: dict[str, Any] = {}
+        if asked.seconds is not None:
+            left = asked.end - _core.monotonic_ns()
+            options["deadline"] = (
+                max(left, 1) / 1e9
+            )  # what has passed on the way is no wrong argument
+        if not asked.patient:
+            return self._graph.try_execute(*args, **kwargs, **options)
+        if asked.until:
+            options["timeout"] = max((asked.until - _core.monotonic_ns()) / 1e9, 0.0)
         return self._graph.execute(*args, **kwargs, **options)
-
-    def _deadline(self, deadline: float | None, end: int) -> dict[str, Any]:
-        if deadline is None:
-            return {}
-        left = end - _core.monotonic_ns()
-        return {"deadline": max(left, 1) / 1e9}  # what has passed on the way is no wrong argument
 
 
 def _let_go(snapshot: _core.Snapshot) -> None:

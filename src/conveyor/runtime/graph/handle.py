@@ -6,9 +6,9 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import conveyor
 from conveyor import _core
@@ -23,19 +23,26 @@ from conveyor.exceptions import (
 from conveyor.plan.model import Plan
 from conveyor.runtime.graph.arguments import Options
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
+from conveyor.runtime.graph.exchange import (
+    Execute,
+    FromOwner,
+    HeldUp,
+    Question,
+    Reply,
+    Show,
+    ToOwner,
+    Whom,
+    Withdraw,
+)
 from conveyor.runtime.graph.sharing import load
 from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submitter import BellWays, Need, Submitter, Terms
 from conveyor.runtime.graph.unsendable import blame_arguments
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.imports import Outcome
-from conveyor.runtime.refs.wire import SHARE_FROM, Wire
+from conveyor.runtime.refs.wire import SHARE_FROM, Wire, file_of
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
-
-#: What can be asked of a graph's owner beside executions; the names are those of ``CompiledGraph``.
-Question = Literal["explain", "status", "stats", "is_teardown"]
-
 
 _BELONGS = "others use it too, and its actors belong to that process"
 _HAS_PLAN = (
@@ -46,15 +53,15 @@ _HAS_PLAN = (
 class _Request:
     """Something that was asked of the owner, and was not answered yet."""
 
-    __slots__ = ("answer", "asked", "blockers", "number", "wire")
+    __slots__ = ("answer", "asked", "held_up", "number", "wire")
 
     def __init__(self, number: int, wire: Wire) -> None:
         self.number = number
         self.wire = wire
-        self.answer: tuple[bool, bytes] | None = None
-        # Who keeps the owner from taking it: the last question, and the answer to which one.
+        self.answer: Reply | None = None
+        # Who keeps the owner from taking it: the last question, and the last answer.
         self.asked = -1
-        self.blockers: tuple[int, Blockers] = (-1, ())
+        self.held_up: HeldUp | None = None
 
     def is_answered(self) -> bool:
         """Whether there is an answer, or will be none."""
@@ -62,33 +69,50 @@ class _Request:
 
     def ask(self, question: int) -> Blockers | None:
         """Who has to do something before it is answered; ``None``: the owner has not said yet."""
-        answered, blockers = self.blockers
-        if answered == question:
-            return blockers
+        told = self.held_up
+        if told is not None and told.question == question:
+            return told.blockers
         if self.asked != question:
             self.asked = question
-            self.wire.send(("who", self.number, question))
+            self.wire.send(Whom(self.number, question))
         return None
 
 
-class _Requests:
+class Requests:
     """What a handle has asked for. Apart from it, so that its connection does not keep it alive."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self.ring = ring
         self.pending: dict[int, _Request] = {}
 
-    def on_message(self, message: Any, fds: list[int]) -> None:
-        number, ok, data = message
-        request = self.pending.get(number)
+    def on_message(self, message: FromOwner, _fds: list[int]) -> None:
+        self.handlers[type(message)](self, message)
+
+    def _answered(self, answer: Reply) -> None:
+        request = self.pending.get(answer.number)
         if request is not None:
-            if ok is None:
-                request.blockers = data
-            else:
-                request.answer = (ok, data)
+            request.answer = answer
             self.ring()
-        elif ok:
-            loads(data)  # nobody wants the refs: they are dropped, and so is what is kept for them
+        else:
+            _let_go(answer)
+
+    def _held_up(self, told: HeldUp) -> None:
+        request = self.pending.get(told.number)
+        if request is not None:
+            request.held_up = told
+            self.ring()
+
+    #: What is done for each kind of message.
+    handlers: ClassVar[Mapping[type[FromOwner], Callable[[Requests, Any], None]]] = {
+        Reply: _answered,
+        HeldUp: _held_up,
+    }
+
+
+def _let_go(answer: Reply) -> None:
+    """Nobody wants the refs in it: they are dropped, and so is what is kept for them."""
+    if answer.ok:
+        loads(answer.data)
 
 
 class Owner:
@@ -99,14 +123,16 @@ class Owner:
         self.name = name
         self.ways = BellWays(process)
         board, slot = process.board, process.slot
-        self._requests = _Requests(lambda: board.ring(slot, _core.ATTENTION_BIT))
+        self._requests = Requests(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._connect = connect
         self._wire: Wire | None = None
 
-    def send(self, how: str, rest: tuple[Any, ...], snapshot: _core.Snapshot | None) -> _Request:
-        """Send a request for ``answer``."""
+    def send(
+        self, ask: Callable[[int], ToOwner], snapshot: _core.Snapshot | None = None
+    ) -> _Request:
+        """Send the request that ``ask(number)`` makes, for ``answer``. ``snapshot``: whose parts it has."""
         with self._lock:
             if self._wire is None or self._wire.ended:
                 requests = self._requests
@@ -114,12 +140,8 @@ class Owner:
                 weakref.finalize(self, self._wire.hang_up).atexit = False
             number = next(self._numbers)
             request = self._requests.pending[number] = _Request(number, self._wire)
-            head = how, number, *rest
             try:
-                if snapshot is None:
-                    self._wire.send(head)
-                else:
-                    self._wire.send_snapshot(head, snapshot)
+                self._wire.send(ask(number), () if snapshot is None else file_of(snapshot))
             except BaseException:
                 del self._requests.pending[number]
                 raise
@@ -146,22 +168,21 @@ class Owner:
             broken = f"the connection to the process that compiled it has broken: {why}"
             gone = "the process that compiled it is gone, or has ended the connection"
             raise RuntimeStateError(f"{self.name}: {broken if why else gone}")
-        ok, data = request.answer
-        value = loads(data)
-        if not ok:
+        value = loads(request.answer.data)
+        if not request.answer.ok:
             raise value
         return value
 
     def _withdraw(self, request: _Request) -> None:
         if self._requests.pending.pop(request.number, None) is None:
             return
-        if request.answer is not None and request.answer[0]:
-            loads(request.answer[1])
-        request.wire.send(("withdraw", request.number, None))
+        if request.answer is not None:
+            _let_go(request.answer)
+        request.wire.send(Withdraw(request.number))
 
     def ask(self, question: Question, *args: Any) -> Any:
         """What the owner answers; this thread waits for it."""
-        request = self.send("ask", (question, args), None)
+        request = self.send(lambda number: Show(number, question, args))
         return self.ways.block(self.answer(request), Patience(None))
 
     def refuse(self, what: str, why: str = _BELONGS) -> NoReturn:
@@ -240,10 +261,22 @@ class RemoteEntry:
         else:
             # The owner makes the refs of an execution that this is the outcome of.
             snapshot = Outcome.failed(error).snapshot
-        how = "try" if terms.way == "refuse" else "execute"
         until = _end(terms.patience.left())
-        rest = whole, error is not None, until, execution.seconds, execution.deadline
-        return (yield from self._owner.answer(self._owner.send(how, rest, snapshot)))
+
+        def ask(number: int) -> Execute:
+            return Execute(
+                number,
+                terms.way != "refuse",
+                whole,
+                error is not None,
+                until,
+                execution.seconds,
+                execution.deadline,
+                snapshot.parts,
+            )
+
+        request = self._owner.send(ask, snapshot)
+        return (yield from self._owner.answer(request))
 
 
 class RemoteUpkeep:

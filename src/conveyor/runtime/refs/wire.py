@@ -59,10 +59,6 @@ class Wire:
         """Have ``work`` done on a thread of the connection, in the order of what is sent."""
         self._outgoing.put(work)
 
-    def send_snapshot(self, head: tuple[Any, ...], snapshot: _core.Snapshot) -> None:
-        """Send ``(*head, parts)`` with the snapshot's descriptor, if it has one."""
-        self.send((*head, snapshot.parts), file_of(snapshot))
-
     def hang_up(self) -> None:
         """End the connection; both sides are told by ``on_end``. Does not wait."""
         with suppress(OSError):
@@ -128,7 +124,7 @@ def file_of(snapshot: _core.Snapshot) -> list[int]:
 
 
 def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core.Snapshot:
-    """The snapshot that ``send_snapshot`` has sent."""
+    """The snapshot whose parts have come, with its descriptor if it has one."""
     in_file = parts[3] is None
     with explained("receive a value"):
         return _core.Snapshot.received(*parts, all_of(fds, 1)[0] if in_file else -1)

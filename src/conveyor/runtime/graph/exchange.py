@@ -1,0 +1,75 @@
+"""What handles of a graph and its owner, the process that has compiled it, say to each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from conveyor.runtime.message import Message
+
+if TYPE_CHECKING:
+    from conveyor.runtime.refs.exchange import Parts
+    from conveyor.runtime.waiting.works import Blockers
+
+#: What can be asked of a graph's owner beside executions; the names are those of ``CompiledGraph``.
+Question = Literal["explain", "status", "stats", "is_teardown"]
+
+
+class ToOwner(Message):
+    """From a handle. Each request has a number."""
+
+
+class Execute(ToOwner):
+    """Begin an execution. ``patient``: wait for room until ``until`` (monotonic nanoseconds; 0: for ever).
+    It has ``seconds`` for all of it (``None``: no limit), and so until ``end``. The snapshot holds the
+    arguments (``whole``: the only one, as it is), or the error of one of them (``failed``). Answered by
+    :class:`Reply`."""
+
+    number: int
+    patient: bool
+    whole: bool
+    failed: bool
+    until: int
+    seconds: float | None
+    end: int
+    parts: Parts
+
+
+class Show(ToOwner):
+    """Say something of the graph. Answered by :class:`Reply`."""
+
+    number: int
+    question: Question
+    args: tuple[Any, ...]
+
+
+class Withdraw(ToOwner):
+    """Nobody waits for the answer any more."""
+
+    number: int
+
+
+class Whom(ToOwner):
+    """Who has to do something before the request is answered? Answered by :class:`HeldUp`."""
+
+    number: int
+    question: int
+
+
+class FromOwner(Message):
+    """To a handle, each about a request of its."""
+
+
+class Reply(FromOwner):
+    """What was asked for, pickled, or (not ``ok``) the error to raise."""
+
+    number: int
+    ok: bool
+    data: bytes
+
+
+class HeldUp(FromOwner):
+    """Who has to do something before the request is answered."""
+
+    number: int
+    question: int
+    blockers: Blockers
