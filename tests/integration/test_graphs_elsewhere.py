@@ -144,10 +144,23 @@ def test_a_handle_knows_when_its_graph_is_torn_down(stage: Any, holder: Any) -> 
     # One has a connection, and the other opens one.
     assert get(holder.told.remote("is_teardown")) is True
     assert get(late.told.remote("is_teardown")) is True
-    assert get(holder.told.remote("stats")).completed == 1
-    assert get(holder.told.remote("status")).state == "torn down"
-    with pytest.raises(GraphTornDownError, match="over"):
-        get(late.told.remote("explain"))
+    for handle in (holder, late):
+        assert get(handle.told.remote("stats")).completed == 1
+        assert get(handle.told.remote("status")).state == "torn down"
+        assert get(handle.told.remote("explain")) == graph.explain()
+        with pytest.raises(GraphTornDownError, match="over"):
+            get(handle.run.remote(2))
+
+
+def test_a_handle_of_a_graph_that_nobody_holds_any_more(stage: Any, holder: Any) -> None:
+    graph = compiled(lambda inp: stage.echo.bind(inp), name="gone")
+    get(holder.keep.remote(graph))
+    graph.teardown()
+    del graph
+    gc.collect()
+    assert get(holder.told.remote("is_teardown")) is True
+    with pytest.raises(GraphTornDownError, match="gone"):
+        get(holder.told.remote("explain"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -41,12 +42,13 @@ def load(session: str, number: int, name: str, whole: bool, options: tuple[str, 
 
 class SharedGraphs:
     """Of the graphs of a session those that others may have handles of: they live until they are torn
-    down."""
+    down, and are known as long as somebody holds them."""
 
     def __init__(self, accounts: Collection[object]) -> None:
         """``accounts``: of all graphs of the session."""
         self._accounts = accounts
         self._shared: dict[int, CompiledGraph] = {}
+        self._known: weakref.WeakValueDictionary[int, CompiledGraph] = weakref.WeakValueDictionary()
 
     def share(self, graph: CompiledGraph, account: object, closed: bool) -> bool:
         """A handle of ``graph`` is about to leave. False if it is of another session; ``closed``: this
@@ -55,14 +57,14 @@ class SharedGraphs:
             raise _torn_down(graph.name)
         if graph.is_teardown or account not in self._accounts:
             return False
-        self._shared[parts_of(graph).number] = graph
+        number = parts_of(graph).number
+        self._shared[number] = self._known[number] = graph
         return True
 
     def load(self, number: int, name: str) -> CompiledGraph:
-        """The graph itself; ``GraphTornDownError`` if it is no more."""
-        graph = self._shared.get(number)
-        if graph is None or graph.is_teardown:
-            self._shared.pop(number, None)
+        """The graph itself, which may be torn down; ``GraphTornDownError`` if it is no more."""
+        graph = self._known.get(number)
+        if graph is None:
             raise _torn_down(name)
         return graph
 
@@ -73,6 +75,7 @@ class SharedGraphs:
     def clear(self) -> None:
         """The session has ended."""
         self._shared.clear()
+        self._known.clear()
 
 
 def _torn_down(name: str) -> GraphTornDownError:
