@@ -16,14 +16,14 @@ class FreeAddresses {
   explicit FreeAddresses(uint64_t size) { add(0, size); }
 
   // The start of `size` bytes that are free no more; from the smallest gap that holds them, so that the
-  // large ones stay. `window`: they lie within one window of this size; 0: anywhere.
-  std::optional<uint64_t> take(uint64_t size, uint64_t window) {
-    // A gap may be cut by a window's end, so a few are looked at; the last is the largest.
+  // large ones stay. `window`: they lie within one window of this size; 0: anywhere. `alignment`: a power of two.
+  std::optional<uint64_t> take(uint64_t size, uint64_t window, uint64_t alignment = 1) {
+    // A gap may be cut by a window's end, or begin anywhere, so a few are looked at; the last is the largest.
     int looks = 16;
     for (auto gap = by_size_.lower_bound({size, 0}); gap != by_size_.end(); ++gap) {
       if (--looks == 0) gap = std::prev(by_size_.end());
       const auto [length, start] = *gap;
-      uint64_t at = start;
+      uint64_t at = (start + alignment - 1) & ~(alignment - 1);
       if (window != 0 && at % window + size > window) at = (at / window + 1) * window;
       if (at + size > start + length) continue;
       const uint64_t before = at - start, after = start + length - at - size;

@@ -1,14 +1,10 @@
 #include "arena_section.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "populate.h"
 
 namespace conveyor {
 
@@ -118,7 +114,10 @@ Block* Arena::block_of(size_t index) {
   reserve_one_more(all_, all_.size());
   reserve_one_more(out_, all_.size());
   reserve_one_more(list, blocks_[index]);
-  const auto at = addresses_.take(size, big ? 0 : kWindow);
+  const size_t window_size = big ? 0 : kWindow;
+  std::optional<uint64_t> at;
+  if (size >= kHugePage) at = addresses_.take(size, window_size, kHugePage);  // so that it has more of them: see populate()
+  if (!at) at = addresses_.take(size, window_size);
   if (!at) return nullptr;
   fresh->offset = *at;
   fresh->size = size;
@@ -143,21 +142,12 @@ Block* Arena::block_of(size_t index) {
   return all_.back().get();
 }
 
-// Cold memory gets its pages here, where a lack of them is an error: to write it could end in SIGBUS.
 void Arena::populate(Block* block, size_t from) {
-  static std::atomic<bool> possible{true};  // since Linux 5.14
-  if (from >= block->touched || !possible.load(std::memory_order_relaxed)) return;
-  while (::madvise(block->base + from, block->touched - from, MADV_POPULATE_WRITE) != 0) {
-    if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno == EINVAL) {
-      possible.store(false, std::memory_order_relaxed);
-      return;
-    }
-    const size_t bytes = block->used;
-    give_up(block, from);
-    throw ArenaFull("the system has no memory for a value of " + std::to_string(bytes) + " bytes (it is below the session's memory cap of " +
-                    std::to_string(cap_) + " bytes, which is too high for this machine or container)");
-  }
+  if (from >= block->touched || conveyor::populate(block->base + from, block->offset + from, block->touched - from)) return;
+  const size_t bytes = block->used;
+  give_up(block, from);
+  throw ArenaFull("the system has no memory for a value of " + std::to_string(bytes) + " bytes (it is below the session's memory cap of " +
+                  std::to_string(cap_) + " bytes, which is too high for this machine or container)");
 }
 
 // A block of whose pages beyond `from` some are not there: they must not be taken for warm.

@@ -123,18 +123,22 @@ inline Fd make_memfd(const char* name, size_t size) {
   return fd;
 }
 
-// Memory to read and write at a multiple of kGranule, of a file from `offset` on; MAP_FAILED if there is none.
+// What one entry of a page table's next level covers, here and on aarch64: 2 MiB where pages have 4 KiB.
+inline const size_t kHugePage = kernel_page() * (kernel_page() / 8);
+
+// Only there can the kernel map a huge page of the file as one.
+inline bool is_aligned_for_huge_pages(const void* base, uint64_t offset) { return (reinterpret_cast<uintptr_t>(base) - offset) % kHugePage == 0; }
+
+// Memory to read and write, of a file from `offset` on; MAP_FAILED if there is none. It lies as the file does to
+// multiples of kGranule and, if it is large and there are addresses enough, of kHugePage.
 inline void* map_file(int fd, size_t offset, size_t length, int flags) {
   const size_t page = kernel_page();
-  void* p;
-  if (kGranule <= std::max(page, kPage)) {
-    p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, fd, off_t(offset));
-  } else {  // in a test: where the kernel would map it if its pages were of kGranule
-    const size_t whole = align_up(length, page), reserved = whole + kGranule;
+  const auto map_aligned = [&](size_t alignment) -> void* {
+    const size_t whole = align_up(length, page), reserved = whole + alignment;
     char* const from = static_cast<char*>(::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (from == MAP_FAILED) return from;
-    char* const at = reinterpret_cast<char*>(align_up(reinterpret_cast<uintptr_t>(from), kGranule));
-    p = ::mmap(at, length, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, off_t(offset));
+    char* const at = from + (offset - reinterpret_cast<uintptr_t>(from)) % alignment;
+    void* const p = ::mmap(at, length, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, off_t(offset));
     const int error = errno;
     if (p == MAP_FAILED) {
       ::munmap(from, reserved);
@@ -143,7 +147,12 @@ inline void* map_file(int fd, size_t offset, size_t length, int flags) {
       ::munmap(at + whole, size_t(from + reserved - (at + whole)));
     }
     errno = error;
-  }
+    return p;
+  };
+  void* p = MAP_FAILED;
+  if (length >= kHugePage) p = map_aligned(std::max(kHugePage, kGranule));
+  if (p == MAP_FAILED && kGranule > std::max(page, kPage)) p = map_aligned(kGranule);  // in a test: where a kernel with such pages would map it
+  else if (p == MAP_FAILED) p = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, fd, off_t(offset));
   // Without this one core dump allocates every page of a sparse mapping.
   if (p != MAP_FAILED) ::madvise(p, length, MADV_DONTDUMP);
   return p;

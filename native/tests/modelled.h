@@ -229,6 +229,7 @@ using model_thread = model::Thread;
 
 #include "board.cpp"
 #include "arena.cpp"
+#include "populate.cpp"
 #include "arena_cap.cpp"
 #include "arena_service.cpp"
 #define epoll_wait model::epoll_now

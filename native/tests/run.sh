@@ -20,7 +20,7 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0}
 
 # These run once more as if the kernel had pages of 64 KiB.
-large_pages=(test_arena.cpp test_arena_forks.cpp test_broken_rings.cpp test_leases.cpp test_recorder.cpp test_ring.cpp test_ring_blocks.cpp
+large_pages=(test_arena.cpp test_arena_forks.cpp test_broken_rings.cpp test_leases.cpp test_populate.cpp test_recorder.cpp test_ring.cpp test_ring_blocks.cpp
              test_ring_ends.cpp test_session_memory.cpp)
 
 # The tests of one flavour; the last line of the output is "passed failed".
