@@ -322,7 +322,10 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     memory_of = _make_memory()
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
-        collected = notes[SENT].collected  # what travels beside the frame, if any does
+        sent = notes.get(SENT)  # none while something is defined by value
+        collected = (
+            None if sent is None else sent.collected
+        )  # what travels beside the frame, if any does
         if collected is not None and is_plain(tensor) and tensor.numel():
             return collected.take(tensor)
         described = describe(tensor)
