@@ -1,0 +1,199 @@
+"""Values whose tensors travel beside their frame: taken apart here, put together there."""
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conveyor.codec import SentDefinitions
+from conveyor.codec.frames import decode, discard, encode
+from conveyor.codec.parcels import PARCEL, Head, Parcel, TensorSpec
+from conveyor.exceptions import SerializationError
+from conveyor.testing.samples import KINDS, difference, sample
+
+torch = pytest.importorskip("torch")
+
+
+@dataclass
+class Holder:
+    tensor: Any
+    note: str = ""
+
+
+class Way:
+    """Takes what goes beside a frame."""
+
+    def __init__(self, refuses=None, fails=None):
+        self.refuses = refuses
+        self.fails = fails
+        self.tensors = None
+
+    def accepts(self, tensor):
+        return self.refuses
+
+    def offer(self, tensors):
+        if self.fails is not None:
+            raise self.fails
+        self.tensors = [tensor.clone() for tensor in tensors]
+        return b"a note"
+
+    def parcel(self, value):
+        return Parcel(value, self.accepts, self.offer)
+
+
+def there(value, sent=None):
+    """Send ``value``, and give the head with what comes beside it."""
+    way = Way()
+    codec, _, meta, buffers = encode(way.parcel(value), sent)
+    assert codec == PARCEL
+    memory = None if buffers is None else [bytearray(buffer) for buffer in buffers]
+    return decode(codec, meta, memory), way.tensors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_value_comes_as_it_was(kind):
+    head, beside = there(sample(kind))
+    assert head.note == b"a note"
+    assert all(tensor.is_contiguous() for tensor in beside)
+    assert head.tensors == tuple(map(TensorSpec.of, beside))
+    assert difference(head.open(beside), sample(kind)) == ""
+
+
+def test_the_frame_holds_no_tensor():
+    value = [torch.ones(100_000), {"deep": torch.zeros(50_000)}, "text"]
+    _, _, meta, buffers = encode(Way().parcel(value))
+    assert not buffers
+    assert len(meta) < 1000
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+dtypes = st.sampled_from([torch.float32, torch.int64, torch.bfloat16, torch.bool, torch.complex64])
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(shapes)
+    made = torch.arange(int(torch.Size(shape).numel())).reshape(shape).to(draw(dtypes))
+    if made.ndim > 1 and draw(st.booleans()):
+        made = made.permute(draw(st.permutations(range(made.ndim))))
+    if made.ndim and draw(st.booleans()):
+        made = made[..., :: draw(st.integers(1, 2))]
+    if made.is_complex() and draw(st.booleans()):
+        made = made.conj()
+    if made.is_floating_point() and draw(st.booleans()):
+        made = made.detach().requires_grad_()
+    return made
+
+
+values = st.recursive(
+    tensors() | st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | inner.map(Holder)
+    ),
+    max_leaves=12,
+)
+
+
+def equal(got, wanted):
+    if isinstance(wanted, Holder):
+        return isinstance(got, Holder) and equal(got.tensor, wanted.tensor)
+    if isinstance(wanted, (list, tuple)):
+        return len(got) == len(wanted) and all(map(equal, got, wanted))
+    if isinstance(wanted, dict):
+        return got.keys() == wanted.keys() and all(equal(got[k], wanted[k]) for k in wanted)
+    return difference(got, wanted) == ""
+
+
+@settings(deadline=None)
+@given(values)
+def test_any_value_comes_as_it_was(value):
+    head, beside = there(value)
+    assert equal(head.open(beside), value)
+
+
+def test_a_tensor_travels_once_however_often_it_is_in_the_value():
+    base = torch.arange(10.0)
+    head, beside = there([base, base, {"again": base}, base[2:5], base.reshape(2, 5)[:, 1]])
+    assert len(beside) == 1
+    first, second, third, part, column = head.open(beside)
+    assert first is second is third["again"]
+    first[3] = 100
+    assert part[1] == 100
+    first[6] = 200
+    assert column[1] == 200
+
+
+def test_a_view_that_comes_before_what_it_views_brings_its_own():
+    base = torch.arange(10.0)
+    head, beside = there([base[2:5], base])
+    assert len(beside) == 2
+    assert [tensor.tolist() for tensor in head.open(beside)] == [[2, 3, 4], list(range(10))]
+
+
+def test_classes_by_value_and_refs_of_the_same_frame_go_with_it():
+    scope = {"__name__": "__main__", "Any": Any}
+    exec("class Local:\n    def __init__(self, tensor): self.tensor = tensor", scope)
+    sent = SentDefinitions()
+    value = scope["Local"](torch.ones(3))
+    scope["Local"].__module__ = "__main__"
+    head, beside = there(value, sent)
+    assert head.open(beside).tensor.tolist() == [1, 1, 1]
+    assert sent.collected is None
+
+
+def test_a_tensor_that_is_not_accepted_is_named():
+    way = Way(refuses="cannot go by 'x': it is too heavy")
+    sent = SentDefinitions()
+    with pytest.raises(
+        SerializationError, match=r"a tensor \(float32, shape \[2, 3\]\) cannot go by 'x'"
+    ):
+        encode(way.parcel({"t": torch.ones(2, 3)}), sent)
+    assert sent.collected is None
+    # The channel is as good as before.
+    assert encode([torch.ones(2)], sent)[0] != PARCEL
+
+
+def test_what_cannot_be_offered_is_not_sent():
+    sent = SentDefinitions()
+    with pytest.raises(OSError, match="no way"):
+        encode(Way(fails=OSError("no way")).parcel([torch.ones(2)]), sent)
+    assert sent.collected is None
+
+
+def test_other_tensors_than_were_announced_are_an_error():
+    head, _ = there([torch.ones(2, 3), torch.ones(4)])
+    with pytest.raises(SerializationError, match="2 tensors were announced, and 1 came"):
+        head.open([torch.ones(2, 3)])
+    with pytest.raises(
+        SerializationError, match=r"shape \[4\]\) was announced, and .* shape \[5\]\) came"
+    ):
+        head.open([torch.ones(2, 3), torch.ones(5)])
+    with pytest.raises(SerializationError, match=r"\(float32, .*announced, and a tensor \(float64"):
+        head.open([torch.ones(2, 3).double(), torch.ones(4)])
+
+
+def test_a_frame_that_nobody_opens_can_be_discarded():
+    _, flags, meta, _ = encode(Way().parcel([torch.ones(2)]))
+    assert flags == 0
+    head = decode(PARCEL, meta)
+    assert isinstance(head, Head)
+    head.give_up()
+
+
+def test_the_definitions_of_a_frame_are_known_though_it_is_never_opened():
+    scope = {"__name__": "__main__"}
+    exec("class Shape: sides = 4", scope)
+    sent = SentDefinitions()
+    there([torch.ones(1), scope["Shape"]], sent)
+    codec, _, meta, buffers = encode(scope["Shape"], sent)
+    assert decode(codec, meta, buffers).sides == 4
+    codec, flags, meta, _ = encode(Way().parcel([torch.ones(1), scope["Shape"]]), SentDefinitions())
+    assert flags
+    discard(meta)
+    assert pickle.loads(pickle.dumps(codec)) == PARCEL
