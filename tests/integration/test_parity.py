@@ -1266,6 +1266,19 @@ def teardown_that_kills(t):
     return _error_of(lambda: get(actor.echo.remote(1)))
 
 
+@program(["still", "ActorDiedError", "ActorDiedError"])
+def teardown_that_kills_what_an_earlier_one_has_left(t):
+    actor = t.new()
+    with InputNode() as inp:
+        graph = actor.echo.bind(inp).compile()
+    graph.teardown()
+    found = [get(actor.echo.remote("still"))]
+    for _ in range(2):
+        graph.teardown(kill_actors=True)
+        found.append(_error_of(lambda: get(actor.echo.remote(1))))
+    return found
+
+
 @program(raises=ActorDiedError)
 def compiling_with_a_dead_actor(t):
     actor = t.new()

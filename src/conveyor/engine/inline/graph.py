@@ -212,7 +212,8 @@ class InlineGraph:
         """The one process there is has compiled the graph, and may tear it down."""
 
     def teardown(self, kill_actors: bool = False) -> None:
-        if self.close(GraphTornDownError(f"{self.name} has been torn down")) and kill_actors:
+        self.close(GraphTornDownError(f"{self.name} has been torn down"))
+        if kill_actors and type(self.closed) is GraphTornDownError:
             for actor in self.actors:
                 self._host.kill(actor.id)
 

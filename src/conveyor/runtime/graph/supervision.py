@@ -189,9 +189,10 @@ class Supervisor:
                 finally:  # Ctrl-C comes once, and the actors are to be told all the same
                     self._finalizer.detach()
                     if kill_actors:
-                        for member in self.epoch.members:
-                            self._executor.kill(member.id)
+                        self._kill_actors()
                     self._unloading = self._executor.unlay(self.number)
+            elif kill_actors and type(self.closed) is GraphTornDownError:
+                self._kill_actors()
         # Several threads may wait here, and one that was interrupted is finished by the next: each waits
         # for all of them.
         for member, ack in self._unloading:
@@ -202,6 +203,10 @@ class Supervisor:
                     raise
         self._unloading = []
         self.process.arena.give_back_soon()  # what its inputs took
+
+    def _kill_actors(self) -> None:
+        for member in self.epoch.members:
+            self._executor.kill(member.id)
 
     def close(self, error: ConveyorError) -> bool:
         """No more executions, and whoever waits gets ``error``. False if it was closed before."""
