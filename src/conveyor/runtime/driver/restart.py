@@ -50,16 +50,16 @@ class Restarts:
     def revive(self, actor: ActorId) -> ActorRecord:
         """The actor's living process; a dead actor is started again, whatever its ``max_restarts``.
 
-        Raises ``ActorDiedError`` if that is not possible.
+        Raises ``ActorDiedError`` if that is not possible, or if that one has died as well.
         """
-        tried: ActorRecord | None = None
+        tried = False
         while True:
             record = self.current(actor)
             if record.alive:
                 return record
-            if record is tried:
-                raise record.death()
             _wait(record.exited, f"the end of {actor.name}", record)
+            if tried:
+                raise record.death()
             with self.lock:
                 if self._table.record(actor) is not record or record.under_way:
                     continue  # somebody else was faster
@@ -68,7 +68,7 @@ class Restarts:
                 record.replaced.clear()
                 record.restart_error = ""
                 record.restarting = True
-            tried = record
+            tried = True
             self.begin(record)
 
     def current(self, actor: ActorId) -> ActorRecord:

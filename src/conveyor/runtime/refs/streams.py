@@ -180,22 +180,27 @@ class Items:
 
     def take(self, number: int) -> Any:
         """The next item of execution ``number``, or ``EMPTY``."""
-        with self._lock:
-            item = self._take(number)
-        if self._ended:
-            self._tidy()
+        try:
+            with self._lock:
+                item = self._take(number)
+        finally:
+            if self._ended:
+                self._tidy()
         if type(item) is _Broken:
             raise item.error
         return item
 
     def is_there(self, number: int) -> bool:
         """Whether ``take`` would find an item."""
-        with self._lock:
-            if not self._kept.get(number):
-                item = self._take(number)
-                if item is not EMPTY:
-                    self._kept.setdefault(number, deque()).appendleft(item)
-            return bool(self._kept.get(number))
+        try:
+            with self._lock:
+                if not self._kept.get(number):
+                    item = self._take(number)
+                    if item is not EMPTY:
+                        self._kept.setdefault(number, deque()).appendleft(item)
+                return bool(self._kept.get(number))
+        finally:
+            self._tidy()
 
     def end(self, number: int) -> None:
         """Nobody wants more of execution ``number``. May be called by a finalizer."""
@@ -204,12 +209,15 @@ class Items:
 
     def close(self) -> None:
         """Keep the items that have come and that somebody may want, and take no more."""
-        with self._lock:
-            self._reader.want(_NOTHING)  # or generators would run on, with nobody in their way
-            try:
-                self._take(-1)
-            finally:
-                self._reader.close()
+        try:
+            with self._lock:
+                self._reader.want(_NOTHING)  # or generators would run on, with nobody in their way
+                try:
+                    self._take(-1)
+                finally:
+                    self._reader.close()
+        finally:
+            self._tidy()
 
     def _take(self, number: int) -> Any:
         kept = self._kept.get(number)
@@ -232,6 +240,7 @@ class Items:
         return found
 
     def _tidy(self) -> None:
+        """Also after others have held the lock: who is dropped meanwhile does not wait for it."""
         while self._ended and self._lock.acquire(blocking=False):
             try:
                 while self._ended:
