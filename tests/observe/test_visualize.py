@@ -18,10 +18,10 @@ from observed_plans import diamond, layered, pipeline, plans
 
 from conveyor.observe import png
 from conveyor.observe.compose import compose
+from conveyor.observe.drawing import visualize
 from conveyor.observe.palette import actor_colour, rgb
 from conveyor.observe.picture import Picture, Rect, Text
 from conveyor.observe.png import write_png
-from conveyor.observe.visualize import visualize
 
 NASTY = 'q"uo\\te\nline <b>&amp; #1; | `x` ]] --> \0'
 

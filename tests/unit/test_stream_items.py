@@ -54,9 +54,8 @@ def dropped():
 
 @pytest.fixture
 def items(reader, dropped):
-    board = SimpleNamespace(ring=lambda slot, bit: None)
     limits = SimpleNamespace(drop_stream=lambda number, task: dropped.append(number))
-    return Items(reader, SimpleNamespace(board=board, slot=0), 0, limits, 0)
+    return Items(reader, SimpleNamespace(ring=lambda: None), 0, limits, 0)
 
 
 def end_from_another_thread(items, number):

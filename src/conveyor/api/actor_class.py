@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
-from conveyor.api.methods import Table, make_table, methods_of
+from conveyor.api.methods import Table, make_table, methods_of, signature_of
 from conveyor.api.options import ActorOptions
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
@@ -84,10 +84,7 @@ class ActorClass(Generic[T]):
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature | None:
-        try:
-            return inspect.signature(self.__wrapped__)
-        except (TypeError, ValueError):  # a class written in C
-            return None
+        return signature_of(self.__wrapped__)
 
     @functools.cached_property
     def _methods(self) -> Mapping[str, MethodInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from conveyor.checks import check_count
@@ -103,11 +103,18 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
     )
 
 
+def signature_of(called: Callable[..., Any]) -> inspect.Signature | None:
+    """Its signature; ``None`` where Python cannot tell, as of what is written in C."""
+    try:
+        return inspect.signature(called)
+    except (TypeError, ValueError):
+        return None
+
+
 def _signature(cls: type, name: str, raw: Any) -> inspect.Signature | None:
     """The signature as a caller sees it, without ``self``."""
-    try:
-        signature = inspect.signature(getattr(cls, name))
-    except (TypeError, ValueError):  # a method written in C
+    signature = signature_of(getattr(cls, name))
+    if signature is None:
         return None
     parameters = list(signature.parameters.values())
     # What is bound by the class already (or not at all) shows no `self`; an object without

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, check_usable
 from conveyor.api.arguments import takes_refs
-from conveyor.api.methods import check_num_returns
+from conveyor.api.methods import check_num_returns, signature_of
 from conveyor.api.options import ActorOptions
 from conveyor.api.unused import FUNCTION_OPTIONS, take_out
 from conveyor.dag.functions import UNPLACED, Function, function_of
@@ -147,10 +147,7 @@ class RemoteFunction(Generic[P, ResultT]):
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature | None:
-        try:
-            return inspect.signature(self.__wrapped__)
-        except (TypeError, ValueError):  # a function written in C
-            return None
+        return signature_of(self.__wrapped__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = self._function.name

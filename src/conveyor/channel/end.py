@@ -16,7 +16,15 @@ from conveyor.channel.statistics import ChannelStatistics
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
-from conveyor.runtime.meeting import CHANNEL_BIT, SIDES, ClosedWord, Meeting, Side, other
+from conveyor.runtime.meeting import (
+    CHANNEL_BIT,
+    SIDES,
+    ClosedWord,
+    Meeting,
+    Side,
+    closed_error,
+    other,
+)
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
@@ -82,8 +90,7 @@ class End:
             if not self._hang_up():
                 self._runtime.introductions.close(self._number, self._side)
             self._let_go()
-        board, slot = self._runtime.process.board, self._runtime.process.slot
-        board.ring(slot, _core.ATTENTION_BIT)  # threads of this process may wait here
+        self._runtime.process.ring()  # threads of this process may wait here
 
     def statistics(self) -> ChannelStatistics:
         """What this end has counted so far."""
@@ -164,9 +171,7 @@ class End:
     def _check(self) -> None:
         """Raise if this end cannot be used any more."""
         if self._closed:
-            raise ChannelClosedError(
-                f"the {SIDES[self._side]} end of channel {self._number} is closed"
-            )
+            raise closed_error(self._number, self._side)
         if self._runtime.ending:
             raise ending.error()
 
@@ -193,8 +198,7 @@ class End:
         return self._runtime.process.board.gone(meeting.slot, meeting.incarnation)
 
     def _closed_there(self) -> ChannelClosedError:
-        side = SIDES[other(self._side)]
-        return ChannelClosedError(f"the {side} end of channel {self._number} is closed")
+        return closed_error(self._number, other(self._side))
 
     def _death(self) -> Exception:
         """The error for that the process at the other end is no more."""

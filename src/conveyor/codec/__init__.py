@@ -6,10 +6,10 @@ from conveyor import _core
 from conveyor.codec.arena_full import arena_full
 from conveyor.codec.claims import Reader
 from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.encoded import SENT
 from conveyor.codec.errors import append_to_message, decode_error, encode_error
 from conveyor.codec.frames import announce, decode, discard, encode
 from conveyor.codec.pickling import (
-    SENT,
     add_reducers,
     blamed,
     drop_picklers,

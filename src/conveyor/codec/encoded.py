@@ -25,6 +25,9 @@ Reducer: TypeAlias = Callable[[Any], Any]
 ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 """Makes reducers that may keep notes in a dict, which is emptied after every value."""
 
+SENT = "sent"
+"""Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
+
 
 class Pieces(list[bytes]):
     """The file that a pickler writes: its strings, as they come."""

@@ -21,6 +21,7 @@ from conveyor.codec.encoded import (
     FLAG_DEFINITIONS,
     FLAG_REFS,
     PICKLE,
+    SENT,
     Encoded,
     Pieces,
     Reducer,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from conveyor.codec.fullpickle import FullPickler
 
 __all__ = [
-    "SENT",
     "add_reducers",
     "blamed",
     "drop_picklers",
@@ -43,9 +43,6 @@ __all__ = [
     "dumps_by_value",
     "when_imported",
 ]
-
-SENT = "sent"
-"""Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.

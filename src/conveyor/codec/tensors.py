@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.encoded import Encoded, Reducer
-from conveyor.codec.pickling import SENT
+from conveyor.codec.encoded import SENT, Encoded, Reducer
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:

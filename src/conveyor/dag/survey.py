@@ -17,7 +17,6 @@ from conveyor.exceptions import GraphError
 class Survey:
     """What ``survey`` found.
 
-    input: the graph's input; ``None`` if nothing in it takes one.
     keys: the parts of the input that are used: by position, then by name as they were bound.
     whole: the input is used whole.
     tasks: every method call that the results and the effects need, in bind order.
@@ -29,7 +28,6 @@ class Survey:
         no other graph.
     """
 
-    input: InputNode | None
     keys: tuple[Key, ...]
     whole: bool
     tasks: tuple[MethodNode, ...]
@@ -93,7 +91,6 @@ def survey(root: DAGNode) -> Survey:
         )
     in_order = tuple(sorted(tasks, key=_number))
     return Survey(
-        input=next(iter(inputs), None),
         keys=_sorted_keys(in_order, parts),
         whole=whole,
         tasks=in_order,

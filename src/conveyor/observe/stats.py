@@ -10,9 +10,9 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
-from conveyor.observe.observed import Observed
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.runtime.graph.parts import Account
 
 #: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
 Histogram = tuple[int, int, list[tuple[int, int, int]]]
@@ -136,7 +136,7 @@ class GraphStats:
         return f"<p>{escape(_summary(self))}</p>" + "".join(map(_html, _tables(self)))
 
 
-def read_stats(graph: Observed) -> GraphStats:
+def read_stats(graph: Account) -> GraphStats:
     """Read what ``graph`` has noted until now."""
     plan, recording = graph.plan, graph.recording
     progress = graph.progress()

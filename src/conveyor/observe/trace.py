@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import IO
 
 from conveyor import _core
-from conveyor.observe.observed import Observed
 from conveyor.observe.traceevents import Slices, write_events
+from conveyor.runtime.graph.parts import Account
 
 logger = logging.getLogger("conveyor")
 
@@ -26,7 +26,7 @@ class Trace:
     dropped: afterwards, for how many there was no room.
     """
 
-    def __init__(self, graph: Observed, path: str | os.PathLike[str], max_events: int) -> None:
+    def __init__(self, graph: Account, path: str | os.PathLike[str], max_events: int) -> None:
         if max_events < 1:
             raise ValueError(f"max_events must be at least 1, not {max_events}")
         self.path = Path(path)

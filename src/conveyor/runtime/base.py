@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
@@ -32,62 +33,21 @@ if TYPE_CHECKING:
 
 
 class PutRef(Ref):
-    """A value that was put: a snapshot, decoded by who gets it."""
+    """A value that was put. Each ``get`` decodes it."""
 
-    __slots__ = ("_snapshot",)
+    __slots__ = ()
 
     def __init__(self, value: Any) -> None:
         super().__init__(_NOWHERE, -1)
-        self._snapshot = _core.Snapshot(value, SentDefinitions())
-        self._hold(self._snapshot)
-
-    def get(self, timeout: float | None = None) -> Any:
-        check_timeout(timeout)
-        return self._snapshot.decode()
-
-    def to_send(self) -> Any:
-        return self._snapshot
-
-    def done(self) -> bool:
-        return True
+        self._outcome = _core.Snapshot(value, SentDefinitions())
+        self._hold(self._outcome)
 
     def __repr__(self) -> str:
         return "<PutRef>"
 
 
-class _Nowhere:
-    """The source of refs that were never on their way."""
-
-    gate: Any = None
-    cancel_with_await = False
-    get_timeout: float | None = None
-
-    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
-        raise AssertionError("a put value is always there")
-
-    def is_ready(self, ref: Ref) -> bool:
-        return True
-
-    def has_failed(self, ref: Ref) -> bool:
-        return False
-
-    def cancel(self, ref: Ref) -> bool:
-        return False
-
-    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        raise AssertionError("a put value is always there")
-
-    def describe(self, ref: Ref) -> str:
-        return "put"
-
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        return ()
-
-    def doing(self) -> str:
-        return "nobody makes it"
-
-
-_NOWHERE = _Nowhere()
+#: The source of refs that were never on their way, which is asked nothing.
+_NOWHERE: Any = SimpleNamespace(gate=None)
 
 
 class Pump:
@@ -143,12 +103,8 @@ class CallingRuntime:
         #: What is left to be done for what is garbage here.
         self.chores = chores
         self.pid = os.getpid()
-
-        def ring() -> None:
-            process.board.ring(process.slot, _core.ATTENTION_BIT)
-
-        self.pump = Pump(process.inbox, ring)
-        self.watcher = Watcher(process.inbox, ring)
+        self.pump = Pump(process.inbox, process.ring)
+        self.watcher = Watcher(process.inbox, process.ring)
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
         self._origins: Origins | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from conveyor import _core
-from conveyor.exceptions import ConveyorError
+from conveyor.exceptions import ChannelClosedError, ConveyorError
 from conveyor.runtime.process import CALL_STRIDE
 from conveyor.runtime.protocol import ActorId
 
@@ -65,6 +65,11 @@ class Meeting:
     incarnation: int
     actor: ActorId | None
     view: _core.ArenaView | None
+
+
+def closed_error(number: int, side: Side) -> ChannelClosedError:
+    """End ``side`` of channel ``number`` is closed, which who needs it finds."""
+    return ChannelClosedError(f"the {SIDES[side]} end of channel {number} is closed")
 
 
 class Introductions(Protocol):

@@ -93,6 +93,10 @@ class Process:
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         self._closed = False
 
+    def ring(self) -> None:
+        """Have whoever waits in this process look again."""
+        self.board.ring(self.slot, _core.ATTENTION_BIT)
+
     def reads(self, part: Reading) -> None:
         """Have ``part`` leave its channels when the session ends: what is mapped of its writers' arenas
         is not to last as long as somebody holds a graph, or a ref."""

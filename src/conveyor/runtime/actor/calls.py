@@ -127,7 +127,7 @@ class Calls:
     def quiet(self) -> bool:
         """Nothing is queued and nothing runs: an orderly stop may end the process."""
         if self._running or not all(m.reader.empty for m in self._mailboxes):
-            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+            self._process.ring()
             return False
         return True
 
@@ -267,7 +267,7 @@ class Calls:
             self._leave(error, call[0], tag)
         finally:
             self._count(-1)
-            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+            self._process.ring()
 
     async def _call_async(
         self,

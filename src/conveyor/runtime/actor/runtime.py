@@ -103,11 +103,8 @@ class ActorRuntime(CallingRuntime):
 
     def __init__(self, ground: Ground, requests: socket.socket) -> None:
         process, hello = ground.process, ground.hello
-
-        def ring() -> None:  # the main loop calls `tidy` for that
-            process.board.ring(process.slot, _core.ATTENTION_BIT)
-
-        super().__init__(process, Chores(_core.Waker(process.inbox), ring))
+        # The main loop calls `tidy` for that.
+        super().__init__(process, Chores(_core.Waker(process.inbox), process.ring))
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)
@@ -124,7 +121,7 @@ class ActorRuntime(CallingRuntime):
             hello.session,
             hello.number,
             process.inbox,
-            lambda: process.board.ring(process.slot, _core.ATTENTION_BIT),
+            process.ring,
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
         )

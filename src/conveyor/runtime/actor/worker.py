@@ -125,7 +125,7 @@ class Worker:
         """Not in a forked child, which leaves by ``sys.exit``: the end is the actor's."""
         process = self.process
         process.loop_over = True  # who waits for a call of the actor itself looks again
-        process.board.ring(process.slot, _core.ATTENTION_BIT)
+        process.ring()
         if not self._ending or self._left is not None:
             grace.limit(self.hello.name, self.hello.grace)
 

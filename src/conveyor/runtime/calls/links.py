@@ -260,7 +260,7 @@ class Link:
                     ref._fail(outcome)
                     # So do those of what has caused it, and this is one.
                     del ref, call, args, outcome
-                    self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+                    self._process.ring()
                     continue
                 if number < 0:
                     return False

@@ -94,7 +94,7 @@ class Driver(CallingRuntime):
         self.exports = Exports(
             os.urandom(8).hex(),
             self.inbox,
-            lambda: board.ring(DRIVER_SLOT, _core.ATTENTION_BIT),
+            process.ring,
             self.watcher,
             self.process.reader_at(DRIVER_SLOT),
             board.gone,
@@ -352,7 +352,7 @@ class Driver(CallingRuntime):
             graph.supervisor.close(error)
         for link in list(self.links.values()):
             link.end()
-        self.process.board.ring(self.process.slot, _core.ATTENTION_BIT)
+        self.process.ring()
 
     def _end_hearing(self) -> None:
         self.chores.waker.close()

@@ -9,11 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from conveyor import _core
-from conveyor.exceptions import ChannelClosedError, ConveyorError, RuntimeStateError
+from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
-from conveyor.runtime.meeting import SIDES, ClosedWord, Meeting, Side, channel_segment, other
+from conveyor.runtime.meeting import (
+    SIDES,
+    ClosedWord,
+    Meeting,
+    Side,
+    channel_segment,
+    closed_error,
+    other,
+)
 from conveyor.runtime.process import Process, close_all
 
 Party = ActorRecord | None
@@ -269,11 +277,6 @@ class DriverIntroductions:
 
     def _ring(self, party: Party) -> None:
         self._table.board.ring(self._place(party)[0], _core.ATTENTION_BIT)
-
-
-def closed_error(number: int, side: Side) -> ChannelClosedError:
-    """End ``side`` of channel ``number`` is closed, which the other one finds."""
-    return ChannelClosedError(f"the {SIDES[side]} end of channel {number} is closed")
 
 
 def _taken(number: int, side: Side) -> RuntimeStateError:

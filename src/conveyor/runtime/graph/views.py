@@ -1,13 +1,13 @@
-"""Showing a graph. What draws and counts lies above, in ``observe``: its import installs it here."""
+"""Showing a graph. What draws and counts lies above, in ``conveyor.observe``, which is imported for it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import conveyor
 from conveyor.config import Config
-from conveyor.later import import_later
 from conveyor.plan import explain
 from conveyor.plan.explain import counted
 from conveyor.plan.model import Plan
@@ -45,46 +45,6 @@ class View(Protocol):
         ...
 
 
-class Views(Protocol):
-    """What graphs are shown with."""
-
-    def draw(self, *args: Any) -> str:
-        """The picture of a Plan, with the arguments of ``visualize``."""
-        ...
-
-    def stats(self, graph: Account) -> conveyor.observe.GraphStats:
-        """What the graph has counted until now."""
-        ...
-
-    def trace(
-        self, graph: Account, path: str | os.PathLike[str], max_events: int
-    ) -> conveyor.observe.Trace:
-        """A context manager that records what the graph does."""
-        ...
-
-    def html(self, graph: Account, title: str) -> str:
-        """What a notebook shows of the graph."""
-        ...
-
-
-_views: Views | None = None
-
-
-def install(views: Views) -> None:
-    """Let ``views`` be what graphs are shown with."""
-    global _views
-    _views = views
-
-
-def installed() -> Views:
-    """What was installed."""
-    if _views is None:
-        # By its name: most programs show no graph.
-        import_later("conveyor.observe")
-    assert _views is not None
-    return _views
-
-
 class GraphView:
     """Shows a graph that this process executes."""
 
@@ -110,16 +70,17 @@ class GraphView:
         return explain(self.plan, self._account.name)
 
     def draw(self, *args: Any) -> str:
-        return installed().draw(self.plan, *args, self._account.name)
+        visualize: Callable[..., str] = conveyor.observe.visualize
+        return visualize(self.plan, *args, self._account.name)
 
     def status(self, stacks: bool = False) -> GraphStatus:
         return self._account.status(stacks)
 
     def stats(self) -> conveyor.observe.GraphStats:
-        return installed().stats(self._account)
+        return conveyor.observe.read_stats(self._account)
 
     def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
-        return installed().trace(self._account, path, max_events)
+        return conveyor.observe.Trace(self._account, path, max_events)
 
     def html(self, title: str) -> str:
-        return installed().html(self._account, title)
+        return conveyor.observe.graph_html(self._account, title)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
-from types import GenericAlias
+from types import GenericAlias, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from conveyor import _core
@@ -242,14 +242,10 @@ class Ref(_RefCore[ValueT]):
 
     def __await__(self) -> Generator[Any, None, ValueT]:
         if not self.done():
-            try:
-                from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
-            except OSError:  # no descriptor was left to read it with
-                with explained("await anything in this event loop"):
-                    raise
-
             ask = partial(blockers_of, self)
-            awaited = wait_or_cancel(self.done, ask, self._awaited_as(), self._abandon)
+            awaited = asyncio_waits().wait_or_cancel(
+                self.done, ask, self._awaited_as(), self._abandon
+            )
             yield from awaited.__await__()
         return self.get()
 
@@ -285,6 +281,16 @@ class Ref(_RefCore[ValueT]):
         except Exception:  # of an earlier session, or of a forked child's parent
             state = "pending"
         return f"<{type(self).__name__} {self._source.describe(self)}, {state}>"
+
+
+def asyncio_waits() -> ModuleType:
+    """``waiting.aio``. The import of asyncio is slow, and rarely needed."""
+    try:
+        from conveyor.runtime.waiting import aio
+    except OSError:  # no descriptor was left to read it with
+        with explained("await anything in this event loop"):
+            raise
+    return aio
 
 
 class Itself:

@@ -14,11 +14,10 @@ from conveyor.codec import Reader
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.ref import EMPTY, Ref, Source, blockers_of
+from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.runtime.refs.together import look_at_company
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
-from conveyor.system_limits import explained
 from conveyor.typevars import ItemT
 
 _StreamT = TypeVar("_StreamT", bound="StreamRef[Any]")
@@ -95,13 +94,8 @@ class StreamRef(Ref[list[ItemT]]):
 
     async def __anext__(self) -> ItemT:
         if not self.done():
-            try:
-                from conveyor.runtime.waiting.aio import wait_or_cancel  # asyncio is slow to import
-            except OSError:  # no descriptor was left to read it with
-                with explained("await anything in this event loop"):
-                    raise
-
-            await wait_or_cancel(self._is_there, self._blockers, self._awaited_as(), self._abandon)
+            wait = asyncio_waits().wait_or_cancel
+            await wait(self._is_there, self._blockers, self._awaited_as(), self._abandon)
         try:
             return self.next()
         except StopIteration:
@@ -236,7 +230,7 @@ class Items:
                 self._kept.setdefault(reader.tag, deque()).append(item)
                 others = True
         if others:  # another thread may sleep until one of these comes
-            self._process.board.ring(self._process.slot, _core.ATTENTION_BIT)
+            self._process.ring()
         return found
 
     def _tidy(self) -> None:
