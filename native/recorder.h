@@ -48,6 +48,13 @@ struct Histogram {
     bump(total, value);
     if (value > value_of(largest)) largest.store(value, std::memory_order_relaxed);
   }
+  // The value that was noted last was larger by this: it moves to another bucket.
+  void note_more(uint64_t last, uint64_t more) {
+    Word& before = buckets[bucket(last)];
+    before.store(value_of(before) - 1, std::memory_order_relaxed);
+    if (last != 0) total.store(value_of(total) - last, std::memory_order_relaxed);
+    note(last + more);
+  }
 };
 
 struct alignas(kCacheLine) TaskCounters {
@@ -141,15 +148,25 @@ class Recorder : public Shareable<Recorder> {
     if (since_ == 0) since_ = clock();
     clock_ = 0;
   }
-  // There is one. `quick`: decoding it takes no time to speak of.
-  void receive_begins(uint32_t i, uint64_t execution, bool quick) {
+  // There is one. `quick`: decoding it takes no time to speak of. Returns for how long it was waited for.
+  uint64_t receive_begins(uint32_t i, uint64_t execution, bool quick) {
     const bool traced = tracing();
     if (since_ != 0 || traced) clock_ = now_ns();
-    receives_[i].waiting.note(since_ == 0 ? 0 : clock_ - since_);
+    const uint64_t waited = since_ == 0 ? 0 : clock_ - since_;
+    receives_[i].waiting.note(waited);
     receive_began_ = traced ? clock_ : 0;
     if (traced && since_ != 0) trace({since_, clock_, execution, 0, i, 0, EventKind::kWait, 0, 0});
     since_ = 0;
     if (!quick && !traced) clock_ = 0;
+    return waited;
+  }
+  // What comes beside a frame is there, which was received after a wait of `waited`. This wait is for it, too.
+  void wait_ends(uint32_t i, uint64_t execution, uint64_t waited) {
+    if (since_ == 0) return;
+    clock_ = now_ns();
+    receives_[i].waiting.note_more(waited, clock_ - since_);
+    if (tracing()) trace({since_, clock_, execution, 0, i, 0, EventKind::kWait, 0, 0});
+    since_ = 0;
   }
   void receive_ends(uint32_t i, uint64_t execution, uint64_t bytes, bool failed) {
     if (receive_began_ != 0) trace_receive(i, execution, bytes, failed);
@@ -174,6 +191,8 @@ class Recorder : public Shareable<Recorder> {
     if (failed) bump(tasks_[i].errors, 1);
     if (tracing()) trace({begin, end, execution, 0, i, 0, EventKind::kTask, uint16_t(failed ? kFailed : 0), 0});
   }
+  // Bytes that go beside the frames of a send.
+  void count_beside(uint32_t i, uint64_t bytes) { bump(sends_[i].bytes, bytes); }
   void task_skipped(uint32_t i) { bump(tasks_[i].skipped, 1); }
   void send_begins() {
     if (tracing()) clock_ = clock();

@@ -76,6 +76,10 @@ void bind_recorder(nb::module_& m) {
              check_index(i, r.place().sends);
              r.note_send(i, execution, begin, end, bytes, failed);
            }, "index"_a, "execution"_a, "begin"_a, "end"_a, "bytes"_a, "failed"_a)
+      .def("count_beside", [](Recorder& r, uint32_t i, uint64_t bytes) {
+             check_index(i, r.place().sends);
+             r.count_beside(i, bytes);
+           }, "index"_a, "bytes"_a)
       .def("note_execution", [](Recorder& r, uint64_t execution, uint64_t begin, uint64_t end) {
              check_index(0, r.place().tasks);
              r.task(0).running.note(end - begin);

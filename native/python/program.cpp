@@ -131,7 +131,7 @@ bool Program::run(Receive& step) {
     recorder_->wait_begins();
     return false;
   }
-  recorder_->receive_begins(step.index, execution_, step.reader->decodes_natively());
+  step.waited = recorder_->receive_begins(step.index, execution_, step.reader->decodes_natively());
   const uint64_t before = step.reader->bytes;
   nb::object value;
   try {
@@ -177,6 +177,7 @@ bool Program::run(Await& step) {
     recorder_->wait_begins();
     return false;
   }
+  recorder_->wait_ends(receive.index, execution_, receive.waited);
   receive.held = false;
   receive.reader->skip_head();
   regs_[size_t(receive.reg)] = std::move(value);

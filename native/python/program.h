@@ -68,6 +68,7 @@ class Program {
     uint32_t index;
     nb::object arrived;
     bool held = false;  // the frame is in the ring until its tensors are here
+    uint64_t waited = 0;
   };
   struct Await {
     size_t receive;  // the step's place

@@ -615,6 +615,9 @@ class Recorder:
     ) -> None:
         """A frame was there and has been received."""
 
+    def count_beside(self, index: int, bytes: int) -> None:
+        """Count what goes beside the frames of a send."""
+
     def note_send(
         self, index: int, execution: int, begin: int, end: int, bytes: int, failed: bool
     ) -> None:

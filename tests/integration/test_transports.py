@@ -141,6 +141,20 @@ def test_the_plan_says_what_travels_beside_its_frames(pair, registered):
     graph.teardown()
 
 
+def test_what_goes_beside_the_frames_is_counted(pair, registered):
+    a, b = pair
+    graph = total_over(registered(delay=(0.05, 0.05)), a, b)
+    for number in range(3):
+        graph.execute(number).get(timeout=20)
+    edge = graph.stats().edges[1]
+    assert edge.frames == 3
+    assert 3 * 4 * (1 << 20) < edge.bytes < 3 * 4 * (1 << 20) + 10_000
+    (wait,) = edge.waits
+    assert wait.waiting.count == 3
+    assert wait.waiting.max_s >= 0.05
+    graph.teardown()
+
+
 def test_only_actors_take_part_in_a_transport(pair, registered):
     a, b = pair
     name = registered()

@@ -60,9 +60,10 @@ class WaitStats:
     """One reader of an edge.
 
     reader: its name.
-    waiting: how long it stood there with no frame to take (0: there was one). An actor's wait for its
-        first input is also the time in which nobody executed the graph. Of the driver these are the
-        waits of ``get``, one for each result that was got; ``await`` is not counted as waiting.
+    waiting: how long it stood there with no frame to take (0: there was one), or with what comes beside it
+        still on its way. An actor's wait for its first input is also the time in which nobody executed
+        the graph. Of the driver these are the waits of ``get``, one for each result that was got;
+        ``await`` is not counted as waiting.
     """
 
     reader: str
@@ -78,7 +79,7 @@ class EdgeStats:
     writer: who writes it.
     frames: how many were sent on it.
     errors: how many of them carried an error.
-    bytes: the size of their bodies.
+    bytes: the size of their bodies, with what went beside them.
     waits: those of each of its readers.
     """
 

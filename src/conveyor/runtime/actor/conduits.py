@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ class Conduits:
         segment: _core.Segment,
         assignment: Assignment,
         program: _core.Program,
+        recorder: _core.Recorder,
         budget: _core.MemoryBudget | None,
     ) -> None:
         self.outbound: dict[int, Outbound] = {}
@@ -49,7 +51,10 @@ class Conduits:
                 if end.rank == 0:
                     label = assignment.sources[end.edge]
                     sender = assignment.actor_name, label
-                    self.outbound[end.edge] = Outbound(wire, end, ring, program, sender)
+                    place = assignment.recorder.sends.index(end.edge)
+                    sent = functools.partial(recorder.count_beside, place)
+                    outbound = Outbound(wire, end, ring, program, sender, sent)
+                    self.outbound[end.edge] = outbound
                 else:
                     self.inbound[end.edge] = Inbound(wire, end, ring)
         except BaseException:
@@ -113,19 +118,23 @@ class Outbound(_Link):
         ring: Callable[[], None],
         program: _core.Program,
         sender: tuple[str, str],
+        sent: Callable[[int], None],
     ) -> None:
-        """``sender`` is who sends, for errors: the actor, and what the edge carries."""
+        """``sender`` is who sends, for errors: the actor, and what the edge carries. ``sent(bytes)``
+        counts."""
         super().__init__(wire, end, ring)
         self._program = program
         self._sender = sender
-        self._offered: tuple[Sending, int] | None = None
+        self._sent = sent
+        #: What was not published yet, with its transfer and its size in bytes.
+        self._offered: tuple[Sending, int, int] | None = None
         #: Transfers that have failed since their frames were published, put here by any thread.
         self._failed: deque[tuple[int, BaseException]] = deque()
 
     def pack(self, value: Any) -> Parcel:
         """Make what is sent in place of ``value``."""
         if self._offered is not None:  # the last one could not be published
-            sending, _ = self._offered
+            sending, *_ = self._offered
             self._offered = None
             sending.withdraw()
         return Parcel(value, self._accepts, self._offer)
@@ -134,8 +143,9 @@ class Outbound(_Link):
         """The frame is published: its tensors may go. It raises no error."""
         if self._offered is None:
             return
-        sending, transfer = self._offered
+        sending, transfer, size = self._offered
         self._offered = None
+        self._sent(size)
 
         def ended(future: Future[None]) -> None:
             error = future.exception()
@@ -174,7 +184,8 @@ class Outbound(_Link):
             sending = self.conduit.send(tensors, transfer)
         except Exception as error:
             raise self.error("tensors could not be sent", error) from error
-        self._offered = sending, transfer
+        size = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
+        self._offered = sending, transfer, size
         return sending.note
 
 

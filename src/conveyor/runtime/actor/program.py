@@ -116,7 +116,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         )
         for end in assignment.writes
     }
-    conduits = Conduits(process, segment, assignment, program, budget)
+    conduits = Conduits(process, segment, assignment, program, recorder, budget)
     if assignment.conduits:
         program.set_progress(conduits.progress)
     producers = Producers()
