@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from conveyor.exceptions import ConveyorError
     from conveyor.plan.model import Plan
     from conveyor.runtime.calls.constructor import Constructor
-    from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
-    from conveyor.runtime.graph.executor import LaidMember
-    from conveyor.runtime.graph.failures import FailureRings
-    from conveyor.runtime.graph.layout import LimitsPlace
-    from conveyor.runtime.graph.recording import RecorderPlace
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
@@ -75,7 +70,7 @@ class WhyDead(Request):
 
 
 class Lay(Request):
-    """Channels of a graph that the asking actor executes: :class:`Channels`, with their segment, and arena
+    """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
     and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""
 
     config: Config
@@ -201,17 +196,3 @@ class Met(Message):
     slot: int
     incarnation: int
     actor: ActorId | None
-
-
-class Channels(Message):
-    """The channels of a graph that are laid: see ``Laid``, which the executor makes of it."""
-
-    number: int
-    members: Sequence[LaidMember]
-    offsets: tuple[int, ...]
-    reads: tuple[ReadEnd, ...]
-    writes: tuple[WriteEnd, ...]
-    limits: LimitsPlace
-    failures: FailureRings
-    recorders: dict[int, RecorderPlace]
-    bits: tuple[int, ...]

@@ -24,7 +24,6 @@ from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
-    Channels,
     ComesBack,
     Connect,
     Connected,
@@ -49,7 +48,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
-from conveyor.runtime.graph.executor import Laid, LaidMember, Member, refuse_own
+from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
 from conveyor.runtime.graph.handle import graph_handle
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.unsendable import blame_tasks
@@ -256,7 +255,7 @@ class ActorRuntime(CallingRuntime):
         answer, _ = self._requests.ask(ComesBack(number))
         return bool(answer)
 
-    def _laid(self, channels: Channels, fds: list[int]) -> Laid:
+    def _laid(self, channels: LaidChannels, fds: list[int]) -> Laid:
         members, labels = channels.members, self._labels[channels.number]
         try:
             all_of(fds, 1 + 2 * len(members))
@@ -267,18 +266,7 @@ class ActorRuntime(CallingRuntime):
         finally:
             close_all(fds)
         peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
-        return Laid(
-            channels.number,
-            peers,
-            segment,
-            channels.offsets,
-            channels.reads,
-            channels.writes,
-            channels.limits,
-            channels.failures,
-            channels.recorders,
-            channels.bits,
-        )
+        return Laid(channels, peers, segment)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._let_go(number, True)

@@ -18,7 +18,7 @@ from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan import lower
-from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.plan.model import Plan
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.call import start
@@ -258,19 +258,7 @@ class Driver(CallingRuntime):
         return self.layer.comes_back(number)
 
     def _laid(self, laying: Laying) -> Laid:
-        layout = laying.layout
-        return Laid(
-            laying.number,
-            list(laying.records),
-            layout.segment,
-            layout.offsets,
-            layout.reads.get(EXECUTOR, ()),
-            layout.writes.get(EXECUTOR, ()),
-            layout.limits,
-            layout.failures,
-            layout.recorders,
-            laying.bits,
-        )
+        return Laid(laying.channels(), list(laying.records), laying.layout.segment)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         self._shared_graphs.forget(number)

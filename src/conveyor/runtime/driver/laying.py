@@ -28,6 +28,7 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.ends import Place
+from conveyor.runtime.graph.executor import LaidChannels, LaidMember
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 
@@ -207,6 +208,21 @@ class Laying:
                 return
         self._leave(records, places)
         raise GraphTornDownError(f"{self.name} has been torn down")
+
+    def channels(self) -> LaidChannels:
+        """What the executor is told of them."""
+        layout = self.layout
+        return LaidChannels(
+            self.number,
+            tuple(LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in self.records),
+            layout.offsets,
+            layout.reads.get(EXECUTOR, ()),
+            layout.writes.get(EXECUTOR, ()),
+            layout.limits,
+            layout.failures,
+            layout.recorders,
+            self.bits,
+        )
 
     def comes_back(self) -> bool:
         """Whether the driver starts every dead actor of the graph again by itself, or has done so."""

@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
-from conveyor.plan.model import EXECUTOR
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests import (
-    Channels,
     CloseEnd,
     ComesBack,
     Connect,
@@ -57,7 +55,7 @@ from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.graph.ends import Place
-from conveyor.runtime.graph.executor import LaidMember, Member
+from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all
@@ -240,27 +238,15 @@ class Switchboard:
         return self._layer.comes_back(request.number), []
 
     def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
-        layout = laying.layout
-        members = [LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in laying.records]
         fds = self._network.duplicates(laying.records)
-        if not caller.alive or len(fds) < 2 * len(members):
+        if not caller.alive or len(fds) < 2 * len(laying.records):
             close_all(fds)
             self._layer.drop(laying.number)
             next((r for r in laying.records if not r.alive), caller).check_alive()
-        channels = Channels(
-            laying.number,
-            members,
-            layout.offsets,
-            layout.reads.get(EXECUTOR, ()),
-            layout.writes.get(EXECUTOR, ()),
-            layout.limits,
-            layout.failures,
-            layout.recorders,
-            laying.bits,
-        )
-        segment_fd = os.dup(layout.segment.fd)
-        layout.segment.close_fd()
-        return channels, [segment_fd, *fds]
+        segment = laying.layout.segment
+        segment_fd = os.dup(segment.fd)
+        segment.close_fd()
+        return laying.channels(), [segment_fd, *fds]
 
     def _unlay(self, caller: ActorRecord, request: Unlay) -> _Answer:
         acks = self._layer.unlay(request.number)

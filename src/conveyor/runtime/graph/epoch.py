@@ -51,11 +51,12 @@ class Epoch:
         """
         self._name = name
         self.members = laid.members
-        self.bits = laid.bits
+        channels = laid.channels
+        self.bits = channels.bits
         self.segment = laid.segment
-        self.offsets = laid.offsets
+        self.offsets = channels.offsets
         self.first = first
-        self._sets = laid.limits.sets
+        self._sets = channels.limits.sets
         # Executions with a deadline, by the set of words that they use.
         self._timed: dict[int, tuple[weakref.ref[Timed], int]] = {}
         budget = make_budget(config.memory_bytes)
@@ -69,13 +70,13 @@ class Epoch:
                     plan.edges[end.edge].source,
                     budget=budget,
                 )
-                for end in laid.writes
+                for end in channels.writes
             }
             readers = {
                 end.edge: end.open(process, laid.segment, name, plan.edges[end.edge].source)
-                for end in laid.reads
+                for end in channels.reads
             }
-            failures = laid.failures.open(process, laid.segment, name)
+            failures = channels.failures.open(process, laid.segment, name)
         except ConveyorError:
             for member in laid.members:
                 if not member.alive:  # just now
@@ -83,8 +84,8 @@ class Epoch:
             raise
         for writer in writers.values():
             writer.moved_refs = moved_refs
-        self.limits = laid.limits.open(laid.segment)
-        self.recording = Recording(plan, name, laid.recorders, laid.segment)
+        self.limits = channels.limits.open(laid.segment)
+        self.recording = Recording(plan, name, channels.recorders, laid.segment)
         laid.segment.close_fd()
         task_of = {
             edge: task for program in plan.programs for task, edge in Outline(program).streams

@@ -56,7 +56,7 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaidMember:
-    """What another actor is told of an actor of a graph that it executes."""
+    """What the executor is told of an actor of its graph."""
 
     id: ActorId
     pid: int
@@ -65,14 +65,12 @@ class LaidMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """A graph whose channels are laid: what its executor needs. ``reads`` and ``writes`` are its own
-    ends of the rings in ``segment``, which lie at ``offsets``; ``bits`` are what rings the members'
-    programs."""
+class LaidChannels:
+    """What the executor is told of the graph's channels. The rings lie at ``offsets``; ``reads`` and
+    ``writes`` are its own ends of them; ``bits`` are what rings the members' programs."""
 
     number: int
-    members: Sequence[Member]
-    segment: _core.Segment
+    members: tuple[LaidMember, ...]
     offsets: tuple[int, ...]
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
@@ -80,6 +78,20 @@ class Laid:
     failures: FailureRings
     recorders: dict[int, RecorderPlace]
     bits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A graph whose channels are laid, in the process that executes it."""
+
+    channels: LaidChannels
+    members: Sequence[Member]
+    segment: _core.Segment
+
+    @property
+    def number(self) -> int:
+        """The graph's, in the session."""
+        return self.channels.number
 
 
 class Executor(Protocol):
