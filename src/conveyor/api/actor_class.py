@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from conveyor.api.actor_handle import ActorHandle
-from conveyor.api.methods import Table, make_table, methods_of, signature_of
+from conveyor.api.methods import MethodTable, make_table, methods_of, signature_of
 from conveyor.api.options import ActorOptions
 from conveyor.dag.methods import check_arguments
 from conveyor.runtime import context
@@ -91,7 +91,7 @@ class ActorClass(Generic[T]):
         return methods_of(self.__wrapped__)
 
     @functools.cached_property
-    def _table(self) -> Table:
+    def _table(self) -> MethodTable:
         return make_table(self._methods)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:

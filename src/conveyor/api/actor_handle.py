@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
-from conveyor.api.methods import Entry, Table, check_num_returns, make_table
+from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
@@ -33,7 +33,9 @@ class ActorHandle(Generic[InstanceT]):
     # because a cached one would refer back to the handle and keep the actor alive.
     __slots__ = ("__weakref__", "_class_name", "_id", "_retained", "_runtime", "_table")
 
-    def __init__(self, runtime: Runtime, actor: ActorId, class_name: str, table: Table) -> None:
+    def __init__(
+        self, runtime: Runtime, actor: ActorId, class_name: str, table: MethodTable
+    ) -> None:
         self._runtime = runtime
         self._id = actor
         self._class_name = class_name
@@ -86,7 +88,7 @@ class ActorHandle(Generic[InstanceT]):
 
 
 # handle.__ray_call__.remote(function, *args) runs function(instance, *args) in the actor.
-_RAY_CALL_ENTRY = Entry(MethodInfo(RAY_CALL, 1, False, False, None))
+_RAY_CALL_ENTRY = MethodEntry(MethodInfo(RAY_CALL, 1, False, False, None))
 
 
 class ActorMethod(Generic[P, ResultT]):
@@ -95,7 +97,7 @@ class ActorMethod(Generic[P, ResultT]):
 
     __slots__ = ("_entry", "_handle", "_num_returns")
 
-    def __init__(self, handle: ActorHandle, entry: Entry, num_returns: int) -> None:
+    def __init__(self, handle: ActorHandle, entry: MethodEntry, num_returns: int) -> None:
         self._handle = handle
         self._entry = entry
         self._num_returns = num_returns

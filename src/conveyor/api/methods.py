@@ -24,7 +24,7 @@ def check_num_returns(num_returns: Any) -> None:
 _MOST_RETURNS = 10_000
 
 
-class Entry:
+class MethodEntry:
     """One method in a handle's table: its ``MethodInfo``, and how many arguments always fit.
 
     Checking a call against a signature costs as much as sending it. A call with positional
@@ -56,12 +56,12 @@ class Entry:
         check_arguments(f"{actor}.{self.info.name}", self.info.signature, args, kwargs)
 
 
-Table = Mapping[str, Entry]
+MethodTable = Mapping[str, MethodEntry]
 
 
-def make_table(methods: Mapping[str, MethodInfo]) -> Table:
+def make_table(methods: Mapping[str, MethodInfo]) -> MethodTable:
     """The table of a handle that has ``methods``."""
-    return {name: Entry(info) for name, info in methods.items()}
+    return {name: MethodEntry(info) for name, info in methods.items()}
 
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:

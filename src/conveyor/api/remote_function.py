@@ -30,11 +30,11 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _WORKER_OPTIONS = ("num_cpus", "num_gpus")
 
 
-class Worker:
+class FunctionWorker:
     """Runs functions."""
 
 
-class AsyncWorker:
+class AsyncFunctionWorker:
     """Runs functions, coroutine functions among them."""
 
     async def ready(self) -> None:
@@ -42,7 +42,7 @@ class AsyncWorker:
 
 
 # How they are called in messages and in status: like no class of a user's.
-Worker.__name__ = AsyncWorker.__name__ = "<functions>"
+FunctionWorker.__name__ = AsyncFunctionWorker.__name__ = "<functions>"
 
 
 class RemoteFunction(Generic[P, ResultT]):
@@ -202,7 +202,7 @@ def call_function(
 def start_worker(function: Function) -> ActorHandle:
     """A worker for ``function`` and those like it."""
     options: dict[str, Any] = dict(function.options)
-    worker: type = AsyncWorker if function.is_async else Worker
+    worker: type = AsyncFunctionWorker if function.is_async else FunctionWorker
     return ActorClass(worker, ActorOptions().updated(**options)).remote()
 
 

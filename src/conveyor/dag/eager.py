@@ -15,7 +15,7 @@ from conveyor.dag.survey import Survey, survey
 from conveyor.exceptions import ArgumentsError
 
 
-class Calls(Protocol):
+class ActorCalls(Protocol):
     """What can be done with actors and refs, in the process that executes."""
 
     def check(self, owner: object) -> None:
@@ -73,7 +73,9 @@ class Calls(Protocol):
         ...
 
 
-def execute(root: DAGNode, calls: Calls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def execute(
+    root: DAGNode, calls: ActorCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Execute the graph that ends in ``root`` by ``calls``; a reference, or a list of them.
 
     Results in a shape give references in the same shape; effects are started and not waited for.
@@ -136,7 +138,7 @@ def execute(root: DAGNode, calls: Calls, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _match(
-    shape: Survey, calls: Calls, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    shape: Survey, calls: ActorCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[Key | None, Any]:
     """The value of each used part of the input; the whole input's key is ``None``."""
     positional, names = shape.parameters

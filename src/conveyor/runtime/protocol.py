@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.chores import Chores
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
-    from conveyor.runtime.refs.imports import Table
+    from conveyor.runtime.refs.imports import RefTable
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
@@ -97,7 +97,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def exports(self) -> Table:
+    def exports(self) -> RefTable:
         """The refs that were pickled here, and those that were loaded."""
         ...
 

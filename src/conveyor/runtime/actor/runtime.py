@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.ground import Ground
 
 
-class Peer:
+class PeerMember:
     """An actor of a graph that this actor executes."""
 
     def __init__(
@@ -265,7 +265,9 @@ class ActorRuntime(CallingRuntime):
             segment = _core.Segment.attach(fds[0])
         finally:
             close_all(fds)
-        peers = [Peer(self.process.board, self._requests, member, labels) for member in members]
+        peers = [
+            PeerMember(self.process.board, self._requests, member, labels) for member in members
+        ]
         return Laid(channels, peers, segment)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:

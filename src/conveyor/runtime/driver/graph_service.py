@@ -14,10 +14,10 @@ from conveyor.runtime import threads
 from conveyor.runtime.graph.compiled import CompiledGraph, parts_of
 from conveyor.runtime.graph.entry import GateEntry
 from conveyor.runtime.graph.exchange import (
+    Answered,
     Execute,
     HeldUp,
     Question,
-    Reply,
     Show,
     ToOwner,
     Whom,
@@ -126,9 +126,9 @@ class GraphService:
     ) -> None:
         """Say what ``act()`` returns or raises. It may not have come to looking at the ``snapshot``."""
         try:
-            answer = Reply(number, True, self._pickle(act()))
+            answer = Answered(number, True, self._pickle(act()))
         except Exception as error:
-            answer = Reply(number, False, self._pickle_error(error))
+            answer = Answered(number, False, self._pickle_error(error))
         if snapshot is not None:
             _let_go(snapshot)
         self.wire.send(answer)

@@ -24,7 +24,7 @@ from conveyor.runtime.refs.streams import GraphStream, Items, StreamRef
 logger = logging.getLogger("conveyor")
 
 
-class Timed(Protocol):
+class TimedExecution(Protocol):
     """An execution with a deadline."""
 
     def keep_report(self, number: int) -> None:
@@ -58,7 +58,7 @@ class Epoch:
         self.first = first
         self._sets = channels.limits.sets
         # Executions with a deadline, by the set of words that they use.
-        self._timed: dict[int, tuple[weakref.ref[Timed], int]] = {}
+        self._timed: dict[int, tuple[weakref.ref[TimedExecution], int]] = {}
         budget = make_budget(config.memory_bytes)
         try:
             writers = {
@@ -113,7 +113,7 @@ class Epoch:
         process.sweeper.start()
         process.reads(self)
 
-    def take_words(self, number: int, execution: Timed) -> None:
+    def take_words(self, number: int, execution: TimedExecution) -> None:
         """``execution``, which will be this ``number``, notes what it has run where an earlier one did."""
         place = number & (self._sets - 1)
         before = self._timed.get(place)

@@ -22,7 +22,7 @@ class Execute(ToOwner):
     """Begin an execution. ``patient``: wait for room until ``until`` (monotonic nanoseconds; 0: for ever).
     It has ``seconds`` for all of it (``None``: no limit), and so until ``end``. The snapshot holds the
     arguments (``whole``: the only one, as it is), or the error of one of them (``failed``). Answered by
-    :class:`Reply`."""
+    :class:`Answered`."""
 
     number: int
     patient: bool
@@ -35,7 +35,7 @@ class Execute(ToOwner):
 
 
 class Show(ToOwner):
-    """Say something of the graph. Answered by :class:`Reply`."""
+    """Say something of the graph. Answered by :class:`Answered`."""
 
     number: int
     question: Question
@@ -59,7 +59,7 @@ class FromOwner(Message):
     """To a handle, each about a request of its."""
 
 
-class Reply(FromOwner):
+class Answered(FromOwner):
     """What was asked for, pickled, or (not ``ok``) the error to raise."""
 
     number: int

@@ -24,11 +24,11 @@ from conveyor.plan.model import Plan
 from conveyor.runtime.graph.arguments import Options
 from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
 from conveyor.runtime.graph.exchange import (
+    Answered,
     Execute,
     FromOwner,
     HeldUp,
     Question,
-    Reply,
     Show,
     ToOwner,
     Whom,
@@ -58,7 +58,7 @@ class _Request:
     def __init__(self, number: int, wire: Wire) -> None:
         self.number = number
         self.wire = wire
-        self.answer: Reply | None = None
+        self.answer: Answered | None = None
         # Who keeps the owner from taking it: the last question, and the last answer.
         self.asked = -1
         self.held_up: HeldUp | None = None
@@ -88,7 +88,7 @@ class Requests:
     def on_message(self, message: FromOwner, _fds: list[int]) -> None:
         self.handlers[type(message)](self, message)
 
-    def _answered(self, answer: Reply) -> None:
+    def _answered(self, answer: Answered) -> None:
         request = self.pending.get(answer.number)
         if request is not None:
             request.answer = answer
@@ -104,12 +104,12 @@ class Requests:
 
     #: What is done for each kind of message.
     handlers: ClassVar[Mapping[type[FromOwner], Callable[[Requests, Any], None]]] = {
-        Reply: _answered,
+        Answered: _answered,
         HeldUp: _held_up,
     }
 
 
-def _let_go(answer: Reply) -> None:
+def _let_go(answer: Answered) -> None:
     """Nobody wants the refs in it: they are dropped, and so is what is kept for them."""
     if answer.ok:
         loads(answer.data)

@@ -13,7 +13,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.results import Results
-from conveyor.runtime.graph.status import Progress
+from conveyor.runtime.graph.status import RingProgress
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.waiting.deadlock import Wait, sooner
@@ -131,7 +131,7 @@ class GraphSource:
 
     def _held_up(self, number: int, edges: Sequence[int]) -> Blockers:
         epoch = self._supervisor.epoch
-        progress = Progress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
+        progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
         holder = progress.holder(number, edges)
         if holder is None:
             return ()

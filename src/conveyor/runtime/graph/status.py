@@ -88,7 +88,7 @@ def _in_flight(executions: Sequence[ExecutionStatus]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RingProgress:
     """How far a graph's rings have come: for each edge the frames published, and the frames taken by
     each of its readers."""
 
@@ -97,12 +97,14 @@ class Progress:
     first: int  # the number of the execution that the first frames are of
 
     @staticmethod
-    def read(plan: Plan, segment: _core.Segment, offsets: Sequence[int], first: int) -> Progress:
+    def read(
+        plan: Plan, segment: _core.Segment, offsets: Sequence[int], first: int
+    ) -> RingProgress:
         rings = []
         for edge, offset in zip(plan.edges, offsets, strict=True):
             head, taken = segment.progress(offset)
             rings.append((head, dict(zip(edge.readers, taken, strict=True))))
-        return Progress(plan, tuple(rings), first)
+        return RingProgress(plan, tuple(rings), first)
 
     def outstanding(self, number: int, edges: Sequence[int]) -> tuple[str, ...]:
         """What of ``edges`` has not been published for this execution."""
@@ -148,7 +150,7 @@ class Progress:
 
 
 def executions_in_flight(
-    progress: Progress,
+    progress: RingProgress,
     outputs: Sequence[int],
     completed: int,
     submitted: int,
@@ -203,7 +205,7 @@ def graph_status(
         elif stacks:
             actor = replace(actor, stack=stack_of(member.pid))
         actors.append(actor)
-    progress = Progress.read(plan, epoch.segment, epoch.offsets, epoch.first)
+    progress = RingProgress.read(plan, epoch.segment, epoch.offsets, epoch.first)
     completed, submitted = epoch.gate.completed, epoch.gate.submitted
     failures = dict(epoch.gate.failures())
     executions, now = executions_in_flight(

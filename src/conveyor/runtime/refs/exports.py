@@ -52,7 +52,7 @@ from conveyor.runtime.waiting.works import Blockers
 MAX_TICKETS = 10_000
 
 
-class Entry:
+class Exported:
     """What the driver keeps of one exported ref."""
 
     __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
@@ -89,7 +89,7 @@ class Exports(Imports):
         self._soon = soon
         self._garbage: deque[ExportId] = deque()
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
-        self._entries: dict[ExportId, Entry] = {}
+        self._entries: dict[ExportId, Exported] = {}
         self._tickets: OrderedDict[int, ExportId] = OrderedDict()
         # Of tickets whose readers are known: those that may still come with it.
         self._readers: dict[int, set[Reader]] = {}
@@ -102,7 +102,7 @@ class Exports(Imports):
         with self.lock:
             export, _ = self.identify(ref, 0)
             if export not in self._entries:
-                self._entries[export] = Entry(None, ref)
+                self._entries[export] = Exported(None, ref)
             return export, self._new_ticket(export, readers)
 
     def give_up(
@@ -196,14 +196,14 @@ class Exports(Imports):
                 entry.subscribers.remove(holder)
             self._release(export, entry)
 
-    def _release(self, export: ExportId, entry: Entry) -> None:
+    def _release(self, export: ExportId, entry: Exported) -> None:
         if entry.holders or entry.tickets:
             return
         del self._entries[export]
         if entry.owner is not None:
             entry.owner.wire.send(Forget(export))
 
-    def _watch(self, export: ExportId, entry: Entry) -> None:
+    def _watch(self, export: ExportId, entry: Exported) -> None:
         ref = entry.ref
         if ref is None or entry.watched:
             return
@@ -250,7 +250,7 @@ class Exports(Imports):
                 original = self._originals.get(export)
                 if original is None and export[0] != peer.number:
                     raise gone()
-                self._entries[export] = Entry(None if original is not None else peer, original)
+                self._entries[export] = Exported(None if original is not None else peer, original)
             if export[0] == peer.number:
                 self._entries[export].holders.add(peer)
             return self._new_ticket(export, readers)
@@ -267,7 +267,7 @@ class Exports(Imports):
                 if ref is None:
                     peer.push(export, Outcome.failed(gone()))
                     return
-                entry = self._entries[export] = Entry(None, ref)
+                entry = self._entries[export] = Exported(None, ref)
             if not original:
                 entry.holders.add(peer)
                 if entry.outcome is not None:

@@ -20,7 +20,7 @@ from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 
 
-class Table(Protocol):
+class RefTable(Protocol):
     """What a process knows of exported refs."""
 
     session: str

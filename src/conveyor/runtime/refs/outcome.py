@@ -11,7 +11,7 @@ from conveyor.exceptions import SessionEndedError
 from conveyor.runtime import ending
 
 
-class Failed:
+class Failure:
     """An outcome that is an exception."""
 
     __slots__ = ("_again", "_frame", "error")
@@ -48,4 +48,4 @@ class Failed:
 
 def failure_of(outcome: Any) -> BaseException | None:
     """The error, if ``outcome`` is one."""
-    return outcome.error if type(outcome) is Failed else None
+    return outcome.error if type(outcome) is Failure else None

@@ -13,7 +13,7 @@ from conveyor.checks import check_timeout
 from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
-from conveyor.runtime.refs.outcome import Failed
+from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
@@ -141,7 +141,7 @@ class Ref(_RefCore[ValueT]):
     def cancelled(self) -> bool:
         """Whether ``get`` raises because of a :meth:`cancel`."""
         outcome = self._outcome
-        if type(outcome) is not Failed:
+        if type(outcome) is not Failure:
             return False
         from conveyor.exceptions import ExecutionCancelledError
 
@@ -150,7 +150,7 @@ class Ref(_RefCore[ValueT]):
     def has_failed(self) -> bool:
         """Whether ``get`` would raise at once, as far as can be told without decoding anything."""
         outcome = self._outcome
-        return type(outcome) is Failed if outcome is not EMPTY else self._source.has_failed(self)
+        return type(outcome) is Failure if outcome is not EMPTY else self._source.has_failed(self)
 
     def parts(self) -> tuple[Ref, ...]:
         """The refs that this one's result is made of: itself, where it comes from one channel."""
@@ -161,14 +161,14 @@ class Ref(_RefCore[ValueT]):
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
-        if type(outcome) is Failed:
+        if type(outcome) is Failure:
             raise self._error_of(outcome)
         if type(outcome) is not _Snapshot:
             return outcome
         self._hold(outcome)
         return outcome.decode()
 
-    def _error_of(self, outcome: Failed) -> BaseException:
+    def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:
             self._gate.hear()
         return outcome.to_raise()
@@ -184,7 +184,7 @@ class Ref(_RefCore[ValueT]):
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(None)
-        if type(outcome) is Failed:
+        if type(outcome) is Failure:
             raise self._error_of(outcome)
         if type(outcome) is _Snapshot and outcome.has_refs:
             self._hold(outcome)
@@ -231,14 +231,14 @@ class Ref(_RefCore[ValueT]):
         if type(value) is ErrorFrame:
             meta = value.meta
             if meta in (_CANCELLED, _OVERDUE):
-                value = Failed(self._source.stopped(self, meta == _OVERDUE))
+                value = Failure(self._source.stopped(self, meta == _OVERDUE))
             else:
-                value = Failed(decode_error(meta), partial(decode_error, meta), value)
+                value = Failure(decode_error(meta), partial(decode_error, meta), value)
         self._outcome = value
 
     def _fail(self, error: BaseException, again: Callable[[], BaseException] | None = None) -> None:
         """``error`` is the outcome; ``again()`` makes another one like it."""
-        self._outcome = Failed(error, again)
+        self._outcome = Failure(error, again)
 
     def __await__(self) -> Generator[Any, None, ValueT]:
         if not self.done():
