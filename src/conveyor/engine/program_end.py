@@ -16,27 +16,8 @@ from conveyor import _core
 from conveyor.runtime import context, ending, threads
 from conveyor.runtime.protocol import Runtime
 
-#: Seconds of grace that actors have at their end, if nobody says.
-_GRACE = 5.0
 #: How much longer than that the end by SIGTERM may take.
 _BACKSTOP = 5.0
-
-
-def grace_period(seconds: float | None) -> float:
-    """``seconds``, or what ``CONVEYOR_GRACE_SECONDS`` in the environment says, or the default."""
-    source = "grace_seconds"
-    chosen: object = seconds
-    if seconds is None:
-        text = os.environ.get("CONVEYOR_GRACE_SECONDS")
-        if text is None:
-            return _GRACE
-        source = "CONVEYOR_GRACE_SECONDS"
-        chosen = text
-        with suppress(ValueError):
-            chosen = float(text)
-    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 <= chosen < 1e9:
-        raise ValueError(f"{source} must be a number of seconds, 0 or more, not {chosen!r}")
-    return float(chosen)
 
 
 class ProgramEnd:

@@ -12,17 +12,16 @@ from typing import Any
 
 from conveyor import system_limits
 from conveyor.callers import users_level
-from conveyor.checks import check_env_vars, spin_of_environment
 from conveyor.engine.local.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
 from conveyor.engine.local.resources import GpuClaim, GpuPool
 from conveyor.engine.local.spec import ChildSpec
-from conveyor.engine.program_end import ProgramEnd, grace_period
+from conveyor.engine.options import session_options
+from conveyor.engine.program_end import ProgramEnd
 from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.driver.engine import Spawned
-from conveyor.runtime.process import arena_size
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -160,33 +159,12 @@ class LocalEngine:
         self._printer.feed(pid, stream, data)
 
 
-def start(
-    *,
-    log_to_driver: bool = True,
-    arena_bytes: int | None = None,
-    env_vars: Mapping[str, str] | None = None,
-    grace_seconds: float | None = None,
-    handle_sigterm: bool = True,
-    raise_descriptor_limit: bool = True,
-    **unknown: Any,
-) -> Driver:
-    """Start a session of local processes.
-
-    log_to_driver: print what actors write, each line with the actor's name and pid.
-    arena_bytes: the memory cap of the session: bytes behind the arenas of all its processes together.
-    env_vars: environment variables of all actors, in addition to the driver's; an actor's own win.
-    grace_seconds, handle_sigterm: see ``conveyor.init``.
-    raise_descriptor_limit: raise this process's soft limit of descriptors to the hard one, at most to
-        65,536. Processes that it starts later have that limit too.
-    """
-    if unknown:
-        raise TypeError(f"the local engine has no option {next(iter(unknown))!r}")
-    # All of it before anything is done.
-    size, grace = arena_size(arena_bytes), grace_period(grace_seconds)
-    env_vars = check_env_vars(env_vars)
-    spin_of_environment()
-    if raise_descriptor_limit:
+def start(**given: Any) -> Driver:
+    """Start a session of local processes, with the options of ``engine.options``."""
+    options = session_options("local", **given)
+    if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
-    driver = Driver(LocalEngine(log_to_driver, env_vars), size, grace)
-    driver.at_shutdown = ProgramEnd(driver, grace, handle_sigterm).cancel
+    engine = LocalEngine(options.log_to_driver, options.env_vars)
+    driver = Driver(engine, options.arena, options.grace)
+    driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
     return driver

@@ -1,0 +1,75 @@
+"""What a session may be given at its start, on either engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.checks import check_env_vars, spin_of_environment
+from conveyor.runtime.process import ArenaSize, arena_size
+
+#: Seconds of grace that actors have at their end, if nobody says.
+_GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """The options, checked.
+
+    log_to_driver: print what actors write, each line with the actor's name and pid.
+    arena: the memory cap of the session: bytes behind the arenas of all its processes together.
+    env_vars: environment variables of all actors, in addition to the driver's; an actor's own win.
+    grace, handle_sigterm: ``grace_seconds`` and ``handle_sigterm`` of ``conveyor.init``.
+    raise_descriptor_limit: raise this process's soft limit of descriptors to the hard one, at most to
+        65,536. Processes that it starts later have that limit too.
+    """
+
+    log_to_driver: bool
+    arena: ArenaSize
+    env_vars: Mapping[str, str]
+    grace: float
+    handle_sigterm: bool
+    raise_descriptor_limit: bool
+
+
+def session_options(
+    engine: str,
+    *,
+    log_to_driver: bool = True,
+    arena_bytes: int | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    grace_seconds: float | None = None,
+    handle_sigterm: bool = True,
+    raise_descriptor_limit: bool = True,
+    **unknown: Any,
+) -> SessionOptions:
+    """What was given to ``engine``, or the environment says. Raises ``TypeError`` and ``ValueError`` for what
+    is none, before anything is done."""
+    if unknown:
+        raise TypeError(f"the {engine} engine has no option {next(iter(unknown))!r}")
+    size, grace = arena_size(arena_bytes), _grace_period(grace_seconds)
+    env_vars = check_env_vars(env_vars)
+    spin_of_environment()
+    return SessionOptions(
+        log_to_driver, size, env_vars, grace, handle_sigterm, raise_descriptor_limit
+    )
+
+
+def _grace_period(seconds: float | None) -> float:
+    """``seconds``, or what ``CONVEYOR_GRACE_SECONDS`` in the environment says, or the default."""
+    source = "grace_seconds"
+    chosen: object = seconds
+    if seconds is None:
+        text = os.environ.get("CONVEYOR_GRACE_SECONDS")
+        if text is None:
+            return _GRACE
+        source = "CONVEYOR_GRACE_SECONDS"
+        chosen = text
+        with suppress(ValueError):
+            chosen = float(text)
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not 0 <= chosen < 1e9:
+        raise ValueError(f"{source} must be a number of seconds, 0 or more, not {chosen!r}")
+    return float(chosen)
