@@ -37,7 +37,7 @@ from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
-    from conveyor import channel, metrics, observe
+    from conveyor import channel, metrics, observe, testing, transport
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
 
@@ -75,6 +75,8 @@ __all__ = [
     "put",
     "remote",
     "shutdown",
+    "testing",
+    "transport",
     "wait",
 ]
 
@@ -88,5 +90,7 @@ __getattr__, __dir__ = names_later(
         "channel": "conveyor.channel",
         "metrics": "conveyor.metrics",
         "observe": "conveyor.observe",
+        "testing": "conveyor.testing",
+        "transport": "conveyor.transport",
     },
 )

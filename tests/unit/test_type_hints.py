@@ -10,7 +10,13 @@ import pytest
 
 import conveyor
 
-ROOMS = ("conveyor", *(f"conveyor.{room}" for room in ("channel", "dag", "metrics", "observe")))
+ROOMS = (
+    "conveyor",
+    *(
+        f"conveyor.{room}"
+        for room in ("channel", "dag", "metrics", "observe", "testing", "transport")
+    ),
+)
 
 
 def members(cls):
@@ -20,7 +26,9 @@ def members(cls):
             continue
         for name, value in vars(owner).items():
             function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-            if inspect.isfunction(function) and (not name.startswith("_") or name.endswith("__")):
+            if not inspect.isfunction(function) or function.__module__.startswith("namedtuple_"):
+                continue  # what the standard library has made of a class
+            if not name.startswith("_") or name.endswith("__"):
                 yield function
 
 

@@ -18,9 +18,12 @@ from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.tensors import dtype_name
 from conveyor.exceptions import SerializationError
+from conveyor.later import LaterModule
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = LaterModule("torch")
 
 __all__ = ["PARCEL", "Head", "Parcel", "TensorSpec", "decode", "encode"]
 

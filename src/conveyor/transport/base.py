@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor.codec.parcels import TensorSpec
+from conveyor.later import LaterModule
 
-if TYPE_CHECKING:  # slow to import
-    from concurrent.futures import Future
+if TYPE_CHECKING:
+    from concurrent import futures
+else:  # slow to import
+    futures = LaterModule("concurrent.futures")
 
 __all__ = ["Capabilities", "Conduit", "Sending", "TensorSpec", "Transport", "Wire"]
 
@@ -69,7 +72,7 @@ class Sending:
     withdraw: called in place of ``begin`` where the frame could not be published.
     """
 
-    begin: Callable[[], Future[None]]
+    begin: Callable[[], futures.Future[None]]
     note: bytes = b""
     withdraw: Callable[[], None] = lambda: None
 
@@ -88,7 +91,9 @@ class Conduit(ABC):
         here, before anybody is told; nothing has moved then."""
 
     @abstractmethod
-    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+    def receive(
+        self, specs: Sequence[TensorSpec], note: bytes, transfer: int
+    ) -> futures.Future[list[Any]]:
         """Ask for the tensors of a transfer whose frame has come. The future gives one for each of ``specs``,
         of its dtype and shape; they are the reader's alone, or their memory is never written again.
         Transfers may be done in any order."""
