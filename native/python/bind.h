@@ -18,6 +18,7 @@ void bind_memory(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_channel(nb::module_& m);
 void bind_graph(nb::module_& m);
+void bind_door(nb::module_& m);
 void bind_turn(nb::module_& m);
 void bind_will(nb::module_& m);
 

@@ -39,25 +39,6 @@ PyType_Slot ref_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ref_traverse
                            {Py_tp_clear, reinterpret_cast<void*>(ref_clear)},
                            {0, nullptr}};
 
-// The refs of all `count` results of an execution, given that of the first.
-nb::list ref_with_siblings(nb::handle self, size_t count) {
-  RefCore* last = nb::inst_ptr<RefCore>(self);
-  last->self = self.ptr();
-  nb::list refs;
-  refs.append(self);
-  for (size_t reader = 1; reader < count; ++reader) {
-    nb::object ref = nb::inst_alloc(self.type());
-    RefCore* core = nb::inst_ptr<RefCore>(ref);
-    new (core) RefCore(last->source, last->gate_object, last->number, reader);
-    nb::inst_mark_ready(ref);
-    core->self = ref.ptr();
-    last->join(*core);
-    last = core;
-    refs.append(std::move(ref));
-  }
-  return refs;
-}
-
 // Those of the refs that `ref_with_siblings` has made with this one which are still there.
 nb::list ref_siblings(nb::handle self) {
   nb::list refs;
@@ -72,6 +53,17 @@ bool is_snapshot(nb::handle value) { return nb::inst_check(value) && nb::isinsta
 
 // Its refs are held by the ref before it is decoded, and that is done in Python.
 bool has_refs(nb::handle kept) { return is_snapshot(kept) && nb::inst_ptr<Snapshot>(kept)->frame.flags & kRefs; }
+
+// Whether an outcome gives a value without Python: a snapshot of one, or what the native codec has made, which
+// never changes. Else it is an error, or nothing yet.
+bool gives_value(const nb::object& outcome) {
+  if (!outcome.is_valid()) return false;
+  PyObject* const value = outcome.ptr();
+  if (value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
+      PyBytes_CheckExact(value) || PyTuple_CheckExact(value))
+    return true;
+  return is_snapshot(outcome) && !has_refs(outcome);
+}
 
 // Whether one of the arguments is itself a ref.
 bool refs_among(nb::tuple args, nb::handle kwargs) {
@@ -119,8 +111,7 @@ nb::object get_soon(nb::handle self) {
       self.attr("_arrived")(value);
     }
   }
-  if (ref.outcome.is_valid() && is_snapshot(ref.outcome) && !has_refs(ref.outcome)) return value_of(ref.outcome);
-  return nb::object();
+  return gives_value(ref.outcome) ? value_of(ref.outcome) : nb::object();
 }
 
 // What needs not be checked to be a number of seconds.
@@ -130,16 +121,18 @@ bool is_plain_time(nb::handle timeout) {
 
 nb::object ref_get(nb::handle self, nb::handle timeout) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (timeout.is_none() || (ref.outcome.is_valid() && is_snapshot(ref.outcome) && is_plain_time(timeout)))
+  if (timeout.is_none() || (gives_value(ref.outcome) && is_plain_time(timeout)))
     if (nb::object value = get_soon(self); value.is_valid()) return value;
   Calling python;
   return self.attr("_get")(timeout);
 }
 
-PyObject* own_get = nullptr;  // lives as long as the module
+PyObject* own_get = nullptr;   // both live as long as the module
+PyObject* get_name = nullptr;  // made once: that is half of what the look at a type costs
 
 bool gets_natively(nb::handle ref) {
-  const nb::object get = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(ref.ptr()))), "get");
+  const nb::object get = nb::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(ref.ptr())), get_name));
+  if (!get.is_valid()) throw nb::python_error();
   return get.ptr() == own_get;
 }
 
@@ -205,17 +198,9 @@ void bind_graph(nb::module_& m) {
                               nb::cast<Inbox*>(inbox)};
              self->gate->set_leftovers(self->inbox->leftovers, self);
            }, "writers"_a, "readers"_a, "depth"_a, "kind"_a, "inbox"_a, "first"_a = 0)
-      .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) -> nb::object {
-             Gated& g = *nb::inst_ptr<Gated>(self);
-             if (is_ref(value.ptr())) return nb::none();  // its value is to be sent
-             if (g.somebody_died()) return nb::none();    // perhaps one of ours
-             nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
-             const int64_t number = g.gate->submit(value, deadline);
-             if (number < 0) return nb::none();
-             new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
-             nb::inst_mark_ready(ref);
-             return ref;
-           }, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0)
+      .def("start", [](nb::handle self, nb::handle value, nb::handle source, nb::handle type) {
+             return nb::inst_ptr<Gated>(self)->start(self, value, source, type, 0);
+           }, "value"_a.none(), "source"_a, "type"_a)
       .def_rw("deaths", &Gated::deaths)
       .def("submit", [](Gated& g, nb::handle value, uint64_t deadline) { return g.gate->submit(value, deadline); }, "value"_a.none(), "deadline"_a = 0)
       .def("submit_many", [](Gated& g, nb::tuple values, uint64_t deadline) { return g.gate->submit_many(values, deadline); }, "values"_a, "deadline"_a = 0)
@@ -275,6 +260,8 @@ void bind_graph(nb::module_& m) {
 
   set_ref_type(m.attr("RefCore"));
   own_get = m.attr("RefCore").attr("get").ptr();
+  get_name = nb::str("get").release().ptr();
+  PyUnicode_InternInPlace(&get_name);
   m.def("refs_get_soon", &refs_get_soon, "refs"_a);
   m.def("refs_among", &refs_among, "args"_a, "kwargs"_a.none());
 

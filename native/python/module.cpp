@@ -92,6 +92,7 @@ NB_MODULE(_core, m) {
   bind_recorder(m);
   bind_channel(m);
   bind_graph(m);
+  bind_door(m);
   bind_turn(m);
   bind_will(m);
 }

@@ -39,6 +39,16 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
   }
 }
 
+nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
+  if (is_ref(value.ptr()) || somebody_died()) return nb::none();  // perhaps one of ours
+  nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result
+  const int64_t number = gate->submit(value, deadline);
+  if (number < 0) return nb::none();
+  new (nb::inst_ptr<RefCore>(ref)) RefCore(nb::borrow(source), nb::borrow(self), number, 0);
+  nb::inst_mark_ready(ref);
+  return ref;
+}
+
 Gated::~Gated() {
   gate->forget_leftovers();  // before code runs that could have them swept
   nb::error_scope keep;
@@ -96,6 +106,24 @@ void RefCore::unclaim() {
   if (!contended || gate == nullptr) return;
   contended = false;
   gate->inbox->board()->ring(gate->inbox->slot(), kAttentionBit);
+}
+
+nb::list ref_with_siblings(nb::handle self, size_t count) {
+  RefCore* last = nb::inst_ptr<RefCore>(self);
+  last->self = self.ptr();
+  nb::list refs;
+  refs.append(self);
+  for (size_t reader = 1; reader < count; ++reader) {
+    nb::object ref = nb::inst_alloc(self.type());
+    RefCore* core = nb::inst_ptr<RefCore>(ref);
+    new (core) RefCore(last->source, last->gate_object, last->number, reader);
+    nb::inst_mark_ready(ref);
+    core->self = ref.ptr();
+    last->join(*core);
+    last = core;
+    refs.append(std::move(ref));
+  }
+  return refs;
 }
 
 }  // namespace conveyor

@@ -23,6 +23,9 @@ struct Gated {
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
   // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
+  // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
+  // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
+  nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);
   bool somebody_died() const { return deaths >= 0 && inbox->board()->header()->deaths.load(std::memory_order_relaxed) != uint32_t(deaths); }
 };
 
@@ -61,5 +64,8 @@ class RefCore {
   RefCore* previous = this;
   RefCore* next = this;
 };
+
+// The refs of all `count` results of an execution, given that of the first.
+nb::list ref_with_siblings(nb::handle self, size_t count);
 
 }  // namespace conveyor

@@ -791,7 +791,7 @@ class Gate:
     closed: bool
     """Whether ``get`` no longer waits; set it, then ring this process's bell."""
 
-    def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
+    def start(self, value: Any, source: Any, type: type[_Ref]) -> _Ref | None:
         """Like ``submit``, and make the ref of the first reader's result: an instance of ``type``,
         with ``source``. ``None`` if there is no room, if ``value`` is a ref, and if somebody has died.
         """
@@ -1072,6 +1072,40 @@ class Waker:
 
     def close(self) -> None:
         """Wills that end from now on are without effect."""
+
+class Door:
+    """Where the executions of a graph begin: at the gate of its epoch, or, while it is shut, at what says why
+    there is none.
+    """
+
+    def open(self, gate: Gate) -> None:
+        """``gate`` takes what comes from now on."""
+
+    def shut(self, instead: Callable[..., Any]) -> None:
+        """``instead`` is called in place of a gate's ``start``."""
+
+    def start(self, value: Any, source: Any, type: type[_Ref], deadline: int = 0) -> _Ref | None:
+        """See ``Gate.start``. ``deadline`` (monotonic nanoseconds, 0: none) goes to the limits."""
+
+class ShortWay:
+    """Executions of a graph whose one argument is sent as it is, while nobody else submits."""
+
+    def __init__(
+        self,
+        door: Door,
+        lock: Any,
+        source: Any,
+        type: type[Any],
+        serialization_error: type[Exception],
+        blame: Callable[[Any, tuple[Any, ...]], Any],
+        results: int,
+    ) -> None:
+        """``lock``: held meanwhile. ``source`` and ``type``: of the refs. ``blame(error, args)`` raises what a
+        ``serialization_error`` becomes. ``results``: how many refs are made, as a list; 0: that of the first, alone.
+        """
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``execute`` returns; ``None``: it has not begun."""
 
 class Turn:
     """A lock that is taken for the body of a ``with``, if it can be within ``timeout`` seconds (-1: any), and

@@ -42,7 +42,7 @@ def compiled_graph(
     source = GraphSource(account, results, executor)
     entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
     options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
-    submitter = Submitter(name, entry, BellWays(process), options)
+    submitter = Submitter(name, entry, BellWays(process), options, entry.short_way)
     accounts.add(account)
     return CompiledGraph(
         GraphParts(

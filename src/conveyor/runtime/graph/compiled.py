@@ -55,7 +55,7 @@ class CompiledGraph(Generic[ResultT]):
         self._parts = parts
         self._submitter = parts.submitter
         # What almost every execution is done with.
-        self._at_once = parts.submitter.entry.at_once
+        self._short_way = parts.submitter.short_way
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class CompiledGraph(Generic[ResultT]):
         """
         made: ResultT | None
         if timeout is None and deadline is None:
-            made = self._at_once(args, kwargs)
+            made = self._short_way(args, kwargs)
             if made is not None:
                 return made
         made = self._submitter.execute(args, kwargs, timeout, deadline)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from conveyor import _core
 from conveyor.exceptions import (
@@ -14,6 +15,7 @@ from conveyor.exceptions import (
     SessionEndedError,
     WaitTimeoutError,
 )
+from conveyor.plan.model import Plan
 from conveyor.runtime import ending
 from conveyor.runtime.graph.arguments import (
     check_inputs,
@@ -34,7 +36,7 @@ from conveyor.runtime.waiting.works import Blockers
 
 def _references_of_a_moved_value() -> int:
     # How many references an argument of execute() has when its maker keeps none: measured, because
-    # it differs between versions of Python. Same shape as CompiledGraph.execute and GateEntry.at_once.
+    # it differs between versions of Python. Same shape as CompiledGraph.execute and ShortWay.enter.
     def at_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return _core.refcount(args[0])
 
@@ -74,26 +76,35 @@ class GateEntry:
         self._process = supervisor.process
         self._lock: threading.Lock = supervisor.lock
         # What the usual execution need not look at.
-        self._plain = plan.whole_input and plan.shape is None and config.deadline is None
         self._unlimited = config.deadline is None and not reserved_inputs(plan)
         self._single = results.single
         self._outputs = len(results.edges)
+        self._short_way: _core.ShortWay | None = None
+        self._arranged = results.single or results.as_read
+        if plan.whole_input and plan.shape is None and config.deadline is None:
+            # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
+            self._short_way = _core.ShortWay(
+                supervisor.door,
+                supervisor.lock,
+                source,
+                ref_type,
+                SerializationError,
+                functools.partial(_blame, plan, supervisor.name),
+                len(results.edges) if results.as_read else 0,
+            )
+
+    @property
+    def short_way(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """What ``at_once`` comes to for most executions; it begins only those."""
+        return self._short_way.enter if self._short_way and self._arranged else self.at_once
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
+        if self._short_way is not None and len(args) == 1 and not kwargs:
+            first = self._short_way.enter(args, kwargs)
+            return first if first is None or self._arranged else self._refs(first, {})
         # Who submits and waits for room has the lock as long: its queue is the attempt's.
         if self._lock.locked():
             return None
-        if self._plain and not kwargs and len(args) == 1:
-            try:
-                with self._lock if blocking else _core.Turn(self._lock) as taken:
-                    if not taken:
-                        return None
-                    ref = self._supervisor.start(args[0], self._source, self._ref_type)
-            except SerializationError as error:
-                raise blame_input(error, self._plan, self._name, args) from error.__cause__
-            if ref is None or self._single:
-                return ref
-            return self._refs(ref, {})
         if not self._unlimited or refs_among(args, kwargs):
             return None
         inputs = match_inputs(self._plan, self._name, args, kwargs)
@@ -205,7 +216,7 @@ class GateEntry:
             epoch.take_words(epoch.gate.submitted, source)
         try:
             if len(inputs) == 1:
-                ref: GraphRef | None = self._supervisor.start(
+                ref: GraphRef | None = self._supervisor.door.start(
                     inputs[0], source, self._ref_type, deadline
                 )
                 return ref
@@ -238,6 +249,11 @@ class GateEntry:
                 f"it waited for room (depth {self._plan.depth}) or for an argument; "
                 f"{self._source.doing()}"
             )
+
+
+def _blame(plan: Plan, name: str, error: SerializationError, args: tuple[Any, ...]) -> NoReturn:
+    """Raise ``error`` of an execution in the user's terms."""
+    raise blame_input(error, plan, name, args) from error.__cause__
 
 
 def _either(ready: Callable[[], bool], source: Source) -> Callable[[], bool]:

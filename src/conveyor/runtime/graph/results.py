@@ -87,6 +87,7 @@ class Results:
 
     edges: those that the driver reads, each once: of the outputs, then of the effects.
     single: an execution has just one result, which is a task's, and no effect.
+    as_read: its results are a list of what is read, in that order.
     """
 
     def __init__(self, plan: Plan, put: Callable[[Any], Ref]) -> None:
@@ -100,8 +101,7 @@ class Results:
         self._distinct = len(distinct)
         self._effects = bool(plan.effects)
         self._multi_output = plan.multi_output
-        # What is read is what is given back, in that order.
-        self._as_read = (
+        self.as_read = (
             plan.multi_output
             and plan.shape is None
             and not plan.effects
@@ -142,7 +142,7 @@ class Results:
 
     def arrange(self, made: Sequence[Ref], passed: Mapping[int, Ref], streams: Streams) -> Any:
         """What ``execute`` returns. ``made``: a ref for each of ``edges``."""
-        if self._as_read:
+        if self.as_read:
             return made
         effects = tuple(made[self._distinct :])
         if streams:

@@ -114,9 +114,18 @@ class Ways(Protocol):
 class Submitter(Generic[T]):
     """Takes executions; see the methods of the same names of ``CompiledGraph``."""
 
-    def __init__(self, name: str, entry: Entry[T], ways: Ways, options: Options) -> None:
-        """``name``: the graph's."""
+    def __init__(
+        self,
+        name: str,
+        entry: Entry[T],
+        ways: Ways,
+        options: Options,
+        short_way: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+    ) -> None:
+        """``name``: the graph's. ``short_way``: begins what it can of what ``entry.at_once`` would begin."""
         self.entry = entry
+        #: What is tried first.
+        self.short_way = short_way or entry.at_once
         self._name = name
         self._ways = ways
         self._options = options
@@ -124,9 +133,8 @@ class Submitter(Generic[T]):
     def execute(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: Any, deadline: Any
     ) -> Any:
-        limited = timeout is not None or deadline is not None  # else that has been tried
         timeout, seconds = self._options.take(kwargs, timeout, deadline)
-        if seconds is None and limited:
+        if seconds is None:
             made = self.entry.at_once(args, kwargs)
             if made is not None:
                 return made

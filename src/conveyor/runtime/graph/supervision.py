@@ -67,6 +67,8 @@ class Supervisor:
         self.process = executor.process
         #: Held by who submits.
         self.lock = threading.Lock()
+        #: The one thing that the hot path looks at.
+        self.door = _core.Door()
         #: Why there will be no more executions.
         self.closed: ConveyorError | None = None
         #: Why there are none until a restart.
@@ -85,8 +87,7 @@ class Supervisor:
     def _use(self, epoch: Epoch) -> None:
         """Execute over these channels from now on."""
         self.epoch = epoch
-        #: The one thing that the hot path looks at: the gate's ``start``, or what stands in its place.
-        self.start: Callable[..., Any] = epoch.gate.start
+        self.door.open(epoch.gate)
 
     # What has happened
 
@@ -106,7 +107,7 @@ class Supervisor:
             # Not of a graph that has been restarted meanwhile.
             if epoch is self.epoch and self.failure is None:
                 self.failure = failure
-                self.start = _look_closer
+                self.door.shut(_look_closer)
         return self.failure is not None
 
     def why(self) -> ConveyorError:
@@ -214,7 +215,7 @@ class Supervisor:
             if self.closed is not None:
                 return False
             self.closed = error
-            self.start = _refuse
+            self.door.shut(_refuse)
         epoch = self.epoch
         # Other threads may wait for a result that will not come, or for room with the lock held.
         epoch.gate.closed = True
@@ -224,7 +225,7 @@ class Supervisor:
             for number in range(epoch.gate.completed, epoch.gate.submitted):
                 epoch.limits.cancel(number)
             # Who comes again is told, or kept, when it holds no lock.
-            self.start = _look_closer
+            self.door.shut(_look_closer)
         else:
             with self.lock:  # after whoever was submitting just now
                 pass
@@ -233,7 +234,7 @@ class Supervisor:
     def orphan(self, error: ConveyorError) -> None:
         """In a forked child: the graph is the parent's. Takes no lock."""
         self.closed = error
-        self.start = _refuse
+        self.door.shut(_refuse)
 
 
 def _as_past(cause: ConveyorError) -> ConveyorError:
