@@ -139,6 +139,55 @@ def test_nor_do_they_inline(scripts, what):
     assert scripts.stderr == ""
 
 
+def test_threads_whose_wait_for_a_submission_times_out_meanwhile(scripts):
+    """They come back to an interpreter that ends, which unwinds them: no frame of C++ may lie below."""
+    scripts.run(
+        _program("""
+        held = threading.Event()
+        class Held:
+            def __reduce__(self):
+                held.set()
+                threading.Event().wait()
+        with InputNode() as inp:
+            graph = plain.echo.bind(inp).compile()
+        conveyor.get(graph.execute(1))
+        daemon(lambda: graph.execute(Held()))
+        assert held.wait(30)
+        def waits(seconds):
+            turns.release()
+            try:
+                graph.execute(1, timeout=seconds)
+            except conveyor.exceptions.ConveyorError:
+                pass
+        # One of them at any time of the end, however long that takes to come.
+        for k in range(400):
+            daemon(lambda seconds=0.5 + k / 100: waits(seconds))
+        under_way(400)
+        """)
+    )
+    assert scripts.stderr == ""
+
+
+def test_threads_whose_wait_for_a_turn_times_out_meanwhile(scripts):
+    """The same without a session: in a small program they come back every half millisecond until its end."""
+    scripts.run("""
+        import threading
+        from conveyor import _core
+        lock, turns = threading.Lock(), threading.Semaphore(0)
+        lock.acquire()
+        def waits():
+            while True:
+                with _core.Turn(lock, 0.0005) as taken:
+                    assert not taken
+                turns.release()
+        for _ in range(100):
+            threading.Thread(target=waits, daemon=True).start()
+        for _ in range(1000):
+            assert turns.acquire(timeout=30)
+    """)
+    assert scripts.stderr == ""
+
+
 def test_a_thread_is_told_once_and_then_kept(scripts):
     """Also one that holds what others wait for at the end comes to its own end."""
     out = scripts.run(
