@@ -1,0 +1,87 @@
+"""How the product's files lie: none is long, and imports run in no circle but within one concept."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src"
+NATIVE = Path(__file__).parents[2] / "native"
+
+LONGEST = 400
+#: These are still to be split.
+STILL_LONGER = {"actor.py", "program.cpp"}
+
+#: Files that import each other because they belong to one concept.
+TOGETHER = [
+    {"dag.hooks", "dag.node"},  # nodes, and who runs them
+    {"engine.inline.actor", "engine.inline.outbox"},
+    {"runtime.waiting.deadlock", "runtime.waiting.lanes"},  # waits, and the threads that have them
+    # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
+    {
+        "runtime.context",
+        "runtime.meeting",
+        "runtime.protocol",
+        "runtime.refs.imports",
+        "runtime.refs.ref",
+        "runtime.waiting.aio",
+        "runtime.waiting.watcher",
+    },
+]
+
+
+def modules():
+    found = {}
+    for path in SOURCES.rglob("*.py"):
+        parts = path.relative_to(SOURCES).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path, known):
+    """The modules of ours that a file imports anywhere, also for checkers alone. The package itself is left
+    out: it has the public names, which are imported when they are asked for."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inner = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in known else node.module for name in inner)
+
+
+def reached(start, arrows):
+    found, ahead = set(), [start]
+    while ahead:
+        new = arrows[ahead.pop()] - found
+        found |= new
+        ahead += new
+    return found
+
+
+def test_no_circle_of_imports():
+    known = modules()
+    del known["conveyor"]
+    arrows = {name: set(imports(path, known)) & known.keys() for name, path in known.items()}
+    ways = {name: reached(name, arrows) for name in arrows}
+    circles = {
+        frozenset(other.removeprefix("conveyor.") for other in ways[name] if name in ways[other])
+        for name in ways
+        if name in ways[name]
+    }
+    assert [sorted(circle) for circle in circles if not any(circle <= t for t in TOGETHER)] == []
+
+
+def test_the_arrows_are_seen():
+    known = modules()
+    assert "conveyor.runtime.context" in set(imports(known["conveyor.runtime.refs.ref"], known))
+    assert "conveyor.dag.node" in set(imports(known["conveyor.dag.hooks"], known))
+
+
+@pytest.mark.parametrize("root", [SOURCES, NATIVE])
+def test_no_file_is_long(root):
+    files = [
+        p for p in root.rglob("*") if p.suffix in (".py", ".cpp", ".h") and "tests" not in p.parts
+    ]
+    assert len(files) > 50
+    lengths = {p.name: len(p.read_text().splitlines()) for p in files if p.name not in STILL_LONGER}
+    assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
