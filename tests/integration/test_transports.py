@@ -210,6 +210,29 @@ def test_a_transport_that_cannot_be_used_here(pair):
         transport.unregister("missing")
 
 
+class Unopened(FaultyTransport):
+    def open(self, wire):
+        if wire.rank == 1:
+            raise OSError("no pigeons")
+        return super().open(wire)
+
+
+def test_an_end_that_cannot_be_opened_is_the_compiles_error(pair):
+    before = conveyor.get([peer.holdings.remote() for peer in pair])
+    transport.register(Unopened("unopened"))
+    try:
+        for _ in range(3):
+            with pytest.raises(
+                TransportError,
+                match=r"edge #1 \(.*\): .*'s end could not be opened by the "
+                r"transport 'unopened': OSError: no pigeons",
+            ):
+                total_over("unopened", *pair)
+    finally:
+        transport.unregister("unopened")
+    assert conveyor.get([peer.holdings.remote() for peer in pair]) == before
+
+
 def test_a_name_is_known_as_long_as_it_is_registered(registered):
     assert registered("soon") in transport.names()
     assert transport.get("soon").name == "soon"

@@ -81,9 +81,14 @@ class _Link:
         """``ring`` has the program look again, from any thread."""
         self.wire = wire
         self.transport = end.transport
-        self.conduit: Conduit = end.transport.open(wire)
         self._ring = ring
         self._broken: BaseException | None = None
+        try:
+            self.conduit: Conduit = end.transport.open(wire)
+        except Exception as error:
+            raise self.error(
+                f"{wire.members[wire.rank]}'s end could not be opened", error
+            ) from error
 
     def progress(self) -> None:
         try:

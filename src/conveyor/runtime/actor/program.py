@@ -122,55 +122,64 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     producers = Producers()
     receives: dict[int, int] = {}  # by edge, which receive of the program takes its frames
     steps = assignment.program.steps
-    for i, step in enumerate(steps):
-        match step:
-            case Recv():
-                reg = -1 if step.reg is None else step.reg
-                spread = [] if step.spread is None else _places(step.spread)
-                source = assignment.sources[step.edge]
-                inbound = conduits.inbound.get(step.edge)
-                arrived = None if inbound is None else inbound.arrived
-                receives[step.edge] = len(receives)
-                program.add_receive(readers[step.edge], reg, spread, source, arrived)
-            case Await():
-                program.add_await(receives[step.edge], conduits.inbound[step.edge].take)
-            case Call():
-                task = tasks[step.task]
-                if step.stream is None:
-                    _add_call(ground, program, step, task, start)
-                    continue
-                index = assignment.recorder.sends.index(step.stream)
-                outlet = Outlet(writers[step.stream], recorder, index, process.inbox, task.label)
-                generator = _add_generator(
-                    ground,
-                    program,
-                    assignment.graph,
-                    step,
-                    task,
-                    outlet,
-                    start,
-                    running,
-                    limits,
-                )
-                producers.add(generator)
-            case Send():
-                last = all(step.reg not in registers_read(other, tasks) for other in steps[i + 1 :])
-                label = assignment.sources[step.edge]
-                output = step.edge in assignment.recorder.outputs
-                beside = conduits.outbound.get(step.edge)
-                program.add_send(
-                    writers[step.edge],
-                    step.reg,
-                    last,
-                    step.only_done,
-                    label,
-                    output,
-                    None if beside is None else beside.pack,
-                    None if beside is None else beside.posted,
-                )
-            case _:
-                assert_never(step)
-    return Part(program, producers, conduits, labels)
+    part = Part(program, producers, conduits, labels)
+    try:
+        for i, step in enumerate(steps):
+            match step:
+                case Recv():
+                    reg = -1 if step.reg is None else step.reg
+                    spread = [] if step.spread is None else _places(step.spread)
+                    source = assignment.sources[step.edge]
+                    inbound = conduits.inbound.get(step.edge)
+                    arrived = None if inbound is None else inbound.arrived
+                    receives[step.edge] = len(receives)
+                    program.add_receive(readers[step.edge], reg, spread, source, arrived)
+                case Await():
+                    program.add_await(receives[step.edge], conduits.inbound[step.edge].take)
+                case Call():
+                    task = tasks[step.task]
+                    if step.stream is None:
+                        _add_call(ground, program, step, task, start)
+                        continue
+                    index = assignment.recorder.sends.index(step.stream)
+                    outlet = Outlet(
+                        writers[step.stream], recorder, index, process.inbox, task.label
+                    )
+                    generator = _add_generator(
+                        ground,
+                        program,
+                        assignment.graph,
+                        step,
+                        task,
+                        outlet,
+                        start,
+                        running,
+                        limits,
+                    )
+                    producers.add(generator)
+                case Send():
+                    last = all(
+                        step.reg not in registers_read(other, tasks) for other in steps[i + 1 :]
+                    )
+                    label = assignment.sources[step.edge]
+                    output = step.edge in assignment.recorder.outputs
+                    beside = conduits.outbound.get(step.edge)
+                    program.add_send(
+                        writers[step.edge],
+                        step.reg,
+                        last,
+                        step.only_done,
+                        label,
+                        output,
+                        None if beside is None else beside.pack,
+                        None if beside is None else beside.posted,
+                    )
+                case _:
+                    assert_never(step)
+    except BaseException:
+        part.close()
+        raise
+    return part
 
 
 def _is_cancellation(error: BaseException) -> bool:
