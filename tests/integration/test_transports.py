@@ -218,6 +218,7 @@ class Unopened(FaultyTransport):
 
 
 def test_an_end_that_cannot_be_opened_is_the_compiles_error(pair):
+    total_over("shm", *pair).teardown()  # they know each other now
     before = conveyor.get([peer.holdings.remote() for peer in pair])
     transport.register(Unopened("unopened"))
     try:
