@@ -230,6 +230,12 @@ else:
     ActorProxy = ActorHandle
 
 
+def check_owner(owner: object) -> None:
+    """Raise if ``owner``, which a node was bound through, is a handle that cannot be used here."""
+    if isinstance(owner, ActorHandle):
+        check_usable(owner)
+
+
 def check_usable(handle: ActorHandle) -> None:
     """Raise unless ``handle`` belongs to the session that this process has now."""
     if context.running() is not handle._runtime:

@@ -24,7 +24,7 @@ class Host(Protocol):
         ...
 
     def execute(self, root: DAGNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run it once without laying it, which ``dag.eager`` does."""
+        """Run it once without laying it, by ordinary calls."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Eager execution, over ordinary calls that are recorded here."""
+"""Graphs that are executed once through ordinary calls, which are recorded here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conveyor.dag import InputNode, MultiOutputNode, hooks
-from conveyor.dag.eager import execute
+from conveyor.api import eager
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
 from conveyor.exceptions import GraphError
 
@@ -35,17 +35,13 @@ METHODS = {
 }
 
 
-class Host:
+class Runtime:
+    """Stands for the process's."""
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.gets = 0
         self.checked: list[object] = []
-
-    def execute(self, root, args, kwargs):
-        return execute(root, self, args, kwargs)
-
-    def check(self, owner: object) -> None:
-        self.checked.append(owner)
 
     def call(self, actor, method, args, kwargs, num_returns):
         self.calls.append(f"{actor.name}.{method}")
@@ -54,84 +50,75 @@ class Host:
         result = METHODS[method](*args, **kwargs)
         return Ref(result) if num_returns == 1 else [Ref(part) for part in result]
 
-    def put(self, value):
+    def keep(self, value):
         return Ref(value)
 
-    def value(self, value):
-        return value.value if isinstance(value, Ref) else value
-
-    def itself(self, value):
-        return value
-
-    def get(self, refs):
+    def get(self, refs, timeout):
         self.gets += 1
         return [ref.value for ref in refs]
 
-    def compile(self, root, config):
-        raise NotImplementedError
-
 
 @pytest.fixture
-def host():
-    before = hooks._host
-    hooks.install(host := Host())
-    yield host
-    hooks.install(before)
+def runtime(monkeypatch):
+    runtime = Runtime()
+    monkeypatch.setattr(eager.context, "current", lambda: runtime)
+    monkeypatch.setattr(eager, "check_owner", runtime.checked.append)
+    return runtime
 
 
 def call(actor: Actor, method: str, *args: Any, n: int = 1, **kwargs: Any) -> Any:
     return bind(actor, method, args, kwargs, num_returns=n, owner=actor)
 
 
-def test_a_chain(host):
+def test_a_chain(runtime):
     with InputNode() as inp:
         dag = call(B, "echo", call(A, "echo", inp))
     assert dag.execute("hello") == Ref("hello")
     assert dag.execute("world") == Ref("world")
-    assert host.calls == ["a.echo", "b.echo"] * 2
-    assert host.gets == 0, "references are passed on as they are"
-    assert host.checked == [A, B] * 2
+    assert runtime.calls == ["a.echo", "b.echo"] * 2
+    assert runtime.gets == 0, "references are passed on as they are"
+    assert runtime.checked == [A, B] * 2
 
 
-def test_parts_of_the_input_keywords_and_several_outputs(host):
+def test_parts_of_the_input_keywords_and_several_outputs(runtime):
     inp = InputNode()
     total = call(A, "add", inp[0], y=inp.more)
     quotient, rest = call(B, "divide", total, inp[1], n=2)
     dag = MultiOutputNode([rest, total, quotient, rest])
     assert dag.execute(5, 3, more=6) == [Ref(2), Ref(11), Ref(3), Ref(2)]
-    assert host.calls == ["a.add", "b.divide"]
+    assert runtime.calls == ["a.add", "b.divide"]
 
 
-def test_calls_are_made_in_bind_order(host):
+def test_calls_are_made_in_bind_order(runtime):
     inp = InputNode()
     first, second = call(A, "echo", inp), call(A, "add", inp)
     MultiOutputNode([call(B, "echo", second), first]).execute(1)
-    assert host.calls == ["a.echo", "a.add", "b.echo"]
+    assert runtime.calls == ["a.echo", "a.add", "b.echo"]
 
 
-def test_hinted_views_are_the_same_call(host):
+def test_hinted_views_are_the_same_call(runtime):
     inp = InputNode().with_tensor_transport()
     x = call(A, "echo", inp)
     pair = call(A, "divide", x.with_tensor_transport("nccl"), 2, n=2)
     dag = MultiOutputNode([x, pair[1].with_tensor_transport(device="cuda")])
     assert dag.execute(7) == [Ref(7), Ref(1)]
-    assert host.calls == ["a.echo", "a.divide"]
+    assert runtime.calls == ["a.echo", "a.divide"]
 
 
-def test_nested_nodes_arrive_as_values(host):
+def test_nested_nodes_arrive_as_values(runtime):
     inp = InputNode()
     x = call(A, "add", inp)
     dag = call(B, "total", {"all": [x, inp, 10, x]}, extra=(x, "k"))
     assert dag.execute(1) == Ref((15, [("extra", (2, "k"))]))
 
 
-def test_nested_inputs_need_no_waiting(host):
+def test_nested_inputs_need_no_waiting(runtime):
     inp = InputNode()
     call(B, "total", {"all": [inp]}).execute(1)
-    assert host.gets == 0
+    assert runtime.gets == 0
 
 
-def test_what_needs_no_input_can_run_eagerly(host):
+def test_what_needs_no_input_can_run_eagerly(runtime):
     assert call(A, "one").execute() == Ref(1)
 
 
@@ -143,11 +130,11 @@ def test_what_needs_no_input_can_run_eagerly(host):
         ((1,), {"x": 1}, "got the argument 'x', which this graph does not use"),
     ],
 )
-def test_wrong_arguments_for_a_whole_input(host, args, kwargs, text):
+def test_wrong_arguments_for_a_whole_input(runtime, args, kwargs, text):
     dag = call(A, "echo", InputNode())
     with pytest.raises(TypeError, match=text):
         dag.execute(*args, **kwargs)
-    assert host.calls == []
+    assert runtime.calls == []
 
 
 @pytest.mark.parametrize(
@@ -159,42 +146,42 @@ def test_wrong_arguments_for_a_whole_input(host, args, kwargs, text):
         ((1, 2), {"k": 1, "j": 1}, "got the argument 'j'"),
     ],
 )
-def test_wrong_arguments_for_parts_of_an_input(host, args, kwargs, text):
+def test_wrong_arguments_for_parts_of_an_input(runtime, args, kwargs, text):
     inp = InputNode()
     dag = call(A, "add", inp[1], inp.k)
     with pytest.raises(TypeError, match=text):
         dag.execute(*args, **kwargs)
-    assert host.calls == []
+    assert runtime.calls == []
 
 
-def test_no_positional_arguments(host):
+def test_no_positional_arguments(runtime):
     inp = InputNode()
     with pytest.raises(TypeError, match="takes no positional arguments for this graph, but 1 was"):
         call(A, "echo", inp.k).execute(1, k=1)
 
 
-def test_invalid_graphs_are_refused_as_by_compile(host):
+def test_invalid_graphs_are_refused_as_by_compile(runtime):
     inp, other = InputNode(), InputNode()
     with pytest.raises(GraphError, match="2 InputNodes"):
         call(A, "add", inp, other).execute(1)
     with pytest.raises(GraphError, match="no task"):
         inp.execute(1)
-    assert host.calls == []
+    assert runtime.calls == []
 
 
-def test_whole_input_and_parts_and_results_in_a_shape(host):
+def test_whole_input_and_parts_and_results_in_a_shape(runtime):
     inp = InputNode()
     x = call(A, "add", call(A, "echo", inp), inp[0])
     dag = MultiOutputNode({"x": x, "rest": [inp, inp[0], 7]}, effects=[call(B, "one")])
     assert dag.execute(1) == {"x": Ref(2), "rest": [Ref(1), Ref(1), Ref(7)]}
-    assert "b.one" in host.calls
+    assert "b.one" in runtime.calls
 
 
-def test_an_error_of_the_host_passes(host):
+def test_an_actor_that_cannot_be_used_is_not_called(runtime, monkeypatch):
     def refuse(owner):
         raise RuntimeError("gone")
 
-    host.check = refuse
+    monkeypatch.setattr(eager, "check_owner", refuse)
     with pytest.raises(RuntimeError, match="gone"):
         call(A, "echo", InputNode()).execute(1)
-    assert host.calls == []
+    assert runtime.calls == []
