@@ -17,8 +17,9 @@ import pytest
 from conveyor.engine.local import boot
 from conveyor.engine.local import launcher as launcher_module
 from conveyor.engine.local.events import EventLoop
-from conveyor.engine.local.launcher import ChildSpec, Launcher
+from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
+from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 
 HERE = Path(__file__).parent

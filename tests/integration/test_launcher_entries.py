@@ -42,7 +42,8 @@ def run(payload, fds):
 
 def drive(mode):
     from conveyor.engine.local.events import EventLoop
-    from conveyor.engine.local.launcher import ChildSpec, Launcher
+    from conveyor.engine.local.launcher import Launcher
+    from conveyor.engine.local.spec import ChildSpec
 
     here = str(Path(__file__).parent)
     ended = []

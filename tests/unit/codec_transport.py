@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import conveyor
 from conveyor.codec import frames as codec
-from conveyor.codec.frames import KnownDefinitions, SentDefinitions
+from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
+from conveyor.codec.encoded import FLAG_DEFINITIONS
 
 
 class Buffer(mmap.mmap):
@@ -93,7 +94,7 @@ class Link:
 
     def send(self, value: Any) -> None:
         frame_codec, flags, meta, buffers = codec.encode(value, self.sent)
-        self.definitions_sent += bool(flags & codec.FLAG_DEFINITIONS)
+        self.definitions_sent += bool(flags & FLAG_DEFINITIONS)
         copied = None if buffers is None else [bytes(bytes_of(b)) for b in buffers]
         data = pickle.dumps((frame_codec, flags, meta, copied))
         self.writing.write(struct.pack("<Q", len(data)) + data)
@@ -107,7 +108,7 @@ class Link:
 
     def skip(self) -> None:
         _, flags, meta, _ = self.next_frame()
-        if flags & codec.FLAG_DEFINITIONS:
+        if flags & FLAG_DEFINITIONS:
             codec.announce(meta, self.known)
 
     def next_frame(self) -> Any:

@@ -10,8 +10,7 @@ import pytest
 from codec_transport import Channel, run, run_python
 
 from conveyor.codec import byvalue, fullpickle
-from conveyor.codec import frames as codec
-from conveyor.codec.encoded import FLAG_BOUND
+from conveyor.codec.encoded import FLAG_BOUND, FLAG_DEFINITIONS
 
 
 def test_instances_come_back_as_what_they_were():
@@ -675,7 +674,7 @@ def test_loaded_once_and_kept_by_the_channel():
     cls = make_local()
     channel = Channel()
     first, second = channel.send(cls()), channel.send(cls())
-    assert first[1] & codec.FLAG_DEFINITIONS
+    assert first[1] & FLAG_DEFINITIONS
     assert second[1] == FLAG_BOUND
     forget(cls)
     loaded = type(channel.receive(first))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from conveyor.codec import frames as codec
 from conveyor.codec import pickling, unpickling
+from conveyor.codec.encoded import FLAG_DEFINITIONS
 from conveyor.exceptions import SerializationError
 
 Point = namedtuple("Point", "x y")
@@ -308,7 +309,7 @@ def test_failure_leaves_the_channel_as_it_was():
     assert not channel.sent.groups
     # The class was defined, but not sent: the next frame brings it.
     _, flags, _, _ = channel.send(Local())
-    assert flags & codec.FLAG_DEFINITIONS
+    assert flags & FLAG_DEFINITIONS
 
 
 def test_failing_value_with_a_cycle_ends():
@@ -363,7 +364,7 @@ def test_frame_that_is_undone_is_sent_again():
     _, _, meta, _ = channel.send(Local())
     channel.sent.undo(meta)
     _, flags, _, _ = frame = channel.send(Local())
-    assert flags & codec.FLAG_DEFINITIONS
+    assert flags & FLAG_DEFINITIONS
     assert type(channel.receive(frame)) is Local
 
 

@@ -16,8 +16,6 @@ from conveyor.codec.pickling import dumps_by_value
 from conveyor.codec.unpickling import loads
 from conveyor.exceptions import TaskError
 
-__all__ = ["args_of", "attributes_of", "forms_of", "load_first", "put_together"]
-
 
 def forms_of(error: BaseException, lost: list[str]) -> tuple[bytes, ...]:
     forms: list[bytes] = []

@@ -15,8 +15,6 @@ from conveyor.codec.encoded import Encoded, Reducer
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ARRAY", "decode", "make_encoder", "make_reducers", "rebuild"]
-
 ARRAY = 18
 """Codec: an ``numpy.ndarray`` of a plain dtype."""
 

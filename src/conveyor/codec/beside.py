@@ -14,8 +14,6 @@ from conveyor.exceptions import SerializationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Collected", "placing"]
-
 
 class Collected:
     """The tensors of a value that travel beside its frame: contiguous, each once."""

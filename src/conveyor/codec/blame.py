@@ -13,8 +13,6 @@ from conveyor.codec.faults import is_fault
 from conveyor.codec.names import shown, type_name
 from conveyor.exceptions import ConveyorError
 
-__all__ = ["Given", "WhyNot", "cannot_send", "cannot_send_given"]
-
 _SECONDS = 0.5
 _DEPTH = 50
 _BREADTH = 10_000

@@ -25,17 +25,6 @@ from typing import Any
 from conveyor.codec.header import Token
 from conveyor.exceptions import SerializationError
 
-__all__ = [
-    "Entry",
-    "Group",
-    "Pin",
-    "entry_of",
-    "modules_in_memory",
-    "name_in",
-    "pin",
-    "resolve",
-]
-
 
 class Group:
     """Definitions that travel together. ``needs``: the groups that this one's bytes refer to."""

@@ -13,8 +13,6 @@ from conveyor.codec.header import Definition, Token, unpack
 if TYPE_CHECKING:
     from conveyor.codec.beside import Collected
 
-__all__ = ["KnownDefinitions", "SentDefinitions", "definitions_of"]
-
 
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""

@@ -9,8 +9,6 @@ import conveyor.exceptions
 from conveyor.codec.faults import is_fault
 from conveyor.codec.names import type_name
 
-__all__ = ["format_traceback", "message_of", "notes_of"]
-
 
 def message_of(error: BaseException) -> str:
     try:

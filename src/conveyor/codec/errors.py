@@ -21,8 +21,6 @@ from conveyor.codec.faults import is_fault
 from conveyor.codec.names import type_name
 from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError
 
-__all__ = ["append_to_message", "decode_error", "encode_error", "read_error"]
-
 
 class _Frame(NamedTuple):
     """What an error frame holds. Only strings and bytes: reading it cannot fail."""

@@ -10,8 +10,6 @@ import signal
 import threading
 import types
 
-__all__ = ["is_fault", "is_of_value", "nobody_presses_ctrl_c"]
-
 _ctrl_c = True
 
 

@@ -25,26 +25,10 @@ from typing import Any
 from conveyor.codec import arrays, claims, parcels, pickling, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
-from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, PICKLE, Encoded
+from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
 from conveyor.codec.parcels import PARCEL, Parcel
 from conveyor.codec.tensors import TENSOR
 from conveyor.exceptions import SerializationError
-
-__all__ = [
-    "ARRAY",
-    "DEFINING",
-    "FLAG_DEFINITIONS",
-    "PARCEL",
-    "PICKLE",
-    "TENSOR",
-    "Encoded",
-    "KnownDefinitions",
-    "SentDefinitions",
-    "announce",
-    "decode",
-    "discard",
-    "encode",
-]
 
 _encoders: dict[type, Callable[[Any], Encoded | None]] = {}
 

@@ -21,8 +21,6 @@ from conveyor.codec import byvalue
 from conveyor.codec.byvalue import Entry, Group
 from conveyor.codec.encoded import Pieces, ReducerFactory
 
-__all__ = ["FullPickler", "forget_names", "register_modules_in_memory", "registered_modules"]
-
 _LARGE_DEFINITION = 16 << 20
 
 _make_skeleton_class = cloudpickle.cloudpickle._make_skeleton_class

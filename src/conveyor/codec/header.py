@@ -7,8 +7,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Definition", "Token", "pack", "unpack"]
-
 Token = bytes
 """Stands for a class or function that was defined by value; see ``byvalue``."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from conveyor.codec.faults import is_fault
 
-__all__ = ["shown", "type_name"]
-
 
 def type_name(kind: type) -> str:
     """The name that a user knows a class by."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 else:
     torch = LaterModule("torch")
 
-__all__ = ["PARCEL", "Head", "Parcel", "TensorSpec", "decode", "encode"]
-
 PARCEL = 20
 """Codec: a pickle with places for tensors, and behind it what is known of them."""
 

@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     from conveyor.codec.blame import Given
     from conveyor.codec.fullpickle import FullPickler
 
-__all__ = [
-    "add_reducers",
-    "blamed",
-    "drop_picklers",
-    "dump",
-    "dumps_by_value",
-    "when_imported",
-]
-
 # A pickler is kept for the next value, since making one costs more than pickling a small dict;
 # not one that has pickled a large value, since clearing its memo costs by the memo's size.
 _KEEP_BELOW = 1 << 16

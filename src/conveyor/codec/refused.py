@@ -6,8 +6,6 @@ import errno
 
 from conveyor.exceptions import OutOfMemoryError, SerializationError
 
-__all__ = ["refused"]
-
 
 def refused(number: int, what: str) -> Exception:
     """What to raise for the error ``number`` of a system call; ``what`` names the call and the error."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from conveyor.codec.errors import append_to_message, read_error
 from conveyor.exceptions import TaskError
 
-__all__ = ["add_sibling", "summarize_error"]
-
 
 def summarize_error(meta: bytes) -> str:
     """What has failed, on one line, of an error that ``encode_error`` has encoded."""

@@ -22,8 +22,6 @@ from conveyor.exceptions import SerializationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TENSOR", "decode", "make_encoder", "make_reducers", "rebuild"]
-
 TENSOR = 19
 """Codec: a dense ``torch.Tensor`` on the CPU."""
 

@@ -12,8 +12,6 @@ from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
 from conveyor.exceptions import SerializationError
 
-__all__ = ["learn", "load", "loads"]
-
 _known_to_all = KnownDefinitions()
 
 

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["memory_groups", "memory_limit", "read_text"]
-
 
 def memory_limit(root: str = "/") -> int:
     """In bytes: the least of the machine's memory and the limits of the process's memory groups and of

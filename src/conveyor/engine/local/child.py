@@ -23,8 +23,6 @@ from conveyor.engine.local.spec import ChildSpec, read_spec
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
 
-__all__ = ["become_actor", "child_environ", "prepare_for_forks", "set_process_title"]
-
 KEEP_CUDA = "CONVEYOR_KEEP_CUDA_VISIBLE_DEVICES"
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -18,8 +18,6 @@ from contextlib import suppress
 
 from conveyor.runtime import threads
 
-__all__ = ["EventLoop", "guarded"]
-
 
 class EventLoop:
     """Calls back from one daemon thread when a descriptor is readable (or has hung up).

@@ -13,8 +13,6 @@ import signal
 import time
 from contextlib import suppress
 
-__all__ = ["Headless", "goes_on"]
-
 #: Seconds after which a thread that dies has at least begun to, so that one that has not goes on. Asked
 #: only where the first look cannot tell.
 _SETTLED = 0.5

@@ -24,8 +24,6 @@ from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime import threads
 from conveyor.runtime.uninterrupted import uninterrupted
 
-__all__ = ["ChildSpec", "Launcher"]
-
 # What actors need, also those that compile graphs: one that is short of descriptors can import nothing.
 _PRELOADED = (
     "conveyor.runtime.actor.worker",

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["LogPrinter"]
-
 LINE_BYTES = 64 << 10  # a longer line is broken
 TAIL_LINES = 20
 TAIL_LINE_CHARACTERS = 2_000

@@ -8,8 +8,6 @@ from contextlib import suppress
 
 from conveyor.runtime.memory_limit import memory_groups, read_text
 
-__all__ = ["MemoryKills"]
-
 _RECORD_BYTES = 8192  # the kernel's log gives one record for each read, none is longer
 
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from conveyor.exceptions import ActorStartError
 
-__all__ = ["GpuPool", "visible_gpus"]
-
 # Shares are counted in whole ten-thousandths, so that ten times 0.1 is one.
 _WHOLE = 10_000
 

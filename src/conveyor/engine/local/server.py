@@ -46,8 +46,6 @@ from conveyor.engine.local import child
 from conveyor.engine.local.headless import Headless
 from conveyor.system_limits import PASSING
 
-__all__ = ["MAX_FDS", "MESSAGE", "Setup", "main", "receive", "send"]
-
 SPAWN, KILL, CLOSE, BORN, FAILED, DEAD, HEADLESS = range(7)
 MESSAGE = struct.Struct("=BQiI")  # kind, request, pid or errno, wait status or signal
 MAX_FDS = 253  # the kernel's limit for one message (SCM_MAX_FD)

@@ -6,8 +6,6 @@ import marshal
 import os
 from dataclasses import dataclass
 
-__all__ = ["ChildSpec", "anonymous_file", "read_spec", "write_spec"]
-
 _LENGTH_BYTES = 8
 
 

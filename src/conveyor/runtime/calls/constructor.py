@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
-from conveyor.codec.frames import DEFINING, decode, encode
+from conveyor.codec.encoded import DEFINING
+from conveyor.codec.frames import decode, encode
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.unsendable import blame_constructor
