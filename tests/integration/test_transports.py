@@ -210,6 +210,27 @@ def test_a_transport_that_cannot_be_used_here(pair):
         transport.unregister("missing")
 
 
+@conveyor.remote
+class Yielder:
+    def items(self, count):
+        yield from range(count)
+
+
+def test_items_of_a_generator_travel_in_frames(registered):
+    actor = Yielder.remote()
+    with InputNode() as inp:
+        items = actor.items.bind(inp).with_tensor_transport(registered())
+        with pytest.raises(
+            GraphError, match="is about a generator, whose items the executor reads"
+        ):
+            items.compile()
+    with InputNode() as inp:
+        graph = actor.items.bind(inp).with_tensor_transport("shm").compile()
+    assert list(graph.execute(3)) == [0, 1, 2]
+    graph.teardown()
+    conveyor.kill(actor)
+
+
 class Unopened(FaultyTransport):
     def open(self, wire):
         if wire.rank == 1:

@@ -8,7 +8,7 @@ from conveyor.config import Config
 from conveyor.dag.parts import Key
 from conveyor.plan.flow import Flow
 from conveyor.plan.model import EXECUTOR, Edge, InputBundle
-from conveyor.plan.route import Route, choose, for_executor, in_frames
+from conveyor.plan.route import Route, choose, for_executor, for_items, in_frames
 from conveyor.plan.values import Done, Items, Made, Part, Start, Value
 
 
@@ -60,7 +60,7 @@ class Channels:
         for value in sorted(made, key=_in_order):
             writer, label = flow.actor_of[value.task], flow.label(value)
             if flow.nodes[value.task].streams:
-                choose(label, flow.hints.get(value, ()))
+                for_items(label, choose(label, flow.hints.get(value, ())))
                 self._lay_plain(value, writer, label, depth, "only that its items have ended")
                 credit = self._config.stream_items
                 self._lay_plain(

@@ -73,6 +73,20 @@ def for_executor(source: str, route: Route, *, alone: bool) -> Route:
     return in_frames(f"the executor takes no part in {route.name}")
 
 
+def for_items(source: str, route: Route) -> Route:
+    """Choose the route of a generator's items, of which ``route`` was asked for.
+
+    Raises:
+        GraphError: it is none that they can take.
+    """
+    if route.in_frame:
+        return route
+    raise GraphError(
+        f"{source}: with_tensor_transport(transport={route.name!r}) is about a generator, whose items the "
+        f"executor reads, and in that transport only actors take part: leave the mark out"
+    )
+
+
 def in_frames(reason: str) -> Route:
     """Make the route that needs nothing but the frames."""
     return Route(_plain().name, reason)
