@@ -273,9 +273,10 @@ void bind_graph(nb::module_& m) {
       .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none())
       .def("set_progress", &Program::set_progress, "progress"_a)
       .def("set_limits", &Program::set_limits, "limits"_a, "cancel"_a)
-      .def("advance", &Program::advance)
+      .def("advance", nb::overload_cast<>(&Program::advance))
       .def("resume", &Program::resume, "value"_a.none(), "error"_a.none())
       .def("start_at", &Program::start_at, "execution"_a)
+      .def("pause_after_tasks", &Program::pause_after_tasks)
       .def("close", &Program::close)
       .def_prop_ro("execution", &Program::execution)
       .def_prop_ro("bit", &Program::bit);

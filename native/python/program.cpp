@@ -59,7 +59,7 @@ void Program::set_limits(nb::object limits, nb::object cancel) {
   cancel_ = std::move(cancel);
 }
 
-void Program::advance() {
+void Program::advance(bool sending) {
   inbox_->came_back();
   if (suspended_ && !closed_ && !cancel_asked_ && limits_ != nullptr && limits_->cancelled(execution_)) {
     cancel_asked_ = true;  // once: it may take its time to clean up
@@ -72,6 +72,7 @@ void Program::advance() {
   if (suspended_ || closed_) return;
   for (int turn = 0; turn < kTurn; ++turn) {
     while (pc_ < steps_.size()) {
+      if (sending && !std::holds_alternative<Send>(steps_[pc_])) return;
       if (!std::visit([this](auto& step) { return run(step); }, steps_[pc_])) return;
       ++pc_;
       if (suspended_ || closed_) return;
@@ -117,7 +118,7 @@ void Program::resume(nb::object value, nb::object error) {
   recorder_->task_returns();
   ended(step, error.is_none() ? std::move(value) : failed(error, step.label));
   suspended_ = false;
-  advance();
+  advance(pausing_);
 }
 
 nb::list Program::registers() const {

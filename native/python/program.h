@@ -47,9 +47,12 @@ class Program {
   void set_limits(nb::object limits, nb::object cancel);
 
   // Run until input is missing or for a turn; then ask for another turn by ringing the own bell.
-  void advance();
+  void advance() { advance(false); }
   // The coroutine of the suspended call has ended with `value`, or with the exception `error`.
   void resume(nb::object value, nb::object error);
+  // From now on `resume` only sends what the call has made: whoever drives the program, one call after the
+  // other, says when the next one is prepared.
+  void pause_after_tasks() { pausing_ = true; }
   // The number of the first execution, for a graph that has been restarted; before the first step.
   void start_at(uint64_t execution) { execution_ = execution; }
   // The graph is taken down; called between steps, or while suspended.
@@ -58,6 +61,8 @@ class Program {
   uint32_t bit() const { return bit_; }
 
  private:
+  // `sending`: up to the next step that is no send.
+  void advance(bool sending);
   // No C++ exception leaves a step, and none of Python's but those that end the actor (SystemExit, and
   // what is no Exception): whatever goes wrong is that step's error, in its registers or on its channel.
   struct Receive {
@@ -145,6 +150,7 @@ class Program {
   nb::object cancelled_;
   nb::object overdue_;
   nb::object unsaid_;
+  bool pausing_ = false;
   bool suspended_ = false;
   // While a coroutine is being started: it may end before that returns, and what it gave waits here.
   bool starting_ = false;

@@ -1013,6 +1013,9 @@ class Program:
     def start_at(self, execution: int) -> None:
         """Set the number of the first execution; before the first ``advance``."""
 
+    def pause_after_tasks(self) -> None:
+        """From now on ``resume`` only sends what the task has made: the next one waits for ``advance``."""
+
     def advance(self) -> None:
         """Run as far as input is there, for a turn at most."""
 

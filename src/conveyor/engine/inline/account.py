@@ -7,43 +7,45 @@ import os
 from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.graph import InlineGraph
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
+from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.recording import Progress, Track, result_edges
 from conveyor.runtime.graph.stacks import stack_of
-from conveyor.runtime.graph.status import ExecutionStatus, GraphState, GraphStatus
-from conveyor.runtime.process import Process
+from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
+from conveyor.runtime.graph.supervision import Supervisor
 from conveyor.runtime.status import ActorStatus
 
 
-class InlineAccount:
-    """Lasts as long as anybody holds the graph or one of its refs; see ``runtime.graph.parts.Account``."""
+class InlineUpkeep:
+    """Restarts the graph between two executions; see ``runtime.graph.parts.Upkeep``."""
 
-    def __init__(self, graph: InlineGraph, process: Process) -> None:
-        self.graph = graph
-        self.number = graph.number
-        self.name = graph.name
-        self.plan = graph.plan
-        self.config = graph.config
-        self._process = process
-
-    @property
-    def recording(self) -> Recording:
-        return self.graph.notes.recording
-
-    @property
-    def state(self) -> GraphState:
-        return self.graph.state
+    def __init__(self, graph: InlineGraph, supervisor: Supervisor) -> None:
+        self._graph = graph
+        self._supervisor = supervisor
+        self.teardown = supervisor.teardown
+        self.check_block = supervisor.check_block
 
     @property
     def is_teardown(self) -> bool:
-        return self.graph.is_teardown
+        return self._supervisor.is_teardown
 
-    def check_open(self) -> None:
-        self.graph.check_open()
+    def restart(self) -> None:
+        self._graph.in_turn(self._supervisor.restart)
+
+
+class InlineAccount(ProcessAccount):
+    """Of actors that have no status pages, no arenas and no processes of their own."""
+
+    def __init__(self, graph: InlineGraph, supervisor: Supervisor) -> None:
+        super().__init__(supervisor)
+        #: Lasts as long.
+        self.upkeep = InlineUpkeep(graph, supervisor)
+        self._graph = graph
 
     def progress(self) -> Progress:
-        completed = sum(n for _, _, n in self.recording.own.task(0)[2][2])
-        arena = self._process.arena.bytes_touched
-        return Progress(self.graph.notes.submitted, completed, 0, 0, {EXECUTOR: arena})
+        gate, arena = self.supervisor.epoch.gate, self.supervisor.process.arena
+        gate.count_completed()
+        held = {EXECUTOR: arena.bytes_touched}
+        return Progress(gate.submitted, gate.completed, gate.stashed, gate.stashed_bytes, held)
 
     def tracks(self) -> list[Track]:
         pid = os.getpid()
@@ -51,21 +53,21 @@ class InlineAccount:
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
     def status(self, stacks: bool = False) -> GraphStatus:
-        graph = self.graph
-        actors = tuple(_actor_status(actor, stacks) for actor in graph.actors)
-        at = graph.at
+        supervisor, gate, at = self.supervisor, self.supervisor.epoch.gate, self._graph.at
+        supervisor.closed_or_failed()  # it may not have been noticed
+        actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)
         running: tuple[ExecutionStatus, ...] = ()
         if at is not None:
             outstanding = tuple(self.plan.edges[edge].source for edge in result_edges(self.plan))
             names = tuple(actor.name for actor in actors if actor.execution == at)
             running = (ExecutionStatus(at, outstanding, names),)
-        error = graph.closed or graph.failure
+        error = supervisor.closed or supervisor.failure
         return GraphStatus(
             self.name,
-            graph.state,
+            self.state,
             self.plan.depth,
-            graph.completed + len(running),
-            graph.completed,
+            gate.submitted,
+            gate.submitted - len(running),
             running,
             actors,
             None if error is None else str(error),

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from conveyor._core import monotonic_ns
+from conveyor.engine.inline.failure import Raised, interrupts
 from conveyor.engine.inline.graph import InlineGraph
-from conveyor.engine.inline.lines import Job
-from conveyor.engine.inline.source import InlineSource
-from conveyor.exceptions import CapacityError
-from conveyor.runtime.graph.arguments import check_inputs, match_inputs, takes_parts
+from conveyor.engine.inline.streams import InlineStream, Production
+from conveyor.exceptions import RuntimeStateError, SessionEndedError, TaskError
+from conveyor.runtime import ending
+from conveyor.runtime.graph.arguments import match_inputs
+from conveyor.runtime.graph.entry import GateEntry, Source
 from conveyor.runtime.graph.results import GraphRef, Results, Streams
-from conveyor.runtime.graph.submitter import Attempt, Need, Terms
+from conveyor.runtime.graph.source import GraphSource
+from conveyor.runtime.graph.submitter import Attempt, BellWays, Need, Terms
+from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.refs.outcome import failure_of
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import wait_for
 from conveyor.runtime.waiting.patience import Patience
 
 
-class InlineEntry:
-    """Runs executions in the graph's turn; see ``runtime.graph.submitter.Entry``."""
+class InlineRef(GraphRef):
+    """A result whose errors have the exception itself as their ``__cause__``, for the debugger."""
+
+    __slots__ = ("raised",)
+
+    raised: Raised
+
+    def _arrived(self, value: Any) -> None:
+        super()._arrived(value)
+        if isinstance(failure_of(self._outcome), TaskError):
+            again = partial(self.raised.error, value.meta)
+            self._fail(again(), again)
+
+
+class InlineEntry(GateEntry):
+    """Submits to the gate in the graph's turn, and has all of the execution run."""
 
     def __init__(
-        self, graph: InlineGraph, results: Results, source: InlineSource, streams: Streams
+        self, graph: InlineGraph, supervisor: Supervisor, results: Results, source: GraphSource
     ) -> None:
-        self.takes_parts = takes_parts(graph.plan)
+        super().__init__(supervisor, results, source, InlineRef)
         self._graph = graph
-        self._results = results
-        self._source = source
-        self._streams = streams
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> None:
         """An attempt is not much slower here."""
@@ -37,96 +55,81 @@ class InlineEntry:
     def revive(self) -> None:
         """An execution brings the graph back when it has its turn."""
 
-    def begin(self, terms: Terms) -> None:
-        """The deadline runs from the time at which the arguments are there."""
+    def begin(self, terms: Terms) -> Source:
+        return self._source  # the deadline runs from the time at which the arguments are there
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check_inputs(self._graph.plan, self._graph.name, args, kwargs)
-
-    def until_done(self, need: Need, execution: None) -> Need:
+    def until_done(self, need: Need, execution: Source) -> Need:
         return need
 
     def submit(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        execution: None,
+        execution: Source,
         terms: Terms,
         error: BaseException | None = None,
     ) -> Attempt:
         yield from ()  # it lacks nothing, and is an attempt all the same
         if error is not None:
-            return self._results.failed(error, self._source, self._streams)
-        graph = self._graph
-        inputs = match_inputs(graph.plan, graph.name, args, kwargs)
+            return self._results.failed(error, execution, self._streams({}))
+        if type(self._supervisor.closed) is SessionEndedError:
+            raise ending.ended()
+        inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        job = _ExecutionJob(graph, inputs, terms.seconds, self._source)
-        if graph.turns.lines.current().loop is None:
-            graph.turns.run(job)
-        else:  # from a coroutine of an actor
-            job.start()
-        if job.error is not None:
-            raise job.error
-        return self._results.arrange(job.refs, passed, self._streams)
+        return self._graph.in_turn(
+            lambda: self._run(inputs, passed, super(InlineEntry, self).begin(terms))
+        )
+
+    def _make_fit(self) -> None:
+        supervisor = self._supervisor
+        if not supervisor.closed_or_failed() and not self._graph.is_at(
+            supervisor.epoch.gate.submitted
+        ):
+            text = f"{self._name} was interrupted in the middle of an execution"
+            supervisor.failure = RuntimeStateError(text)
+        supervisor.restart_if_possible()
+
+    def _run(self, inputs: tuple[Any, ...], passed: Mapping[int, Ref], execution: Source) -> Any:
+        self._make_fit()
+        with self._lock:
+            first = self._submit(inputs, execution)
+        # Whatever was submitted before has come to its end.
+        assert first is not None
+        number, epoch = first._number, self._supervisor.epoch
+        run = self._graph.run(number, epoch, execution.deadline)
+        every: list[InlineRef] = first._with_siblings(self._outputs)
+        for ref in every:
+            ref.raised = run.raised
+        failed = {ref: ref._settle(None) for ref in every if ref.has_failed()}
+        if failed and epoch.limits.failed(number):  # as one: then generators end, too
+            ref, outcome = next(iter(failed.items()))
+            for production in run.productions.values():
+                if not production.over:
+                    production.cut(partial(ref._error_of, outcome))
+        made = self._results.arrange(every, passed, self._streams(run.productions))
+        for outcome in failed.values():
+            # A value has raised it that was sent, or rebuilt: a task would have broken the execution off.
+            cause = getattr(failure_of(outcome), "cause", None)
+            if cause is not None and interrupts(cause):
+                raise cause
+        return made
+
+    def _streams(self, productions: Mapping[int, Production]) -> Streams:
+        """For each output that is a generator's: what makes the reference to its items."""
+        return {
+            ended: partial(InlineStream, productions.get(items))
+            for ended, items in self._plan.streams
+        }
 
 
-class InlineWays:
-    """Gets what is lacking, so that the thread that needs it may be the one that makes it."""
+class InlineWays(BellWays):
+    """Gets what is lacking, so that the thread that needs it may be the one that makes it: a timeout has no
+    effect, and an event loop stands still meanwhile."""
 
-    def block(self, attempt: Attempt, patience: Patience) -> Any:
-        """Run the attempt; a timeout has no effect."""
-        try:
-            while True:
-                try:
-                    need = next(attempt)
-                except StopIteration as over:
-                    return over.value
-                assert need.ref is not None
-                wait_for(need.ref)
-        finally:
-            attempt.close()
+    def _block(self, need: Need, patience: Patience) -> None:
+        assert need.ref is not None
+        wait_for(need.ref)
 
     async def wait(self, attempt: Attempt) -> Any:
-        """Run the attempt; the event loop stands still meanwhile."""
+        """Run the attempt."""
         return self.block(attempt, Patience(None))
-
-    def refuse(self, attempt: Attempt) -> Any:
-        """Run the attempt; raise ``CapacityError`` if an argument is not there."""
-        try:
-            need = next(attempt)
-        except StopIteration as over:
-            return over.value
-        finally:
-            attempt.close()
-        assert need.refusal is not None
-        raise CapacityError(need.refusal())
-
-
-class _ExecutionJob(Job):
-    """One execution, as what the graph has its turns for."""
-
-    def __init__(
-        self,
-        graph: InlineGraph,
-        inputs: tuple[Any, ...],
-        seconds: float | None,
-        source: InlineSource,
-    ) -> None:
-        super().__init__(graph.turns, f"an execution of {graph.name}")
-        self._graph = graph
-        self._inputs = inputs
-        self._seconds = seconds
-        self._deadline = 0 if seconds is None else monotonic_ns() + int(seconds * 1e9)
-        self._source = source
-        self.refs: list[GraphRef] = []
-        self.error: BaseException | None = None
-
-    def start(self) -> None:
-        inputs, self._inputs = self._inputs, ()
-        try:
-            self.refs = self._graph.run(inputs, self._deadline, self._seconds, self._source)
-        except Exception as error:
-            self.error = error
-
-    def interrupted(self, error: BaseException) -> None:
-        self.error = error

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
-from conveyor._core import monotonic_ns
 from conveyor.config import Config
-from conveyor.engine.inline.actor import Actor, Expired, Failure
+from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.crossing import Crossing
-from conveyor.engine.inline.execution import Execution, Loaded
-from conveyor.engine.inline.lines import Lines
-from conveyor.engine.inline.notes import Notes
-from conveyor.engine.inline.streams import Production
+from conveyor.engine.inline.lines import Job, Lines
+from conveyor.engine.inline.part import InlinePart
+from conveyor.engine.inline.task import Run, TaskJob
 from conveyor.engine.inline.turns import Turns
-from conveyor.exceptions import (
-    ActorDiedError,
-    ConveyorError,
-    DeadlineExceededError,
-    GraphTornDownError,
-)
-from conveyor.plan.model import Plan
-from conveyor.runtime.graph.execution import late_error
-from conveyor.runtime.graph.recording import result_edges
-from conveyor.runtime.graph.results import GraphRef
-from conveyor.runtime.graph.status import GraphState
+from conveyor.exceptions import GraphTornDownError
+from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.plan.reading import in_order
+from conveyor.runtime.graph.assigning import assign
+from conveyor.runtime.graph.ends import Place
+from conveyor.runtime.graph.epoch import Epoch
+from conveyor.runtime.graph.executor import Laid, LaidChannels
+from conveyor.runtime.graph.layout import RESULT_BIT, lay_out, tasks_by_actor
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.refs.ref import Ref, Source
 
 
 class InlineHost(Protocol):
@@ -41,6 +36,10 @@ class InlineHost(Protocol):
         """The actor that a handle stands for."""
         ...
 
+    def known(self, actor: ActorId) -> Actor:
+        """The same, as it is: one that is dead is not made again."""
+        ...
+
     def revive(self, actor: ActorId) -> Actor:
         """The living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
         ...
@@ -49,179 +48,175 @@ class InlineHost(Protocol):
         """A part in the actor that lasts as long as what is returned."""
         ...
 
-    def kill(self, actor: ActorId) -> None:
-        """Kill ``actor`` at once."""
-        ...
 
-    def keep(self, value: object) -> Ref:
-        """A reference to ``value`` as it is now."""
-        ...
+class _Turn(Job):
+    """Something that is done in a graph's turn."""
 
-    def next_graph_number(self) -> int:
-        """A number that no other graph of the session has."""
-        ...
+    def __init__(self, turns: Turns, work: Callable[[], Any]) -> None:
+        super().__init__(turns, f"an execution of {turns.name}")
+        self._work = work
+        self.made: Any = None
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        try:
+            self.made = self._work()
+        except Exception as error:
+            self.error = error
+
+    def interrupted(self, error: BaseException) -> None:
+        self.error = error
 
 
 class InlineGraph:
-    """Runs executions one after the other, whatever threads they come from, and keeps the graph fit for
-    them: ``depth`` limits nothing, and there is always room.
+    """The parts of its actors, on channels within this process, and who has their tasks run in which
+    order. Executions run one after the other, whatever threads they come from.
     """
 
-    def __init__(
-        self, host: InlineHost, plan: Plan, config: Config, on_close: Callable[[int], None]
-    ) -> None:
-        """``on_close(number)`` is called when there will be no more executions."""
+    def __init__(self, host: InlineHost, plan: Plan, config: Config, number: int) -> None:
         self.plan = plan
         self.config = config
-        self.number = host.next_graph_number()
-        self.name = config.name or f"graph {self.number}"
+        self.number = number
+        self.name = config.name or f"graph {number}"
         self.actors = [host.actor(info.key) for info in plan.actors]
         for actor in self.actors:
             actor.check_alive()
-        #: Where an execution has its turn.
-        self.turns = Turns(host.lines, self.name)
-        self.notes = Notes(plan)
-        self._executions = itertools.count()
-        crossing = Crossing(host.process, config.slot_bytes, config.memory_bytes)
-        self._loaded = Loaded(plan, self.name, self.actors, crossing, self.notes, self._executions)
         #: The execution that runs.
         self.at: int | None = None
-        self.completed = 0
-        #: Why there will be no more executions.
-        self.closed: ConveyorError | None = None
-        #: Why there are none until a restart.
-        self.failure: ConveyorError | None = None
-        #: By execution and edge: the generators that no reference has been made to yet.
-        self.productions: dict[tuple[int, int], Production] = {}
+        self._crossing = Crossing(host.process, config.slot_bytes, config.memory_bytes)
         self._host = host
-        self._on_close = on_close
+        self._turns = Turns(host.lines, self.name)
+        self._stages = in_order(plan)
+        self._parts: list[InlinePart] = []
+        self._in_use = False
+        self._over = False
         # The actors are as much the graph's as any handle's.
-        self._retained = [host.retain(actor.id) for actor in self.actors]
+        self._retained: list[object] = [host.retain(actor.id) for actor in self.actors]
+
+    # Laying
+
+    def lay(self) -> Laid:
+        """Make the channels and the programs."""
+        return self._lay(self.actors, 0)
+
+    def lay_again(self, first: int) -> Laid:
+        """The same anew, with dead actors made again. ``first``: the number of the next execution."""
+        return self._lay([self._host.revive(actor.id) for actor in self.actors], first)
+
+    def _lay(self, actors: list[Actor], first: int) -> Laid:
+        process, config = self._host.process, self.config
+        # Tensors travel in the frames: there is no other process that they could go to beside them.
+        edges = tuple(replace(edge, beside=False) for edge in self.plan.edges)
+        plan = replace(self.plan, edges=edges)
+        # Everything is in this process, and nobody is rung: who executes has the programs driven.
+        here = Place(process.slot, RESULT_BIT)
+        places = dict.fromkeys((EXECUTOR, *range(len(actors))), here)
+        layout = lay_out(plan, places, len(plan.tasks), config.slot_bytes, config.fail_fast)
+        assignments = assign(
+            plan, config, self.number, self.name, places, layout, tasks_by_actor(plan), first
+        )
+        parts: list[InlinePart] = []
+        try:
+            for actor, assignment in zip(actors, assignments, strict=True):
+                part = InlinePart(process, actor, assignment, layout.segment, self._crossing)
+                parts.append(part)
+            with self._host.lines.changed:
+                if self._over:
+                    raise GraphTornDownError(f"{self.name} has been torn down")
+                self.actors, parts, self._parts = actors, self._parts, parts
+        finally:  # of these if they have failed, else of those before
+            for part in parts:
+                part.close()
+        bits = (RESULT_BIT,) * len(actors)
+        return Laid(LaidChannels.of(self.number, actors, layout, bits), actors, layout.segment)
+
+    def comes_back(self) -> bool:
+        """Whether every dead actor is made again when it is needed, or has been."""
+        known = [self._host.known(actor.id) for actor in self.actors]
+        return all(actor.alive or actor.comes_back for actor in known)
+
+    def unload(self) -> None:
+        """There will be no more executions. One that runs still comes to its end."""
+        with self._host.lines.changed:
+            self._over = True
+            if self._in_use:
+                return
+        self._let_go()
+
+    def _let_go(self) -> None:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.close()
+        self._crossing.close()
+        self._retained.clear()
 
     # Executing
 
-    def run(
-        self, inputs: tuple[Any, ...], deadline: int, seconds: float | None, source: Source
-    ) -> list[GraphRef]:
-        """One execution, in the graph's turn: its distinct results, which come from ``source``.
+    def in_turn(self, work: Callable[[], Any]) -> Any:
+        """What ``work()`` returns, while nothing else is executed. In this thread, also if it is the event
+        loop of an actor, which stands still meanwhile."""
+        if self._turns in self._turns.lines.current().inside:
+            return work()
+        job = _Turn(self._turns, functools.partial(self._alone, work))
+        self._turns.run_here(job)
+        if job.error is not None:
+            raise job.error
+        return job.made
 
-        deadline: on the monotonic clock, in nanoseconds; 0: none. seconds: what was asked for.
-        """
-        self._check()
-        began = monotonic_ns()
-        execution = Execution(self._loaded, inputs, deadline, self.config.fail_fast)
-        self.notes.submitted += 1
-        if deadline:
-            execution.late = lambda: late_error(
-                self.name,
-                self.plan.tasks,
-                execution.number,
-                seconds or 0.0,
-                execution.ran,
-                execution.skipped,
-                None,
-            )
-        self.at = execution.number
+    def _alone(self, work: Callable[[], Any]) -> Any:
+        with self._host.lines.changed:
+            self._in_use = True
         try:
-            return self._run(execution, began, source)
+            return work()
+        finally:
+            with self._host.lines.changed:
+                self._in_use = False
+                over = self._over
+            if over:
+                self._let_go()
+
+    def is_at(self, number: int) -> bool:
+        """Whether all programs have come to execution ``number``. One is not where an interrupt has come
+        between two of its steps: then the graph is to be laid anew."""
+        return all(part.execution == number for part in self._parts)
+
+    def run(self, number: int, epoch: Epoch, deadline: int) -> Run:
+        """Run the tasks of execution ``number``, which has been submitted, in the order in which they were
+        bound. Raises ``DeadlockError``, and what interrupts the program.
+
+        deadline: on the monotonic clock, in nanoseconds; 0: none.
+        """
+        run = Run(number, deadline, self.plan, epoch, self._crossing)
+        self.at = number
+        try:
+            for stage in self._stages:
+                part = self._parts[stage.actor]
+                job = TaskJob(run, part, stage)
+                try:
+                    part.actor.host.run(job)
+                except BaseException:
+                    part.actor.host.cancel(job)
+                    raise
+                if job.interrupt is not None:
+                    raise job.interrupt
+                if not job.counts:  # its actor is dead, as everybody sees
+                    break
+        except BaseException:
+            self._break_off(run)
+            raise
         finally:
             self.at = None
-            self.completed = execution.number + 1
+        if epoch.recording.own.tracing:
+            epoch.recording.drain()
+        return run
 
-    def _run(self, execution: Execution, began: int, source: Source) -> list[GraphRef]:
-        edges = result_edges(self.plan)
-        refs = [GraphRef(source, execution.number, i) for i in range(len(edges))]
-        try:
-            execution.run()
-        except ActorDiedError as error:
-            self.failure = error
-        except BaseException:
-            self.notes.submitted -= 1  # interrupted: nobody has a ref of it
-            raise
-        failed = execution.failure
-        cut = set()  # the ends of generators that the failure has ended
-        for ended, items in self.plan.streams:
-            production = execution.productions.get(items)
-            if production is not None:
-                self.productions[execution.number, items] = production
-                if failed is not None and not production.over:
-                    production.close()
-                    cut.add(ended)
-        for ref, edge in zip(refs, edges, strict=True):
-            try:
-                value = execution.output(edge)
-            except KeyError:  # the actor has died that would have made it
-                assert self.failure is not None
-                ref._fail(self.failure)
-            except ConveyorError as error:
-                ref._fail(error)
-            else:
-                if isinstance(value, Failure) or edge in cut:
-                    failure = failed or value
-                    # What has expired is told from the execution, which ends here.
-                    again = None if isinstance(failure, Expired) else failure.error
-                    ref._fail(failure.error(), again)
-                else:
-                    ref._arrived(value)
-        execution.late = DeadlineExceededError  # it referred to the execution
-        if self.failure is None:
-            self.notes.executed(execution.number, began)
-        self.notes.take_events()
-        return refs
-
-    # Upkeep
-
-    def _check(self) -> None:
-        if self.closed is None and self.failure is None:
-            dead = next((actor for actor in self.actors if not actor.alive), None)
-            if dead is None:
-                return
-            self.failure = dead.death()
-        if self.closed is None and all(a.alive or a.comes_back for a in self.actors):
-            self.restart()
-            return
-        error = self.closed or self.failure
-        assert error is not None
-        raise error.with_traceback(None)
-
-    def restart(self) -> None:
-        self.check_open()
-        if all(actor.alive for actor in self.actors):
-            return
-        actors = [self._host.revive(actor.id) for actor in self.actors]
-        crossing = self._loaded.crossing
-        self._loaded = Loaded(self.plan, self.name, actors, crossing, self.notes, self._executions)
-        self.actors = actors
-        self.failure = None
-
-    @property
-    def is_teardown(self) -> bool:
-        return self.closed is not None
-
-    @property
-    def state(self) -> GraphState:
-        """The state of the graph, as far as it has been noticed."""
-        return "torn down" if self.closed else "failed" if self.failure else "ready"
-
-    def check_open(self) -> None:
-        """Raise what has ended the graph, if it was closed."""
-        if self.closed is not None:
-            raise self.closed.with_traceback(None)
-
-    def check_block(self) -> None:
-        """The one process there is has compiled the graph, and may tear it down."""
-
-    def teardown(self, kill_actors: bool = False) -> None:
-        self.close(GraphTornDownError(f"{self.name} has been torn down"))
-        if kill_actors and type(self.closed) is GraphTornDownError:
-            for actor in self.actors:
-                self._host.kill(actor.id)
-
-    def close(self, error: ConveyorError) -> bool:
-        """No more executions: ``error`` says why. False if it was closed before."""
-        if self.closed is not None:
-            return False
-        self.closed = error
-        self._on_close(self.number)
-        self._loaded.crossing.close()
-        return True
+    def _break_off(self, run: Run) -> None:
+        """Nobody will have refs of the execution: nothing more of it is run."""
+        run.epoch.limits.cancel(run.number)
+        for stage in self._stages:
+            part = self._parts[stage.actor]
+            if part.actor.alive and part.execution == run.number:
+                part.break_off()
+        for production in run.productions.values():
+            if not production.over:
+                production.close()

@@ -18,6 +18,9 @@ from conveyor.runtime import threads
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.patience import Patience
 
+#: Where on the board an actor is dead: none of them lives there.
+DEAD_SLOT = 1
+
 #: Runs a coroutine to its end.
 Run = Callable[[Coroutine[Any, Any, Any]], object]
 
@@ -208,6 +211,19 @@ class Lines:
         """User code has returned, or raised: what follows is not for a child that it has forked."""
         if self._process.inbox.inherited:
             _core.end_forked_child(where)
+
+    @property
+    def slot(self) -> int:
+        """Where this process is on the board."""
+        return self._process.slot
+
+    def note_death(self) -> int:
+        """An actor has ended, which its graphs see from the board. Which of the session's deaths that is."""
+        board = self._process.board
+        with self.changed:
+            board.prepare(DEAD_SLOT, "the actor that ended last")
+            board.announce_death(DEAD_SLOT)
+            return board.death_number(DEAD_SLOT)
 
     def adopt(self, line: Line) -> None:
         """The calling thread is ``line``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conveyor.engine.inline.actor import Actor, CallJob
+from conveyor.engine.inline.actor import Actor
+from conveyor.engine.inline.call import CallJob
 from conveyor.engine.inline.lines import Host
 from conveyor.engine.inline.outbox import Outbox
 from conveyor.runtime.calls.call import Call, with_arguments

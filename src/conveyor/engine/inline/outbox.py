@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from conveyor.engine.inline.actor import Actor, CallJob
+from conveyor.engine.inline.actor import Actor
+from conveyor.engine.inline.call import CallJob
 from conveyor.engine.inline.lines import Host, Line
 from conveyor.runtime.refs.values import RefFailed, wait_for_all
 

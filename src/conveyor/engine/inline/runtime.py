@@ -11,21 +11,19 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
-from conveyor.engine.inline.account import InlineAccount
-from conveyor.engine.inline.actor import Actor, Failure, Start
-from conveyor.engine.inline.assembly import inline_graph
+from conveyor.engine.inline.actor import Actor, Start
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.failure import Failure
 from conveyor.engine.inline.introductions import InlineIntroductions
-from conveyor.engine.inline.lines import Host, Lines
+from conveyor.engine.inline.layer import Layer
+from conveyor.engine.inline.lines import DEAD_SLOT, Host, Lines
 from conveyor.engine.inline.link import ActorLink
 from conveyor.engine.inline.loop import DEFAULT_CONCURRENCY, Loop
-from conveyor.engine.inline.origin import Origin
 from conveyor.engine.inline.turns import Turns
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan import lower
@@ -34,9 +32,9 @@ from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.base import CallingRuntime
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.record import Actor as Lasting
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import refuse_own
-from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import CALL_STRIDE, ArenaSize, Process, arena_size, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
@@ -70,7 +68,7 @@ class InlineRuntime(CallingRuntime):
     def __init__(self, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that the session's end waits for event loops."""
         arena = arena or arena_size()
-        board = _core.Board.create(1)
+        board = _core.Board.create(DEAD_SLOT + 1)
         board.prepare(_SLOT, "driver")
         self._fds = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
         self._fds.append(_core.Arena.create_fd(arena.file))
@@ -91,15 +89,14 @@ class InlineRuntime(CallingRuntime):
             self.process.reader_at(_SLOT),
             board.gone,
         )
-        self.graphs: weakref.WeakSet[InlineAccount] = weakref.WeakSet()
-        self._shared_graphs = SharedGraphs(self.graphs)
+        self._layer = Layer(self)
+        self.graphs = self._layer.accounts
         self._crossing = Crossing(self.process, CALL_STRIDE)
         self._actors: dict[int, Actor] = {}
-        self._names: dict[str, Actor] = {}
+        self._names: dict[str, ActorId] = {}
         self._loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._of_class: Counter[str] = Counter()
         self._actor_numbers = itertools.count(1)
-        self._graph_numbers = itertools.count(1)
         # What finalizers have noted: they may run in any thread, in the middle of anything.
         self._released: deque[ActorId] = deque()
         self._tidying = threading.Lock()
@@ -129,9 +126,17 @@ class InlineRuntime(CallingRuntime):
     def create_actor(self, spec: ActorSpec) -> ActorId:
         self._check_open()
         self._tidy()
-        kept = keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0)
-        actor = self._add_actor(spec)
-        actor.origin = Origin(replace(spec, args=(), kwargs={}), kept)
+        lasting = Lasting(
+            spec.cls.__name__,
+            spec.methods,
+            spec.name,
+            spec.process,
+            spec.max_concurrency,
+            spec.max_restarts,
+            keep(spec.cls, spec.args, spec.kwargs, always=spec.max_restarts != 0),
+            shared=self._inside is not None,
+        )
+        actor = self._add_actor(lasting)
         try:
             args, kwargs = self._constructor_arguments(spec, actor)
         except BaseException:
@@ -142,40 +147,36 @@ class InlineRuntime(CallingRuntime):
             actor.host.submit(actor.start)
         return actor.id
 
-    def _add_actor(self, spec: ActorSpec) -> Actor:
-        class_name = spec.cls.__name__
+    def _add_actor(self, lasting: Lasting) -> Actor:
         with self.lines.changed:
             # Unnamed actors of one class are told apart, so that every message names exactly one.
-            self._of_class[class_name] += 1
-            count = self._of_class[class_name]
-            label = spec.name or (class_name if count == 1 else f"{class_name}#{count}")
-            if spec.name is not None and self._named(spec.name) is not None:
-                raise ValueError(f"there is an actor named {spec.name!r} already")
-            host = self._make_host(spec, label)
-            actor = Actor(
-                ActorId(next(self._actor_numbers), label),
-                class_name,
-                spec.methods,
-                host,
-                self._crossing,
-                named=spec.name is not None,
-                shared=self._inside is not None,
-            )
-            self._actors[actor.id.index] = actor
-            if spec.name is not None:
-                self._names[spec.name] = actor
-        if spec.env_vars:
+            self._of_class[lasting.class_name] += 1
+            count = self._of_class[lasting.class_name]
+            numbered = lasting.class_name if count == 1 else f"{lasting.class_name}#{count}"
+            if lasting.name is not None and self._named(lasting.name) is not None:
+                raise ValueError(f"there is an actor named {lasting.name!r} already")
+            identity = ActorId(next(self._actor_numbers), lasting.name or numbered)
+            actor = self._make_actor(identity, lasting)
+            if lasting.name is not None:
+                self._names[lasting.name] = identity
+        if lasting.options.env_vars:
             logger.warning(
-                "%s: env_vars have no effect inline, where all actors share one environment", label
+                "%s: env_vars have no effect inline, where all actors share one environment",
+                actor.name,
             )
         return actor
 
-    def _make_host(self, spec: ActorSpec, label: str) -> Host:
-        if not any(method.is_async for method in spec.methods.values()):
-            return Turns(self.lines, label, spec.max_concurrency or 1)
-        loop = Loop(self.lines, label, spec.max_concurrency or DEFAULT_CONCURRENCY)
-        self._loops.add(loop)
-        return loop
+    def _make_actor(self, identity: ActorId, lasting: Lasting) -> Actor:
+        """The actor from now on."""
+        host: Host
+        if any(method.is_async for method in lasting.methods.values()):
+            capacity = lasting.max_concurrency or DEFAULT_CONCURRENCY
+            host = Loop(self.lines, identity.name, capacity)
+            self._loops.add(host)
+        else:
+            host = Turns(self.lines, identity.name, lasting.max_concurrency or 1)
+        actor = self._actors[identity.index] = Actor(identity, lasting, host, self._crossing)
+        return actor
 
     def _constructor_arguments(
         self, spec: ActorSpec, actor: Actor
@@ -202,10 +203,13 @@ class InlineRuntime(CallingRuntime):
         if found is None:
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
         if found.comes_back:
-            assert found.origin is not None
-            found.origin.restarts += 1
+            found.lasting.restarts += 1
             return self._make_again(found)
         return found
+
+    def known(self, actor: ActorId) -> Actor:
+        """The same, as it is: one that is dead is not made again."""
+        return self._actors[actor.index]
 
     def revive(self, actor: ActorId) -> Actor:
         """The living actor; a dead one is made again. ``ActorDiedError`` if that cannot be done."""
@@ -213,28 +217,15 @@ class InlineRuntime(CallingRuntime):
         return found if found.alive else self._make_again(found)
 
     def _make_again(self, dead: Actor) -> Actor:
-        origin = dead.origin
-        if dead.ended_for_good or origin is None or origin.kept is None:
+        lasting = dead.lasting
+        if lasting.ended or lasting.kept is None:
             raise dead.death()
         with self.lines.changed:
             if self._actors.get(dead.id.index) is not dead:
                 return self._actors[dead.id.index]
-            actor = Actor(
-                dead.id,
-                dead.class_name,
-                dead.methods,
-                self._make_host(origin.spec, dead.name),
-                self._crossing,
-                named=dead.named,
-                shared=dead.shared,
-            )
-            actor.handles = dead.handles
-            actor.origin = origin
-            self._actors[dead.id.index] = actor
-            if dead.named:
-                self._names[dead.name] = actor
+            actor = self._make_actor(dead.id, lasting)
         try:
-            cls, args, kwargs = origin.kept.call()
+            cls, args, kwargs = lasting.kept.call()
         except Exception as error:
             actor.start_failure = Failure(error, actor.name, f"{actor.name}.__init__", True)
             return actor
@@ -248,11 +239,12 @@ class InlineRuntime(CallingRuntime):
             known = ", ".join(sorted(filter(self._named, self._names))) or "none"
             raise ValueError(f"there is no actor named {name!r}; named actors: {known}")
         if self._inside is not None:
-            actor.shared = True
-        return actor.id, actor.class_name, actor.methods
+            actor.lasting.shared = True
+        return actor.id, actor.lasting.class_name, actor.lasting.methods
 
     def _named(self, name: str) -> Actor | None:
-        actor = self._names.get(name)
+        identity = self._names.get(name)
+        actor = None if identity is None else self._actors.get(identity.index)
         return actor if actor is not None and (actor.alive or actor.comes_back) else None
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
@@ -269,7 +261,7 @@ class InlineRuntime(CallingRuntime):
     def retain(self, actor: ActorId) -> object:
         found = self._actors.get(actor.index)
         if found is not None:
-            found.handles += 1
+            found.lasting.handles += 1
         return _Retained(self, actor)
 
     def release(self, actor: ActorId) -> None:
@@ -277,12 +269,14 @@ class InlineRuntime(CallingRuntime):
         self._tidy()
 
     def abandon(self) -> None:
-        pass
+        error = RuntimeStateError("this graph belongs to the process that this one was forked from")
+        for account in list(self.graphs):
+            account.supervisor.orphan(error)
 
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
         if found is not None:
-            found.shared = True
+            found.lasting.shared = True
 
     def _tidy(self) -> None:
         """End actors that nobody can reach any more."""
@@ -292,8 +286,9 @@ class InlineRuntime(CallingRuntime):
                 actor = self._actors.get(self._released.popleft().index)
                 if actor is None:
                     continue
-                actor.handles -= 1
-                if actor.handles <= 0 and not actor.named and not actor.shared:
+                lasting = actor.lasting
+                lasting.handles -= 1
+                if lasting.handles <= 0 and lasting.name is None and not lasting.shared:
                     actor.retire()
                     if not actor.alive:
                         self._actors.pop(actor.id.index, None)
@@ -319,18 +314,15 @@ class InlineRuntime(CallingRuntime):
         for actor in self._actors.values():
             if actor.host is inside:
                 refuse_own(plan, actor.id)
-        return inline_graph(self, plan, config, self.graphs, self._shared_graphs.forget)
+        return self._layer.compile(plan, config)
 
     def share_graph(self, graph: CompiledGraph, account: object) -> bool:
-        return self._shared_graphs.share(graph, account, self._closed)
+        return self._layer.shared.share(graph, account, self._closed)
 
     def load_graph(
         self, number: int, name: str, whole: bool, options: tuple[str, ...]
     ) -> CompiledGraph:
-        return self._shared_graphs.load(number, name)
-
-    def next_graph_number(self) -> int:
-        return next(self._graph_numbers)
+        return self._layer.shared.load(number, name)
 
     # The end
 
@@ -354,8 +346,8 @@ class InlineRuntime(CallingRuntime):
             self._closed = True
         error = SessionEndedError("the session has ended: it has been shut down")
         for account in list(self.graphs):
-            account.graph.close(error)
-        self._shared_graphs.clear()
+            account.supervisor.close(error)
+        self._layer.close()
         try:
             self._end_actors(error)
         finally:
@@ -385,6 +377,7 @@ class InlineRuntime(CallingRuntime):
         with ExitStack() as steps:  # the last one first, and each whatever another has raised
             steps.callback(self.at_shutdown)
             steps.callback(self.process.close)
+            steps.callback(self.process.sweeper.close)
             steps.callback(close_all, self._fds)
             steps.callback(self._crossing.close)
             steps.callback(self.watcher.close)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from conveyor._core import monotonic_ns
-from conveyor.engine.inline.actor import Actor, Failure, interrupts
+from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
+from conveyor.engine.inline.failure import Failure, interrupts
 from conveyor.engine.inline.lines import Job
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import ExecutionStream
@@ -30,7 +31,10 @@ class Production:
         self.actor = actor
         self.label = label
         self.ready: deque[Any] = deque()
-        self.failure: Failure | None = None
+        #: What the generator has raised.
+        self.raised: BaseException | None = None
+        #: What comes after its items, if that is not their end.
+        self.failure: Callable[[], BaseException] | None = None
         self.over = False
         self._crossing = crossing
         self._credit = credit
@@ -103,7 +107,13 @@ class Production:
         if interrupts(error):
             raise error
         else:
-            self.failure = Failure(error, self.actor.name, self.label)
+            self.raised = error
+            self.failure = Failure(error, self.actor.name, self.label).error
+
+    def cut(self, failure: Callable[[], BaseException]) -> None:
+        """Its execution has failed: ``failure()`` is what comes after the items that there are."""
+        self.close()
+        self.failure = failure
 
     def close(self) -> None:
         """Nobody wants more."""
@@ -150,7 +160,7 @@ class InlineStream(ExecutionStream):
                 raise StopIteration
             if production.over:
                 if production.failure is not None:
-                    raise production.failure.error()
+                    raise production.failure()
                 self._end()
             if not production.actor.alive:
                 raise production.actor.death()

@@ -44,6 +44,17 @@ class Turns(Host):
             job.done = True
             raise
 
+    def run_here(self, job: Job) -> None:
+        """Do ``job`` on this thread, even if it is an event loop's; one that cannot be is never started."""
+        with self.lines.changed:
+            job.attendant = self.lines.current()
+            self._queue.append(job)
+        try:
+            self.finish(job)
+        except BaseException:
+            job.done = True
+            raise
+
     def _wait_quietly(self, job: Job) -> None:
         with suppress(DeadlockError):
             self.finish(job)

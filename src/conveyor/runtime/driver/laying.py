@@ -27,8 +27,9 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.assigning import assign
 from conveyor.runtime.graph.ends import Place
-from conveyor.runtime.graph.executor import LaidChannels, LaidMember
+from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 
@@ -105,33 +106,20 @@ class Laying:
     def _load(
         self, records: list[ActorRecord], places: dict[int, Place], layout: Layout, first: int
     ) -> None:
-        plan = self._plan
-        sources = {edge.id: edge.source for edge in plan.edges}
-        acks = []
-        for program in plan.programs:
-            actor = program.actor
-            reads, writes = layout.reads.get(actor, ()), layout.writes.get(actor, ())
-            edges = [end.edge for end in reads] + [end.edge for end in writes]
-            assignment = Assignment(
-                self.number,
-                self.name,
-                plan.actors[actor].name,
-                places[actor].bit,
-                program,
-                self._tasks[actor],
-                reads,
-                writes,
-                layout.peers_of(actor, places),
-                {edge: sources[edge] for edge in edges},
-                layout.limits,
-                layout.failures,
-                layout.recorders[actor],
-                first,
-                self._config.memory_bytes,
-                self._config.spin_us,
-                layout.conduits.get(actor, ()),
-            )
-            acks.append(self._tell(records[actor], assignment, layout.segment.fd))
+        assignments = assign(
+            self._plan,
+            self._config,
+            self.number,
+            self.name,
+            places,
+            layout,
+            self._tasks,
+            first,
+        )
+        acks = [
+            self._tell(record, assignment, layout.segment.fd)
+            for record, assignment in zip(records, assignments, strict=True)
+        ]
         for ack in acks:
             try:
                 ack.get()
@@ -211,18 +199,7 @@ class Laying:
 
     def channels(self) -> LaidChannels:
         """What the executor is told of them."""
-        layout = self.layout
-        return LaidChannels(
-            self.number,
-            tuple(LaidMember(r.id, r.pid, r.slot, r.incarnation) for r in self.records),
-            layout.offsets,
-            layout.reads.get(EXECUTOR, ()),
-            layout.writes.get(EXECUTOR, ()),
-            layout.limits,
-            layout.failures,
-            layout.recorders,
-            self.bits,
-        )
+        return LaidChannels.of(self.number, self.records, self.layout, self.bits)
 
     def comes_back(self) -> bool:
         """Whether the driver starts every dead actor of the graph again by itself, or has done so."""

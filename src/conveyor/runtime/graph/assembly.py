@@ -1,9 +1,10 @@
-"""Putting a graph over processes together, in the process that executes it."""
+"""Putting a graph together in the process that executes it."""
 
 from __future__ import annotations
 
 import functools
 import weakref
+from typing import Any
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
@@ -13,10 +14,11 @@ from conveyor.runtime.graph.compiled import CompiledGraph, GraphParts
 from conveyor.runtime.graph.entry import MOVED_REFS, GateEntry
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
+from conveyor.runtime.graph.parts import Upkeep
 from conveyor.runtime.graph.results import GraphRef, Results
 from conveyor.runtime.graph.sharing import reducer_of
 from conveyor.runtime.graph.source import GraphSource
-from conveyor.runtime.graph.submitter import BellWays, Submitter
+from conveyor.runtime.graph.submitter import BellWays, Entry, ShortWay, Submitter, Ways
 from conveyor.runtime.graph.supervision import Supervisor
 from conveyor.runtime.graph.views import GraphView
 
@@ -26,6 +28,17 @@ def compiled_graph(
 ) -> CompiledGraph:
     """Lay the graph of ``plan``. Its account is entered among ``accounts``."""
     results = Results(plan, executor.keep)
+    supervisor = supervise(executor, plan, config)
+    account = ProcessAccount(supervisor)
+    source = GraphSource(account, results, executor)
+    entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
+    accounts.add(account)
+    ways = BellWays(executor.process)
+    return assemble(account, entry, ways, supervisor, short_way=entry.short_way)
+
+
+def supervise(executor: Executor, plan: Plan, config: Config) -> Supervisor:
+    """Lay the graph of ``plan``."""
     laid = executor.lay(plan, config)
     number, process = laid.number, executor.process
     name = config.name or f"graph {number}"
@@ -37,16 +50,29 @@ def compiled_graph(
         raise
     process.limit_spin(number, config.spin_us)
     # From here on the graph is taken down when it is garbage.
-    supervisor = Supervisor(executor, plan, config, number, name, make_epoch, first)
-    account = ProcessAccount(supervisor)
-    source = GraphSource(account, results, executor)
-    entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
+    return Supervisor(executor, plan, config, number, name, make_epoch, first)
+
+
+def assemble(
+    account: ProcessAccount,
+    entry: Entry[Any],
+    ways: Ways,
+    upkeep: Upkeep,
+    how: str = "",
+    short_way: ShortWay | None = None,
+) -> CompiledGraph:
+    """The graph of these parts. how: in which way its actors run, where they are no processes. short_way: see
+    ``Submitter``."""
+    plan, config = account.plan, account.config
     options = Options(reserved_inputs(plan), config.submit_timeout, config.deadline)
-    submitter = Submitter(name, entry, BellWays(process), options, entry.short_way)
-    accounts.add(account)
     return CompiledGraph(
         GraphParts(
-            number, name, submitter, supervisor, GraphView(account), reducer_of(plan, account)
+            account.number,
+            account.name,
+            Submitter(account.name, entry, ways, options, short_way),
+            upkeep,
+            GraphView(account, how),
+            reducer_of(plan, account),
         )
     )
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
+from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
-from conveyor.runtime.graph.layout import LimitsPlace
+from conveyor.runtime.graph.layout import Layout, LimitsPlace
 from conveyor.runtime.graph.recording import RecorderPlace
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId
@@ -78,6 +79,23 @@ class LaidChannels:
     failures: FailureRings
     recorders: dict[int, RecorderPlace]
     bits: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        number: int, members: Sequence[Member], layout: Layout, bits: tuple[int, ...]
+    ) -> LaidChannels:
+        """Those of graph ``number``, which were laid out like this."""
+        return LaidChannels(
+            number,
+            tuple(LaidMember(m.id, m.pid, m.slot, m.incarnation) for m in members),
+            layout.offsets,
+            layout.reads.get(EXECUTOR, ()),
+            layout.writes.get(EXECUTOR, ()),
+            layout.limits,
+            layout.failures,
+            layout.recorders,
+            bits,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,10 @@ class Need:
 Attempt: TypeAlias = Generator[Need, None, Any]
 
 
+#: Begins an execution with these arguments, or gives ``None``.
+ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How an execution is asked for."""
@@ -120,7 +124,7 @@ class Submitter(Generic[T]):
         entry: Entry[T],
         ways: Ways,
         options: Options,
-        short_way: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        short_way: ShortWay | None = None,
     ) -> None:
         """``name``: the graph's. ``short_way``: begins what it can of what ``entry.at_once`` would begin."""
         self.entry = entry

@@ -1,0 +1,226 @@
+"""A call of an actor in the driver's process, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from conveyor.engine.inline.actor import Actor
+from conveyor.engine.inline.crossing import ArrivalError
+from conveyor.engine.inline.failure import Failure, interrupts, is_cancellation
+from conveyor.engine.inline.lines import Job, Line
+from conveyor.exceptions import SerializationError
+from conveyor.runtime.calls.call import Call, with_arguments
+from conveyor.runtime.calls.methods import find
+from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.calls.unsendable import blame_call, blame_result
+from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
+from conveyor.runtime.refs.values import with_values
+from conveyor.runtime.waiting.works import Blockers
+
+if TYPE_CHECKING:
+    from conveyor.engine.inline.outbox import Outbox
+
+
+class CallRef(Ref):
+    """The result of an actor call."""
+
+    __slots__ = ()
+
+
+class CallJob(Job):
+    """A method call, and where its result comes from."""
+
+    #: For `Ref`: there is no channel that a result would have to be taken out of.
+    gate: Any = None
+    cancel_with_await = True
+    get_timeout: float | None = None
+
+    def __init__(self, actor: Actor, asked: Call) -> None:
+        """``asked``: what is called, without the arguments."""
+        super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
+        self.actor = actor
+        self.method, _, _, self._num_returns, self._what = asked
+        self._asked = asked
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._arrival: Failure | None = None
+        self._exit: SystemExit | None = None  # which rebuilding the arguments has raised
+        # None once it is settled, so that a result is not kept by what it is the result of.
+        self._ref: CallRef | None = CallRef(self, -1)
+        self.outbox: Outbox | None = None
+        self._submitted = False
+
+    def expect(self) -> CallRef:
+        """The ref, which the actor's end settles from now on, whoever ends it."""
+        ref = self._ref
+        assert ref is not None
+        self.actor.calls.add(self)
+        return ref
+
+    def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments across; refs among them, which are done, as their values. Raises what keeps
+        it from being sent: ``RefFailed`` among it."""
+        args, named = with_values(args, kwargs)
+        call = with_arguments(self._asked, args, named)
+        try:
+            _, self._args, given_there, *_ = self.actor.crossing.carry(call, shared=False)
+            self._kwargs = given_there or {}
+        except SerializationError as error:
+            raise blame_call(error, self.actor.name, call) from error.__cause__
+        except ArrivalError as error:
+            if isinstance(error.error, SystemExit):
+                self._exit = error.error
+            self._arrival = Failure(error.error, self.actor.name, f"{self.actor.name}.call")
+        number = self.call = next(self.actor.call_numbers)
+        self.label = f"{self.actor.name}.{self.method} (call {number})"
+
+    def submit(self) -> None:
+        self._submitted = True
+        self.host.submit(self)
+
+    @property
+    def settled(self) -> bool:
+        """The ref has its outcome: what is left to be done is not wanted."""
+        return self._ref is None
+
+    def withdraw(self) -> None:
+        """It could not be made, and nobody has its ref."""
+        self._ref = None
+        self.actor.calls.discard(self)
+
+    # On its host
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        actor = self.actor
+        args, kwargs, self._args, self._kwargs = self._args, self._kwargs, (), {}
+        if self._exit is not None:
+            self._raised(self._exit)
+            return None
+        failure = self._arrival or actor.start_failure
+        if failure is not None:
+            self.settle(error=failure)
+            return None
+        instance = actor.instance
+        if not actor.alive:  # since its turn has come
+            self.settle(error=actor.death())
+            return None
+        try:
+            method, is_async = find(instance, actor.generators, self.method, self._what)
+        except Exception as error:
+            self._raised(error)
+            return None
+        if is_async and actor.host.has_loop:
+            return actor.host.limited(self._go_on(method, args, kwargs))
+        try:
+            result = method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+        return None
+
+    async def _go_on(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            result = await method(*args, **kwargs)
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self._returned(result)
+
+    def _raised(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self.actor.exited(error, self.method, f"call {self.call}")
+            return
+        self._came_back()
+        if interrupts(error):
+            raise error
+        if self.actor.finishing and is_cancellation(error):
+            self.settle(error=self.actor.death())  # it ended while its coroutine was being started
+            return
+        label = f"{self.actor.name}.{self.method}"
+        self.settle(error=Failure(error, self.actor.name, label))
+
+    def _came_back(self) -> None:
+        self.host.lines.came_back(f"{self.actor.name}.{self.method}")
+
+    def _returned(self, result: Any) -> None:
+        self._came_back()
+        count = self._num_returns
+        try:
+            if count > 1:
+                label = f"{self.actor.name}.{self.method}"
+                result = elements(result, count, label)
+            value = self.actor.crossing.carry(result, shared=True, kept=True)
+        except ArrivalError as error:
+            self.settle(error=error.error)
+        except SerializationError as error:
+            self._raised(blame_result(error, self.actor.name, self._asked, result))
+        except BaseException as error:
+            self._raised(error)
+        else:
+            self.settle(value)
+
+    def interrupted(self, error: BaseException) -> None:
+        self.settle(error=error)
+
+    def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
+        """Give the ref its outcome; the first one counts."""
+        with self.host.lines.changed:
+            ref, self._ref = self._ref, None
+            if ref is None:
+                return
+            self.actor.calls.discard(self)
+            if isinstance(error, Failure):
+                ref._fail(error.error(), error.error)
+            elif error is not None:
+                ref._fail(error)
+            else:
+                ref._arrived(value)
+        if self.actor.retired:
+            self.actor.retire()
+
+    def movers(self) -> list[Line]:
+        return super().movers() if self.outbox is None else [self.outbox.line]
+
+    def rests(self, seen: set[Job]) -> bool:
+        if self.outbox is None:
+            return super().rests(seen)
+        waits_for = self.outbox.line.waits_for
+        return waits_for is not None and self.host.lines.rests(waits_for, seen)
+
+    # Source of its ref
+
+    def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        lines = self.host.lines
+        if not self._submitted:
+            lines.block(self, lambda: self._submitted or ref._outcome is not EMPTY, timeout)
+        if ref._outcome is EMPTY:
+            self.host.finish(self, timeout)
+        return ref._outcome
+
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+        return ()  # lines find cycles themselves
+
+    def is_ready(self, ref: Ref) -> bool:
+        return ref._outcome is not EMPTY
+
+    def cancel(self, ref: Ref) -> bool:
+        self.settle(error=cancelled_error(self.label))
+        self.host.cancel(self)
+        self.host.lines.finished(self)
+        return True
+
+    def has_failed(self, ref: Ref) -> bool:
+        return False  # one that has has its outcome
+
+    def stopped(self, ref: Ref, overdue: bool) -> BaseException:
+        return cancelled_error(self.label)
+
+    def describe(self, ref: Ref) -> str:
+        return self.label
+
+    def doing(self) -> str:
+        return "everything runs in this process"
