@@ -38,7 +38,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         ActorDiedError: the actor has died.
         WaitTimeoutError: the timeout is over; the same call can be tried again.
     """
-    if isinstance(refs, Ref):
+    # The class of a ref is a native one, whose isinstance() costs more than a look at a list's type.
+    if type(refs) is not list and isinstance(refs, Ref):
         return refs.get(timeout)
     return context.current().get(refs, timeout)
 

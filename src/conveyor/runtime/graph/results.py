@@ -192,14 +192,13 @@ def get_all(refs: Any, timeout: float | None) -> Any:
         TypeError: something else than a ref is where one should be.
         WaitTimeoutError: ``timeout`` (seconds, for all together) is over.
     """
-    if isinstance(refs, Ref):
-        return refs.get(timeout)
-    timeout = check_timeout(timeout)
     if timeout is None and type(refs) is list:
         soon = _core.refs_get_soon(refs)  # what almost everybody has
         if soon is not None:
-            left = refs[len(soon) :]
-            return soon + get_together(left, lambda: [ref.get() for ref in left]) if left else soon
+            return soon if len(soon) == len(refs) else soon + _each(refs[len(soon) :])
+    if isinstance(refs, Ref):
+        return refs.get(timeout)
+    timeout = check_timeout(timeout)
     if not isinstance(refs, (list, tuple, dict)) and not _is_instance(refs):
         raise ArgumentsError(f"get takes a ref or a container of refs, not {type(refs).__name__}")
     every: list[Ref] = []
@@ -223,6 +222,11 @@ def get_all(refs: Any, timeout: float | None) -> Any:
         return [value(item) for item in refs] if isinstance(refs, tuple) else value(refs)
 
     return get_together(every, values)
+
+
+def _each(refs: list[Any]) -> list[Any]:
+    """The values of a list of refs, without a timeout."""
+    return get_together(refs, lambda: [ref.get() for ref in refs])
 
 
 def _check(item: Any, where: str, every: list[Ref]) -> None:
