@@ -95,14 +95,23 @@ def _leaves_nothing():
         conveyor.shutdown()  # or every test after this one would fail as well
         raise
     gc.collect()
-    left = [c for c in me.children(recursive=True) if c.pid not in children]
-    assert not left, f"processes are left: {left}"
-    new = {fd: what for fd, what in _descriptors().items() if descriptors.get(fd) != what}
-    assert not new, f"descriptors are left: {new}"
-    new_names = {name for name in _shared_memory() - names if not _still_used(name)}
-    assert not new_names, f"left in /dev/shm: {new_names}"
-    new_threads = [t for t in threading.enumerate() if t not in threads]
-    assert not new_threads, f"threads are left: {new_threads}"
+
+    def left():
+        found = {
+            "processes": [c for c in me.children(recursive=True) if c.pid not in children],
+            "descriptors": {
+                fd: what for fd, what in _descriptors().items() if descriptors.get(fd) != what
+            },
+            "names in /dev/shm": {n for n in _shared_memory() - names if not _still_used(n)},
+            "threads": [t for t in threading.enumerate() if t not in threads],
+        }
+        return {kind: these for kind, these in found.items() if these}
+
+    # What ends by itself, such as the pipe to a forked child that has ended, may take a moment.
+    end = time.monotonic() + 5
+    while left() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left()
 
 
 @pytest.fixture(scope="session")
