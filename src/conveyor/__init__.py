@@ -8,28 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conveyor import dag, exceptions
-from conveyor.api import (
-    ActorClass,
-    ActorHandle,
-    ActorProxy,
-    RemoteFunction,
-    actor,
-    available_resources,
-    cancel,
-    cluster_resources,
-    get,
-    get_actor,
-    get_runtime_context,
-    init,
-    is_initialized,
-    kill,
-    method,
-    nodes,
-    put,
-    remote,
-    shutdown,
-    wait,
-)
+from conveyor.api.actor_class import ActorClass
+from conveyor.api.actor_handle import ActorHandle, ActorProxy
+from conveyor.api.functions import cancel, get, get_actor, kill, put, wait
+from conveyor.api.machine import available_resources, cluster_resources, get_runtime_context, nodes
+from conveyor.api.method import method
+from conveyor.api.remote import actor, remote
+from conveyor.api.remote_function import RemoteFunction
+from conveyor.api.session import init, is_initialized, shutdown
 from conveyor.config import Config
 from conveyor.later import names_later
 from conveyor.runtime.memory import empty, empty_tensor

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 import conveyor
-import conveyor.api as api
-from conveyor.api import ActorClass, ActorHandle, method, remote
+from conveyor import ActorClass, ActorHandle, method, remote
 from conveyor.api.methods import methods_of
 from conveyor.config import Config
 from conveyor.dag import InputNode, MethodNode, MultiOutputNode, OutputElementNode
@@ -612,7 +611,7 @@ def test_handles_of_a_session_that_is_over(runtime):
     uses = [
         (actor.echo.remote, "x"),
         (actor.echo.bind, 1),
-        (api.kill, actor),
+        (conveyor.kill, actor),
         (pickle.dumps, actor),
         (node.compile,),
         (node.execute, "x"),
@@ -708,7 +707,8 @@ def test_importing_is_light():
 import sys, types
 package = sys.modules["conveyor"] = types.ModuleType("conveyor")
 package.__path__ = {list(conveyor.__path__)}
-import conveyor.api
+import conveyor.api, conveyor.api.functions, conveyor.api.machine
+import conveyor.api.method, conveyor.api.remote
 print([name for name in {heavy} if name in sys.modules])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

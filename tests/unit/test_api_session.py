@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import conveyor.api as api
+import conveyor
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context
 from conveyor.runtime.protocol import ActorId, MethodInfo
@@ -97,18 +97,18 @@ def engines(monkeypatch) -> list[FakeRuntime]:
 
 
 def test_get(runtime):
-    assert api.get("ref") == "value"
-    assert api.get(["a", "b"], timeout=3) == "value"
+    assert conveyor.get("ref") == "value"
+    assert conveyor.get(["a", "b"], timeout=3) == "value"
     assert runtime.log == [("get", "ref", None), ("get", ["a", "b"], 3)]
 
 
 def test_put(runtime):
-    assert api.put(3) == ("ref", 3)
+    assert conveyor.put(3) == ("ref", 3)
 
 
 def test_wait(runtime):
-    assert api.wait(["a", "b"]) == (["a"], ["b"])
-    assert api.wait(("a", "b"), num_returns=2, timeout=0.5) == (["a", "b"], [])
+    assert conveyor.wait(["a", "b"]) == (["a"], ["b"])
+    assert conveyor.wait(("a", "b"), num_returns=2, timeout=0.5) == (["a", "b"], [])
     assert runtime.log == [("wait", ["a", "b"], 1, None), ("wait", ["a", "b"], 2, 0.5)]
 
 
@@ -122,7 +122,7 @@ def test_wait(runtime):
 )
 def test_wait_for_something_else(runtime, args, error, text):
     with pytest.raises(error, match=text):
-        api.wait(*args)
+        conveyor.wait(*args)
 
 
 @pytest.mark.parametrize(
@@ -131,30 +131,30 @@ def test_wait_for_something_else(runtime, args, error, text):
 )
 def test_wait_for_a_wrong_number(runtime, num_returns, error):
     with pytest.raises(error, match="num_returns must be"):
-        api.wait(["a", "b"], num_returns=num_returns)
+        conveyor.wait(["a", "b"], num_returns=num_returns)
 
 
 def test_get_actor_and_kill(runtime):
-    actor = api.get_actor("teller")
+    actor = conveyor.get_actor("teller")
     assert repr(actor) == "Actor(teller, 5)"
     actor.tell.remote(1, x=2)
     assert runtime.log.pop() == (ActorId(5, "teller"), "tell", (1,), {"x": 2}, 2)
-    api.kill(actor, no_restart=True)
-    api.kill(actor, no_restart=False, graceful=True)
+    conveyor.kill(actor, no_restart=True)
+    conveyor.kill(actor, no_restart=False, graceful=True)
     teller = ActorId(5, "teller")
     assert runtime.log == [("kill", teller, True, False), ("kill", teller, False, True)]
 
 
 def test_an_actor_that_is_not_there(runtime):
     with pytest.raises(ValueError, match="no actor named 'nobody'"):
-        api.get_actor("nobody")
+        conveyor.get_actor("nobody")
     with pytest.raises(TypeError, match="is a str, not int"):
-        api.get_actor(3)
+        conveyor.get_actor(3)
 
 
 def test_kill_something_else(runtime):
     with pytest.raises(TypeError, match="takes an actor's handle, not str"):
-        api.kill("teller")
+        conveyor.kill("teller")
     assert runtime.log == []
 
 
@@ -162,72 +162,72 @@ def test_kill_something_else(runtime):
 
 
 def test_a_session_starts_by_itself(engines):
-    assert not api.is_initialized()
-    assert api.put(1) == ("ref", 1)
-    assert api.is_initialized()
+    assert not conveyor.is_initialized()
+    assert conveyor.put(1) == ("ref", 1)
+    assert conveyor.is_initialized()
     assert [(e.engine, e.options) for e in engines] == [("local", {})]
-    api.get("ref")
+    conveyor.get("ref")
     assert len(engines) == 1
 
 
 def test_init_picks_an_engine(engines):
-    api.init("inline", size=3)
+    conveyor.init("inline", size=3)
     assert context.running() is engines[0]
     assert (engines[0].engine, engines[0].options) == ("inline", {"size": 3})
 
 
 def test_init_takes_what_ray_programs_pass(engines):
-    api.init(
+    conveyor.init(
         address="auto", num_cpus=4, logging_level=10, log_to_driver=False, include_dashboard=False
     )
     assert (engines[0].engine, engines[0].options) == ("local", {"log_to_driver": False})
-    api.shutdown()
-    api.init(log_to_driver=True)
+    conveyor.shutdown()
+    conveyor.init(log_to_driver=True)
     assert engines[1].options == {}
 
 
 def test_local_mode_is_the_inline_engine(engines, monkeypatch):
-    api.init(local_mode=False)
+    conveyor.init(local_mode=False)
     assert (engines[0].engine, engines[0].options) == ("local", {})
-    api.shutdown()
-    api.init(local_mode=True)
+    conveyor.shutdown()
+    conveyor.init(local_mode=True)
     assert (engines[1].engine, engines[1].options) == ("inline", {})
-    api.shutdown()
-    api.init("inline", local_mode=False)
+    conveyor.shutdown()
+    conveyor.init("inline", local_mode=False)
     assert engines[2].engine == "inline"
-    api.shutdown()
+    conveyor.shutdown()
     with pytest.raises(
         ValueError, match="local_mode=True is engine=\"inline\", and not engine='local'"
     ):
-        api.init("local", local_mode=True)
+        conveyor.init("local", local_mode=True)
     monkeypatch.setenv("CONVEYOR_ENGINE", "inline")
-    api.init(local_mode=False)  # the default, which that says
+    conveyor.init(local_mode=False)  # the default, which that says
     assert engines[3].engine == "inline"
 
 
 def test_a_second_init(engines):
-    api.init()
+    conveyor.init()
     with pytest.raises(RuntimeStateError, match="running already"):
-        api.init()
+        conveyor.init()
     with pytest.raises(RuntimeStateError, match="running already"):
-        api.init("inline")
-    api.init(ignore_reinit_error=True)
+        conveyor.init("inline")
+    conveyor.init(ignore_reinit_error=True)
     assert len(engines) == 1
-    api.shutdown()
-    api.init("inline")
+    conveyor.shutdown()
+    conveyor.init("inline")
     assert [e.engine for e in engines] == ["local", "inline"]
 
 
 def test_an_engine_that_does_not_exist(engines):
     with pytest.raises(ValueError, match="unknown engine 'cluster'; known are local, inline"):
-        api.init("cluster")
+        conveyor.init("cluster")
 
 
 def test_an_engine_that_does_not_start(engines):
     with pytest.raises(TypeError, match="broken"):
-        api.init(broken=1)
-    assert not api.is_initialized()
-    api.init()
+        conveyor.init(broken=1)
+    assert not conveyor.is_initialized()
+    conveyor.init()
 
 
 def test_only_one_session_starts_whoever_asks(engines):
@@ -236,9 +236,9 @@ def test_only_one_session_starts_whoever_asks(engines):
     def work() -> None:
         barrier.wait()
         try:
-            api.init()
+            conveyor.init()
         except RuntimeStateError:
-            api.put(1)
+            conveyor.put(1)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -249,18 +249,18 @@ def test_only_one_session_starts_whoever_asks(engines):
 
 
 def test_shutdown(runtime):
-    api.shutdown()
-    api.shutdown()
+    conveyor.shutdown()
+    conveyor.shutdown()
     assert runtime.log == ["shutdown"]
-    assert not api.is_initialized()
+    assert not conveyor.is_initialized()
 
 
 def test_a_shutdown_that_fails_still_ends_the_session(runtime):
     runtime.fails = True
     with pytest.raises(RuntimeError, match="cannot"):
-        api.shutdown()
-    assert not api.is_initialized()
+        conveyor.shutdown()
+    assert not conveyor.is_initialized()
 
 
 def test_public_names():
-    assert all(hasattr(api, name) for name in api.__all__)
+    assert all(hasattr(conveyor, name) for name in conveyor.__all__)
