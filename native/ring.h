@@ -43,7 +43,9 @@ struct alignas(kCacheLine) RingHeader {
   uint32_t readers;
   uint32_t flags;
   alignas(kCacheLine) std::atomic<uint64_t> head;  // number of frames published
-  alignas(kCacheLine) std::atomic<uint32_t> writer_waits;
+  // The number of frames from which on the writer has room, once all readers have taken so many: who comes
+  // to it rings. 0: nobody has asked. It stays when it has served, since no reader comes to it again.
+  alignas(kCacheLine) std::atomic<uint64_t> room_at;
   // then ReaderCursor[readers], then the slots
 
   ReaderCursor* cursors() { return reinterpret_cast<ReaderCursor*>(this + 1); }
@@ -187,19 +189,17 @@ class RingWriter {
       if (next < slowest) slowest = next;
     }
     slowest_ = slowest;
-    const bool room = head_ - slowest_ < ring_.slots;
-    if (room && waits_) {
-      waits_ = false;
-      ring_.header->writer_waits.store(0, std::memory_order_relaxed);  // late, it costs a ring
-    }
-    return room;
+    return head_ - slowest_ < ring_.slots;
   }
 
-  // For rings whose writer may wait: ask the readers to ring our bell when they take a frame.
-  void wants_room() {
-    waits_ = true;
-    ring_.header->writer_waits.store(1, std::memory_order_seq_cst);
-  }
+  // For rings whose writer may wait, where it has found no room: ask the readers to ring our bell when there is
+  // some. It looks once more before it sleeps.
+  //
+  // Several threads may share the writer, and wait at the same time. So what one has asked for is not taken back
+  // by another that finds room: it only stops to matter. Another one writes over it at a later head, and then
+  // every reader has come to the earlier number, and either rings for that or has yet to look and, as it goes
+  // on, comes to the later one.
+  void wants_room() { ring_.header->room_at.store(head_ - ring_.slots + 1, std::memory_order_seq_cst); }
 
   // Grows when a reader has lost definitions.
   uint32_t lost() const {
@@ -258,7 +258,6 @@ class RingWriter {
   std::shared_ptr<ReaderSet> readers_;
   uint64_t head_ = 0;
   uint64_t slowest_ = 0;
-  bool waits_ = false;
 };
 
 // Every published frame's lease is ended, even if the frame is never read: a reader that leaves closes
@@ -315,11 +314,7 @@ class RingReader {
     ++next_;
     if (ring_.flags & kWriterMayWait) {
       cursor().next.store(next_, std::memory_order_seq_cst);  // Dekker with wants_room + has_room
-      // The only reader takes the flag down and saves itself the rings until the writer looks. Were there
-      // others, it would take the writer's wake-up from them, should it stop before it has rung.
-      if (ring_.header->writer_waits.load(std::memory_order_seq_cst) != 0 &&
-          (ring_.readers > 1 || ring_.header->writer_waits.exchange(0, std::memory_order_seq_cst) != 0))
-        board_->ring(writer_.slot, writer_.bit);
+      if (ring_.header->room_at.load(std::memory_order_seq_cst) == next_) board_->ring(writer_.slot, writer_.bit);
     } else {
       cursor().next.store(next_, std::memory_order_release);  // our reads of the slot come before it
     }

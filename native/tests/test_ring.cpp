@@ -101,12 +101,41 @@ TEST(a_reader_that_stops_takes_nobody_s_ring_from_a_waiting_writer) {
   }
   CHECK(!writer.has_room());
   writer.wants_room();
-  c.header->cursors()[0].next.store(1);  // the first reader took a frame, looked at the flag, and stopped
-  CHECK(c.header->writer_waits.load() != 0);
+  c.header->cursors()[0].next.store(1);  // the first reader took a frame, and stopped before it rang
   RingReader second = c.reader(1);
   second.advance();
   CHECK(c.rung(0));
-  CHECK(c.header->writer_waits.load() != 0);  // the writer's to take down
   CHECK(writer.has_room());
-  CHECK_EQ(c.header->writer_waits.load(), 0u);
+}
+
+TEST(each_reader_rings_once_for_what_a_writer_has_asked) {
+  Channel c(2, 4, 64, kWriterMayWait);
+  RingWriter writer = c.writer();
+  RingReader first = c.reader(0), second = c.reader(1);
+  while (writer.has_room()) write_frame(writer);
+  writer.wants_room();
+  first.advance();
+  CHECK(c.rung(0));
+  writer.wants_room();  // there is none yet
+  first.advance();
+  first.advance();
+  CHECK(!c.rung(0));  // it keeps nobody waiting
+  second.advance();
+  CHECK(c.rung(0));
+  write_frame((writer.has_room(), writer));
+  for (int i = 0; i < 3; ++i) second.advance();
+  CHECK(!c.rung(0));
+}
+
+// As when two threads send on one channel, and the second one finds the room that the first one waits for.
+TEST(a_writer_that_finds_room_takes_no_ring_from_one_that_waits) {
+  Channel c(1, 1, 64, kWriterMayWait);
+  RingWriter writer = c.writer();
+  RingReader reader = c.reader(0);
+  write_frame((writer.has_room(), writer));
+  CHECK(!writer.has_room());
+  writer.wants_room();                   // somebody sleeps from now on
+  c.header->cursors()[0].next.store(1);  // the reader has taken a frame, and is about to look whom to ring
+  CHECK(writer.has_room());
+  CHECK_EQ(c.header->room_at.load(), 1u);
 }
