@@ -402,12 +402,6 @@ def test_teardown_with_kill_actors():
         conveyor.get(victim.echo.remote(1), timeout=WAIT)
 
 
-def test_teardown_with_kill_actors_after_the_session():
-    graph = chain(Actor.remote().echo).compile()
-    conveyor.shutdown()
-    graph.teardown(kill_actors=True)
-
-
 def test_many_deaths_leave_the_others_alone(a, b):
     with chain(a.echo, b.echo).compile() as living:
         for i in range(15):

@@ -368,3 +368,12 @@ def test_at_the_moment_of_the_end(wait_until):
         del threads
         assert nothing_is_left()
         del graph, chain, streams
+
+
+def test_a_graph_can_be_torn_down_with_its_actors(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init()
+        with InputNode() as inp:
+            graph = Actor.remote().make.bind(inp).compile()
+        conveyor.shutdown()
+        graph.teardown(kill_actors=True)
