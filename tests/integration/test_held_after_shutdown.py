@@ -35,6 +35,10 @@ class Actor:
         for i in range(n):
             yield self.make(i)
 
+    def endless(self, x):
+        while True:
+            yield x
+
     def make_later(self, path):
         open(path + "-begun", "w").close()
         hold(path)
@@ -377,3 +381,25 @@ def test_a_graph_can_be_torn_down_with_its_actors(leaves_nothing):
             graph = Actor.remote().make.bind(inp).compile()
         conveyor.shutdown()
         graph.teardown(kill_actors=True)
+
+
+def test_who_takes_items_when_the_session_ends_is_told_that(wait_until):
+    for _ in range(8):
+        conveyor.init()
+        actor = Actor.remote()
+        endless = compiled(lambda x, actor=actor: actor.endless.bind(x))
+        taken, told = [0], []
+
+        def take(endless=endless, taken=taken, told=told):
+            try:
+                for _ in endless.execute(1):
+                    taken[0] += 1
+            except BaseException as error:
+                told.append(type(error))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        wait_until(lambda taken=taken: taken[0] > 50)
+        conveyor.shutdown()
+        thread.join(WAIT)
+        assert told == [SessionEndedError]

@@ -56,6 +56,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str, execution: int) -> bytes:
+        if _is_cancellation(error) and limits.cancelled(execution) and not limits.failed(execution):
+            return _core.CANCELLED  # who asked for it says why, as of tasks that have not begun
         meta = encode_error(error, actor, label)
         # What cannot be told comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
