@@ -3,6 +3,7 @@
 import os
 import signal
 
+import numpy
 import pytest
 from integration_helpers import compiled, get, hold
 
@@ -78,3 +79,47 @@ def test_a_caller_that_gets_the_bit_of_a_dead_one(latches, wait_until):
         get(held)
         first, go = Worker.remote(), latches()
         record = context.running().table.record(first._id)
+
+
+@conveyor.remote
+class Caller:
+    def call_and_die(self, callee):
+        callee.store.remote(numpy.full(200_000, 7))
+        os._exit(1)
+
+    def call(self, callee):
+        callee.store.remote(numpy.full(200_000, 42))
+
+    def pid(self):
+        return os.getpid()
+
+
+@conveyor.remote
+class Storing:
+    def __init__(self):
+        self.stored = []
+
+    def hold_and_meet(self, path, caller, me):
+        hold(path)
+        get(caller.call.remote(me))
+
+    def store(self, value):
+        self.stored.append(sorted(set(value.tolist())))
+
+    def all(self):
+        return self.stored
+
+
+def test_a_caller_that_is_let_in_after_its_successor_was_met(latches, wait_until):
+    """Both have had the same slot, and arguments of each lie in an arena of its own."""
+    caller, callee = Caller.options(max_restarts=1).remote(), Storing.remote()
+    pid = get(caller.pid.remote())
+    go = latches()
+    held = callee.hold_and_meet.remote(go.path, caller, callee)
+    with pytest.raises(conveyor.exceptions.ActorDiedError):
+        get(caller.call_and_die.remote(callee))
+    assert get(caller.pid.remote()) != pid
+    go.open()
+    get(held)
+    wait_until(lambda: len(get(callee.all.remote())) == 2, what="both calls")
+    assert sorted(get(callee.all.remote())) == [[7], [42]]

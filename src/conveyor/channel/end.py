@@ -17,7 +17,6 @@ from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
 from conveyor.runtime import context, ending
 from conveyor.runtime.meeting import (
-    CHANNEL_BIT,
     SIDES,
     ClosedWord,
     Meeting,
@@ -207,10 +206,6 @@ class End:
         return self._runtime.introductions.death(meeting)
 
     # Waiting
-
-    def _place(self) -> tuple[int, int]:
-        """This process, as the other end rings it."""
-        return self._runtime.process.slot, CHANNEL_BIT
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         """Until ``ready()``, or the time is over."""

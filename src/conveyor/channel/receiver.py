@@ -8,7 +8,8 @@ from conveyor import _core
 from conveyor.channel.end import End
 from conveyor.channel.statistics import ChannelStatistics
 from conveyor.exceptions import ChannelClosedError
-from conveyor.runtime.meeting import RECEIVING, Meeting
+from conveyor.runtime.meeting import CHANNEL_BIT, RECEIVING, Meeting
+from conveyor.runtime.process import Place
 from conveyor.runtime.protocol import Runtime
 from conveyor.typevars import ValueT
 
@@ -114,13 +115,16 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         return bool(self._there) or self._gone or not reader.empty
 
     def _open(self, meeting: Meeting) -> None:
-        board, writer = self._runtime.process.board, (meeting.slot, self._place()[1])
+        process, writer = (
+            self._runtime.process,
+            Place(meeting.slot, meeting.incarnation, CHANNEL_BIT),
+        )
         assert meeting.view is not None
         carries = f"channel {self._number}"
-        self._reader = _core.Reader(
-            meeting.segment, 0, 0, board, writer, meeting.view, False, carries
+        self._reader = process.reader(
+            meeting.segment, 0, 0, writer, meeting.view, carries, shared=False
         )
-        self._runtime.process.reads(self)
+        process.reads(self)
 
     def _let_go(self) -> None:
         self.leave()

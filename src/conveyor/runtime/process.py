@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +14,7 @@ from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
+from conveyor.plan.portable import Portable
 from conveyor.runtime import ending
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
@@ -52,6 +53,26 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
 
 
+@dataclass(frozen=True, slots=True)
+class Place(Portable):
+    """One end of a ring: a process, and the bit of its bell that is rung there. A slot of the board has one
+    process after the other, so it says ``incarnation``, too."""
+
+    slot: int
+    incarnation: int
+    bit: int
+
+    @property
+    def process(self) -> Reader:
+        """The process alone."""
+        return self.slot, self.incarnation
+
+    @property
+    def bell(self) -> tuple[int, int]:
+        """What is rung."""
+        return self.slot, self.bit
+
+
 class Reading(Protocol):
     """Something with reading ends of channels that users may hold for as long as they like."""
 
@@ -68,6 +89,8 @@ class Process:
         set_up_codec()
         self.board = board
         self.slot = slot
+        #: This process among those that have had its slot, as others know it.
+        self.identity: Reader = slot, board.incarnation(slot)
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
         spin = spin_of_environment()
@@ -106,15 +129,21 @@ class Process:
         if closed:  # meanwhile, in another thread
             part.leave()
 
-    def adopt(self, slot: int, incarnation: int, arena_fd: int, eventfd: int) -> None:
-        """Make the ``incarnation``-th process of ``slot`` a peer. The descriptors stay the caller's.
-        One that has replaced it stays: introductions that come on two ways may overtake each other."""
+    def adopt(self, slot: int, incarnation: int, arena_fd: int, eventfd: int) -> _core.ArenaView:
+        """Make the ``incarnation``-th process of ``slot`` a peer; its arena. The descriptors stay the
+        caller's.
+
+        One that has replaced it stays the slot's: introductions that come on two ways may overtake each
+        other. So whoever was introduced to a process takes its arena from here. By the slot alone it would
+        be the successor's, or nobody's once the process has died.
+        """
+        view = _core.ArenaView(arena_fd, self.arena_size.file, self.board, slot)
         with self._peers_lock:
             known = self._peers.get(slot)
             if known is None or known[0] <= incarnation:
-                view = _core.ArenaView(arena_fd, self.arena_size.file, self.board, slot)
                 self._peers[slot] = incarnation, view
                 self.board.set_eventfd(slot, eventfd, incarnation)
+        return view
 
     def descriptors(self, slot: int) -> tuple[int, int]:
         """Arena and eventfd of a peer, to be passed on; they stay this process's until it is forgotten."""
@@ -163,55 +192,58 @@ class Process:
         self,
         segment: _core.Segment,
         offset: int,
-        targets: list[tuple[int, int]],
+        targets: Sequence[Place],
         carries: str,
         graph: int = 0,
         edge: int = 0,
         *,
         budget: _core.MemoryBudget | None = None,
     ) -> _core.Writer:
-        """The writing end of a ring; ``targets`` are the readers' (slot, bell bit). ``carries`` says
-        in words, and ``graph`` and ``edge`` say by number, what goes over it. ``budget``: what its
-        values, and others', may take of the arena."""
+        """The writing end of a ring; ``targets`` are its readers. ``carries`` says in words, and ``graph``
+        and ``edge`` say by number, what goes over it. ``budget``: what its values, and others', may take of
+        the arena."""
         return _core.Writer(
             segment,
             offset,
             self.board,
-            targets,
+            [target.bell for target in targets],
             self.arena,
-            SentDefinitions(tuple(self.reader_at(slot) for slot, _ in targets)),
+            SentDefinitions(tuple([target.process for target in targets])),
             graph,
             edge,
             carries,
             budget,
         )
 
-    def reader_at(self, slot: int) -> Reader:
-        """The process that has ``slot`` now, as claims know it."""
-        return slot, self.board.incarnation(slot)
+    def place(self, bit: int) -> Place:
+        """This process's own, for rings that ring ``bit``."""
+        return Place(*self.identity, bit)
 
     def reader(
         self,
         segment: _core.Segment,
         offset: int,
         index: int,
-        writer: tuple[int, int],
+        writer: Place,
+        arena: _core.ArenaView,
         carries: str,
         *,
         shared: bool,
     ) -> _core.Reader:
-        """Reading end ``index`` of a ring written by process ``writer[0]``. ``carries`` says what goes
-        over it. Large values of a ``shared`` ring are read-only, because somebody else reads the same
-        memory."""
-        arena = self.arena_of(writer[0])
-        return _core.Reader(segment, offset, index, self.board, writer, arena, shared, carries)
+        """Reading end ``index`` of a ring that ``writer`` writes, whose ``arena`` that is. ``carries`` says
+        what goes over it. Large values of a ``shared`` ring are read-only, because somebody else reads the
+        same memory."""
+        return _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
 
-    def arena_of(self, slot: int) -> _core.ArenaView:
-        """Of a peer."""
-        peer = self._peers.get(slot)
-        if peer is None:  # whoever lays a channel introduces its ends first
-            raise RuntimeStateError(f"{self.board.name(slot)} has died: nothing comes from it")
-        return peer[1]
+    def arena_of(self, slot: int, incarnation: int) -> _core.ArenaView:
+        """Of a peer that is alive. ``RuntimeStateError`` if it is none any more."""
+        known, arena = self._peers.get(slot, (None, None))
+        # Whoever lays a channel introduces its ends first: so it has died, and may have a successor.
+        if arena is None or known != incarnation:
+            raise RuntimeStateError(
+                f"a process of slot {slot} has died before the channel was open: nothing comes from it"
+            )
+        return arena
 
 
 def close_all(fds: Iterable[int]) -> None:

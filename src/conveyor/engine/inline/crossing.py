@@ -68,9 +68,11 @@ class Crossing:
         # More than one slot: user code that runs while a value is rebuilt may send another.
         segment = _core.Segment.create(_core.Segment.ring_bytes(4, self._stride, 1))
         segment.make_ring(0, 4, self._stride, 1)
-        me = (self._process.slot, RESULT_BIT)
+        me = self._process.place(RESULT_BIT)
         carries = "values between actors"
         writer = self._process.writer(segment, 0, [me], carries, budget=self._budget)
-        reader = self._process.reader(segment, 0, 0, me, carries, shared=shared)
+        reader = self._process.reader(
+            segment, 0, 0, me, self._process.arena_of(*me.process), carries, shared=shared
+        )
         segment.close_fd()
         return writer, reader

@@ -18,7 +18,6 @@ from conveyor.exceptions import GraphTornDownError
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import in_order
 from conveyor.runtime.graph.assigning import assign
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Laid, LaidChannels
 from conveyor.runtime.graph.layout import RESULT_BIT, lay_out, tasks_by_actor
@@ -109,7 +108,7 @@ class InlineGraph:
         edges = tuple(replace(edge, beside=False) for edge in self.plan.edges)
         plan = replace(self.plan, edges=edges)
         # Everything is in this process, and nobody is rung: who executes has the programs driven.
-        here = Place(process.slot, RESULT_BIT)
+        here = process.place(RESULT_BIT)
         places = dict.fromkeys((EXECUTOR, *range(len(actors))), here)
         layout = lay_out(plan, places, len(plan.tasks), config.slot_bytes, config.fail_fast)
         assignments = assign(

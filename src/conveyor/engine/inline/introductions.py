@@ -47,9 +47,8 @@ class InlineIntroductions:
         process = self._process
         segment = channel_segment(depth)
         segment.close_fd()
-        incarnation = process.board.incarnation(process.slot)
-        view = process.arena_of(process.slot)
-        meeting = Meeting(segment, process.slot, incarnation, None, view)
+        view = process.arena_of(*process.identity)
+        meeting = Meeting(segment, *process.identity, None, view)
         self._meetings[number] = meeting
         return meeting
 

@@ -86,7 +86,7 @@ class InlineRuntime(CallingRuntime):
             self.inbox,
             lambda: board.ring(_SLOT, _core.ATTENTION_BIT),
             self.watcher,
-            self.process.reader_at(_SLOT),
+            self.process.identity,
             board.gone,
         )
         self._layer = Layer(self)

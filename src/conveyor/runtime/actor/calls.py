@@ -14,6 +14,7 @@ from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.graph.layout import RESULT_BIT
+from conveyor.runtime.process import Place
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
@@ -39,19 +40,22 @@ class Mailbox:
     """The actor's end of one caller's link."""
 
     def __init__(
-        self, process: Process, segment: _core.Segment, caller: tuple[int, int], bit: int
+        self,
+        process: Process,
+        segment: _core.Segment,
+        caller: tuple[int, int],
+        arena: _core.ArenaView,
+        bit: int,
     ) -> None:
-        """``caller``: its place on the board, and which of the processes there it is."""
+        """``caller``: its place on the board, and which of the processes there it is; ``arena``: its own."""
         self.bit = bit
         self.caller = caller
-        caller_slot, _ = caller
-        name = process.board.name(caller_slot)
+        there = Place(*caller, RESULT_BIT)
+        name = process.board.name(there.slot)
         self.reader = process.reader(
-            segment, 0, 0, (caller_slot, RESULT_BIT), f"calls from {name}", shared=False
+            segment, 0, 0, there, arena, f"calls from {name}", shared=False
         )
-        self.replies = process.writer(
-            segment, reply_offset(segment), [(caller_slot, RESULT_BIT)], "results of calls"
-        )
+        self.replies = process.writer(segment, reply_offset(segment), [there], "results of calls")
         self.limits = link_limits(segment)
         # Coroutines of calls, and how many cancellations they have been looked through for.
         self.running: dict[int, asyncio.Task[Any]] = {}
@@ -94,9 +98,11 @@ class Calls:
         self.pool: ThreadPoolExecutor | None = None
         self._has_threads = False
 
-    def open(self, segment: _core.Segment, caller: tuple[int, int], bit: int) -> Callable[[], None]:
+    def open(
+        self, segment: _core.Segment, caller: tuple[int, int], arena: _core.ArenaView, bit: int
+    ) -> Callable[[], None]:
         """Take calls from here too; what is to be called when the bit is rung."""
-        mailbox = Mailbox(self._process, segment, caller, bit)
+        mailbox = Mailbox(self._process, segment, caller, arena, bit)
         self._mailboxes.append(mailbox)
         # Frames may have come before the handler was there.
         self._process.board.ring(self._process.slot, bit)

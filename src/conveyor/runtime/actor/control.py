@@ -38,13 +38,15 @@ class Control:
         ground: Ground,
         calls: Calls,
         link: _core.Segment,
+        arena: _core.ArenaView,
         sock: socket.socket,
         refuse: Callable[[int, Exception], object],
         stop: Callable[[], object],
         end: Callable[[], object],
     ) -> None:
-        """``refuse(tag, error)`` tells the driver that the caller which came with order ``tag`` could not be
-        accepted. ``stop()`` and ``end()`` have the actor end, see :class:`Stop` and :class:`End`."""
+        """``arena``: the driver's. ``refuse(tag, error)`` tells the driver that the caller which came with
+        order ``tag`` could not be accepted. ``stop()`` and ``end()`` have the actor end, see :class:`Stop`
+        and :class:`End`."""
         hello = ground.hello
         self._ground = ground
         self._calls = calls
@@ -55,7 +57,7 @@ class Control:
         self._stop = stop
         self._end = end
         driver = hello.driver_slot, self._process.board.incarnation(hello.driver_slot)
-        self._link = Mailbox(self._process, link, driver, hello.control_bit)
+        self._link = Mailbox(self._process, link, driver, arena, hello.control_bit)
         self._parts: dict[int, Part] = {}
         #: A method runs that has to end before anything is done but to accept callers, up to the first
         #: order that is another: it is done first thing then.
@@ -137,13 +139,18 @@ class Control:
                 close_all(more)
         return fds
 
-    def _receive_segment(self, new_peers: NewPeers, ticket: int) -> _core.Segment:
-        """The segment that was sent with ``ticket``, and the peers that came with it, adopted."""
+    def _receive_segment(
+        self, new_peers: NewPeers, ticket: int
+    ) -> tuple[_core.Segment, list[_core.ArenaView]]:
+        """The segment that was sent with ``ticket``, and the arenas of the peers that came with it, which
+        are adopted."""
         fds = self._receive_fds(1 + 2 * len(new_peers), ticket)
         try:
-            for i, (slot, incarnation) in enumerate(new_peers):
+            arenas = [
                 self._process.adopt(slot, incarnation, fds[1 + 2 * i], fds[2 + 2 * i])
-            return _core.Segment.attach(fds[0])
+                for i, (slot, incarnation) in enumerate(new_peers)
+            ]
+            return _core.Segment.attach(fds[0]), arenas
         finally:
             for fd in fds:
                 os.close(fd)
@@ -151,7 +158,7 @@ class Control:
     def _load(self, order: Load, tag: int) -> bool:
         assignment = order.assignment
         with explained(f"receive its part of {assignment.name}"):
-            segment = self._receive_segment(order.new_peers, order.ticket)
+            segment, _ = self._receive_segment(order.new_peers, order.ticket)
         self._loads[assignment.graph] = (tag, assignment, segment)
         if self._ground.instance.started:
             self.finish_loads()
@@ -193,9 +200,9 @@ class Control:
     def _accept(self, order: Accept, _tag: int) -> None:
         name = self._process.board.name(order.slot)
         with explained(f"take calls of {name}"):
-            segment = self._receive_segment(order.new_peers, order.ticket)
-        caller = order.slot, order.incarnation
-        self._ground.handlers[order.bit] = self._calls.open(segment, caller, order.bit)
+            caller = order.slot, order.incarnation
+            segment, (arena,) = self._receive_segment((caller,), order.ticket)
+        self._ground.handlers[order.bit] = self._calls.open(segment, caller, arena, order.bit)
 
     def _hang_up(self, order: HangUp, _tag: int) -> None:
         bit = order.bit

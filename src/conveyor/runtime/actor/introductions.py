@@ -42,11 +42,12 @@ class ActorIntroductions:
         process = self._process
         if met.actor is None:  # every actor knows the driver from its birth on
             all_of(fds, 1)
+            arena = process.arena_of(met.slot, met.incarnation)
         else:
             _, arena_fd, eventfd = all_of(fds, 3)
-            process.adopt(met.slot, met.incarnation, arena_fd, eventfd)
+            arena = process.adopt(met.slot, met.incarnation, arena_fd, eventfd)
         segment = _core.Segment.attach(fds[0])
-        return Meeting(segment, met.slot, met.incarnation, met.actor, process.arena_of(met.slot))
+        return Meeting(segment, met.slot, met.incarnation, met.actor, arena)
 
     def _give_up(self, met: Met, side: Side, fds: list[int]) -> None:
         """This process could not open its end, and will not be introduced again: the other one is told."""

@@ -58,12 +58,12 @@ class Unload(Order):
 
 
 class Accept(Order):
-    """Take calls of the process in ``slot``, which ring ``bit``. The segment and the new peers' descriptors
-    come with ``ticket``. ``caller_bit`` of the caller's bell tells it of answers."""
+    """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and that
+    process's descriptors come with ``ticket``: always, since the actor may know it no more, or its successor
+    in its place. ``caller_bit`` of the caller's bell tells it of answers."""
 
     slot: int
     incarnation: int
-    new_peers: NewPeers
     bit: int
     ticket: int
 

@@ -52,7 +52,7 @@ from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Memb
 from conveyor.runtime.graph.handle import graph_handle
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.unsendable import blame_tasks
-from conveyor.runtime.process import close_all
+from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.messages import all_of
@@ -142,16 +142,15 @@ class ActorRuntime(CallingRuntime):
         number, slot, incarnation = laid.number, laid.slot, laid.incarnation
         try:
             segment_fd, arena_fd, eventfd = all_of(fds, 3)
-            self.process.adopt(slot, incarnation, arena_fd, eventfd)
+            arena = self.process.adopt(slot, incarnation, arena_fd, eventfd)
             return Link(
                 self.process,
                 _core.Segment.attach(segment_fd),
-                slot,
+                Place(slot, incarnation, laid.bit),
+                arena,
                 actor.name,
-                laid.bit,
                 lambda: self._requests.death(actor, slot, incarnation),
                 self.pump.add,
-                incarnation=incarnation,
                 label=self.label,
                 why_refused=lambda: self._requests.refusal(actor, number),
             )

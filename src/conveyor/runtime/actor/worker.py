@@ -40,8 +40,8 @@ class Worker:
         self.hello = hello
         board = _core.Board.attach(board_fd)
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
-        driver = hello.driver_slot  # which nobody has had before
-        self.process.adopt(driver, board.incarnation(driver), driver_arena, driver_event)
+        driver = hello.driver_slot, board.incarnation(hello.driver_slot)
+        arena_of_driver = self.process.adopt(*driver, driver_arena, driver_event)
         self.ground = Ground(hello, self.process)
         self.handlers = self.ground.handlers
         self.instance = self.ground.instance
@@ -55,6 +55,7 @@ class Worker:
             self.ground,
             self.calls,
             _core.Segment.attach(ctl),
+            arena_of_driver,
             socket.socket(fileno=control),
             self.runtime.refuse,
             self.stop,
@@ -65,7 +66,7 @@ class Worker:
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
         self.handlers[hello.mailbox_bit] = self.calls.open(
-            _core.Segment.attach(calls), (driver, board.incarnation(driver)), hello.mailbox_bit
+            _core.Segment.attach(calls), driver, arena_of_driver, hello.mailbox_bit
         )
         for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
             os.close(fd)

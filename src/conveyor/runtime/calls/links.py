@@ -17,7 +17,7 @@ from conveyor.runtime.calls.call import START, Call, start
 from conveyor.runtime.calls.constructor import Unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.unsendable import blame_call
-from conveyor.runtime.process import Process
+from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import (
     EMPTY,
     ElementRef,
@@ -61,26 +61,22 @@ class Link:
         self,
         process: Process,
         segment: _core.Segment,
-        actor_slot: int,
+        mailbox: Place,
+        arena: _core.ArenaView,
         actor_name: str,
-        mailbox_bit: int,
         on_death: Callable[[], ActorDiedError],
         keep_going: Callable[[Link], None],
         kind: int = _core.KIND_CALL,
-        incarnation: int | None = None,
         label: Callable[[int, int], str | None] | None = None,
         why_refused: Callable[[], ConveyorError] | None = None,
     ) -> None:
-        """``incarnation``: of the actor's process in its slot (default: the one that is there now).
+        """``mailbox``: the actor's process, with the bit that calls ring there; ``arena``: that process's.
         ``label`` names a (graph, node) that the actor runs. ``why_refused``: of a link that the actor
         still has to accept; asked once it could not."""
         self._process = process
-        self.actor_slot = actor_slot
-        self._incarnation = (
-            process.board.incarnation(actor_slot) if incarnation is None else incarnation
-        )
+        self.actor_slot, self._incarnation = mailbox.process
         # An actor's own: nobody outlives it who would be told of its death.
-        self._to_itself = actor_slot == process.slot
+        self._to_itself = mailbox.process == process.identity
         self._label = label
         self._refusal = Refusal(segment) if why_refused is not None else None
         self._why_refused = why_refused
@@ -96,10 +92,10 @@ class Link:
         self._pending: deque[tuple[CallRef, Call, bool]] = deque()
         self._then: Callable[[], object] | None = None
         carries = f"arguments of calls of {actor_name}"
-        self._writer = process.writer(segment, 0, [(actor_slot, mailbox_bit)], carries)
+        self._writer = process.writer(segment, 0, [mailbox], carries)
         carries = f"results of calls of {actor_name}"
         self._reader = process.reader(
-            segment, reply_offset(segment), 0, (actor_slot, mailbox_bit), carries, shared=True
+            segment, reply_offset(segment), 0, mailbox, arena, carries, shared=True
         )
         depth = segment.slots(0)
         self.gate = _core.Gate([self._writer], [self._reader], depth, kind, process.inbox)
@@ -107,9 +103,9 @@ class Link:
             process.sweeper.start()
         process.reads(self)
         self._limits = link_limits(segment)
-        self._mailbox_bit = mailbox_bit
+        self._mailbox_bit = mailbox.bit
         # This process, as the actor knows it.
-        self._caller = process.slot, process.board.incarnation(process.slot)
+        self._caller = process.identity
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""

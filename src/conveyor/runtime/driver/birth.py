@@ -15,7 +15,7 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.driver.record import ActorRecord, Label
 from conveyor.runtime.driver.table import DRIVER_SLOT
 from conveyor.runtime.message import greeting
-from conveyor.runtime.process import Process, close_all
+from conveyor.runtime.process import Place, Process, close_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Birth:
         try:
             made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             made.append(_core.Arena.create_fd(process.arena_size.file))
-            process.adopt(slot, record.incarnation, made[1], made[0])
+            record.arena = process.adopt(slot, record.incarnation, made[1], made[0])
         finally:
             close_all(made)
         record.arena_fd, record.eventfd = process.descriptors(slot)
@@ -114,12 +114,13 @@ class Birth:
 
     def _link(self, segment: _core.Segment, bit: int, kind: int) -> Link:
         house, record = self._household, self._record
+        assert record.arena is not None
         return Link(
             house.process,
             segment,
-            record.slot,
+            Place(record.slot, record.incarnation, bit),
+            record.arena,
             record.id.name,
-            bit,
             record.death,
             house.keep_going,
             kind,

@@ -41,7 +41,6 @@ from conveyor.runtime.driver.table import BOARD_SLOTS, DRIVER_SLOT, Table
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.layout import RESULT_BIT, task_labels, tasks_by_actor
 from conveyor.runtime.graph.sharing import SharedGraphs
@@ -96,7 +95,7 @@ class Driver(CallingRuntime):
             self.inbox,
             process.ring,
             self.watcher,
-            self.process.reader_at(DRIVER_SLOT),
+            self.process.identity,
             board.gone,
             lambda: self.chores.soon(self.exports.tidy),
         )
@@ -117,7 +116,6 @@ class Driver(CallingRuntime):
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self._connections = Connections(self.exports, self._shared_graphs)
         self.introductions = DriverIntroductions(
-            process,
             self.table,
             self.network,
             lambda: _core.ArenaView(self._arena_fd, arena.file, board, DRIVER_SLOT),
@@ -243,7 +241,7 @@ class Driver(CallingRuntime):
 
     def lay(self, plan: Plan, config: Config) -> Laid:
         laying = self.layer.lay(
-            Place(DRIVER_SLOT, RESULT_BIT),
+            self.process.place(RESULT_BIT),
             config,
             plan,
             [with_bound_values(tasks) for tasks in tasks_by_actor(plan)],

@@ -22,7 +22,7 @@ from conveyor.runtime.meeting import (
     closed_error,
     other,
 )
-from conveyor.runtime.process import Process, close_all
+from conveyor.runtime.process import close_all
 
 Party = ActorRecord | None
 """A process at an end of a channel; ``None`` is the driver."""
@@ -79,13 +79,11 @@ class DriverIntroductions:
 
     def __init__(
         self,
-        process: Process,
         table: Table,
         network: Network,
         own_view: Callable[[], _core.ArenaView],
     ) -> None:
         """``own_view``: of the driver's arena."""
-        self._process = process
         self._table = table
         self._network = network
         self._own_view = own_view
@@ -236,7 +234,11 @@ class DriverIntroductions:
             end.fds, end.view = made, view
 
     def _view(self, party: Party) -> _core.ArenaView:
-        return self._own_view() if party is None else self._process.arena_of(party.slot)
+        if party is None:
+            return self._own_view()
+        if party.arena is None:  # it has been buried since
+            raise _DiedError(party)
+        return party.arena
 
     def _descriptors(self, channel: _Channel, party: Party) -> list[int]:
         assert channel.segment is not None

@@ -14,10 +14,9 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import Tasks
-from conveyor.runtime.process import Process
+from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import Ref
 
 

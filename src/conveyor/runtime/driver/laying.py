@@ -28,10 +28,10 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.assigning import assign
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
+from conveyor.runtime.process import Place
 
 if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
@@ -91,7 +91,7 @@ class Laying:
         places = {EXECUTOR: self.executor}
         try:
             for actor, record in enumerate(records):
-                places[actor] = Place(record.slot, record.bits.take())
+                places[actor] = Place(record.slot, record.incarnation, record.bits.take())
             slot_bytes, fail_fast = self._config.slot_bytes, self._config.fail_fast
             layout = lay_out(self._plan, places, len(self.labels), slot_bytes, fail_fast)
             self._load(records, places, layout, first)

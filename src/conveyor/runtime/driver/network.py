@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from conveyor import _core
@@ -53,26 +53,22 @@ class Network:
         callee.check_alive()
         segment = link_segment(link_depth(callee.actor.max_concurrency))
         with callee.control_lock:
-            # All that may fail comes before the callee is told. Not noted as a peer of the caller: a
-            # graph's assignment may overtake the answer.
-            own = self.duplicates([callee])
-            if not own:
-                raise callee.death()
+            # All that may fail comes before the callee is told. Neither is noted as a peer of the other:
+            # a graph's assignment may overtake the answer, and the callee accepts the caller when it can.
+            own = self._of(callee)
             fds: list[int] = []
             bit = callee.bits.take()
             try:
                 own.insert(0, os.dup(segment.fd))
-                new, fds = self._new_peers(callee, (caller.slot,))
+                fds = self._of(caller)
                 ticket = callee.send_fds([segment.fd, *fds])
-                order = Accept(caller.slot, caller.incarnation, tuple(new.items()), bit, ticket)
-                ack = callee.order(order)
+                ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
             except BaseException:
                 callee.bits.give_back(bit)
                 close_all(own)
                 raise
             finally:
                 close_all(fds)
-            callee.known_peers.update(new)
             laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack)
             # Those that have been accepted need not be kept.
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
@@ -95,7 +91,6 @@ class Network:
             ):  # something else was sent with that tag, and whoever did waits for the answer
                 return
             callee.introduced.remove(laid)
-            callee.known_peers.pop(laid.caller.slot, None)
         if laid.caller.mailboxes.pop(laid.number, None) is None:
             return  # the caller is dead, or has let go of it
         callee.bits.give_back(laid.bit)
@@ -121,6 +116,13 @@ class Network:
         except Exception as error:  # no memory to say it with
             self._chores.again(lambda: self._hang_up(callee, bit), error)
 
+    def _of(self, record: ActorRecord) -> list[int]:
+        """Arena and eventfd of one process; raises its death."""
+        fds = self.duplicates([record])
+        if not fds:
+            raise record.death()
+        return fds
+
     def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
         """Arena and eventfd of those who still have them. Duplicates, because an actor may die and
         its descriptors be closed before they are sent: then others may have their numbers."""
@@ -129,18 +131,18 @@ class Network:
             return dup_all(fd for record in alive for fd in (record.arena_fd, record.eventfd))
 
     def _new_peers(
-        self, record: ActorRecord, slots: Sequence[int]
+        self, record: ActorRecord, processes: Iterable[tuple[int, int]]
     ) -> tuple[dict[int, int], list[int]]:
-        """Those of ``slots`` whose processes it has not been introduced to, with their incarnations,
-        and duplicates of the descriptors that introduce them."""
+        """Those of ``processes`` which it has not been introduced to, as incarnations by slot, and duplicates
+        of the descriptors that introduce them."""
         with self._table.lock:
-            by_slot = {r.slot: r for r in self._table if r.arena_fd >= 0}
+            known = {r.reader: r for r in self._table if r.arena_fd >= 0}
             new = {
-                s: by_slot[s].incarnation
-                for s in slots
-                if s in by_slot and record.known_peers.get(s) != by_slot[s].incarnation
+                slot: incarnation
+                for slot, incarnation in processes
+                if (slot, incarnation) in known and record.known_peers.get(slot) != incarnation
             }
-            return new, self.duplicates(by_slot[s] for s in new)
+            return new, self.duplicates([known[process] for process in new.items()])
 
 
 def _accepted(ack: Ref) -> bool:

@@ -102,6 +102,8 @@ class ActorRecord:
         self.bits = BellBits(reserved=RESULT_BIT)
         self.killed = ""  # how, if it was the driver's doing
         self.wanted_back = False  # although its end is orderly
+        #: From its birth on until it is buried.
+        self.arena: _core.ArenaView | None = None
         self.arena_fd = -1
         self.eventfd = -1
         self.control_socket: socket.socket | None = None

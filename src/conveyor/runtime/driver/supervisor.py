@@ -280,7 +280,7 @@ class Supervisor:
             if record.control_socket is not None:
                 record.control_socket.close()
             # They are the process's, which forgets the peer now.
-            record.arena_fd = record.eventfd = -1
+            record.arena, record.arena_fd, record.eventfd = None, -1, -1
             self._board.forget_memory(record.slot)
             self._household.process.forget(record.slot)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.

@@ -54,11 +54,10 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import Message
-from conveyor.runtime.process import close_all
+from conveyor.runtime.process import Place, close_all
 from conveyor.runtime.refs.messages import receive_message, send_message
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher
@@ -178,7 +177,8 @@ class Switchboard:
                 number, bit, fds = self._network.link(caller, callee)
                 break
             except ActorRestartedError:  # it has died just now, and is waited for
-                continue
+                if not caller.alive:
+                    raise
         return Connected(number, callee.slot, callee.incarnation, bit), fds
 
     def _why_refused(self, caller: ActorRecord, request: WhyRefused) -> _Answer:
@@ -225,7 +225,7 @@ class Switchboard:
     # Graphs
 
     def _lay(self, caller: ActorRecord, request: Lay) -> _Answer:
-        executor = Place(caller.slot, RESULT_BIT)
+        executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
         laying = self._layer.lay(
             executor, request.config, request.plan, request.tasks, request.labels
         )

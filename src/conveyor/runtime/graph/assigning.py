@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.ends import Place
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks
+from conveyor.runtime.process import Place
 
 
 def assign(

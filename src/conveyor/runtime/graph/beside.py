@@ -8,7 +8,8 @@ from conveyor import _core
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import Edge, Plan
 from conveyor.plan.portable import Portable
-from conveyor.runtime.graph.ends import Place, ReadEnd, WriteEnd, slots_of
+from conveyor.runtime.graph.ends import ReadEnd, WriteEnd, slots_of
+from conveyor.runtime.process import Place
 from conveyor.transport import registry
 from conveyor.transport.base import Transport
 
@@ -59,16 +60,15 @@ def make_wire(
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]
     segment.make_ring(offset, slots, stride, readers, _core.RING_WRITER_MAY_WAIT)
-    down = WriteEnd(edge.id, offset, tuple([(places[r].slot, places[r].bit) for r in edge.readers]))
+    down = WriteEnd(edge.id, offset, tuple([places[r] for r in edge.readers]))
     at = offset + _core.Segment.ring_bytes(slots, stride, readers)
     ups: list[ReadEnd] = []
     ends: list[tuple[int, ConduitEnd]] = []
     for index, actor in enumerate(edge.readers):
         segment.make_ring(at, slots, stride, 1, _core.RING_WRITER_MAY_WAIT)
-        reader = places[actor]
-        ups.append(ReadEnd(edge.id, at, 0, (reader.slot, reader.bit), shared=False))
-        sends = WriteEnd(edge.id, at, ((writer.slot, writer.bit),))
-        receives = ReadEnd(edge.id, offset, index, (writer.slot, writer.bit), shared=readers > 1)
+        ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
+        sends = WriteEnd(edge.id, at, (writer,))
+        receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
         end = ConduitEnd(transport, edge.id, index + 1, members, sends, (receives,))
         ends.append((actor, end))
         at += _core.Segment.ring_bytes(slots, stride, 1)

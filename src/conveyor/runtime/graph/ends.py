@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 from conveyor import _core
 from conveyor.plan.portable import Portable
-from conveyor.runtime.process import Process
-
-
-@dataclass(frozen=True, slots=True)
-class Place(Portable):
-    """A process as channels see it: its board slot and the bell bit that a graph's frames ring."""
-
-    slot: int
-    bit: int
+from conveyor.runtime.process import Place, Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +14,7 @@ class ReadEnd(Portable):
     edge: int
     offset: int
     index: int
-    writer: tuple[int, int]
+    writer: Place
     shared: bool
 
     def open(
@@ -30,8 +22,9 @@ class ReadEnd(Portable):
     ) -> _core.Reader:
         """``name`` is the graph's, ``source`` says what the edge carries."""
         carries = carried(name, self.edge, source)
+        arena = process.arena_of(*self.writer.process)
         return process.reader(
-            segment, self.offset, self.index, self.writer, carries, shared=self.shared
+            segment, self.offset, self.index, self.writer, arena, carries, shared=self.shared
         )
 
 
@@ -39,7 +32,7 @@ class ReadEnd(Portable):
 class WriteEnd(Portable):
     edge: int
     offset: int
-    targets: tuple[tuple[int, int], ...]
+    targets: tuple[Place, ...]
 
     def open(
         self,
@@ -53,11 +46,10 @@ class WriteEnd(Portable):
     ) -> _core.Writer:
         """``graph``, ``name`` and ``budget`` are the graph's, ``source`` says what the edge carries."""
         carries = carried(name, self.edge, source)
-        targets = list(self.targets)
         return process.writer(
             segment,
             self.offset,
-            targets,
+            self.targets,
             carries,
             graph,
             self.edge,

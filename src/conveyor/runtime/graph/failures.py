@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conveyor import _core
-from conveyor.runtime.process import Process
+from conveyor.runtime.process import Place, Process
 
 
 class FailureRings(NamedTuple):
     """Where they lie: one behind the other from ``offset`` on, each of ``size`` bytes. ``programs`` are
-    the actors' board slots with the bell bits of their programs, ``executor`` is the same of who executes.
+    the actors with the bell bits of their programs, ``executor`` is the same of who executes.
     ``together``: see ``Config.fail_fast``."""
 
     offset: int
     size: int
-    programs: tuple[tuple[int, int], ...]
-    executor: tuple[int, int]
+    programs: tuple[Place, ...]
+    executor: Place
     together: bool
 
     def make(self, segment: _core.Segment, slots: int, stride: int) -> None:
@@ -30,15 +30,14 @@ class FailureRings(NamedTuple):
     def open(self, process: Process, segment: _core.Segment, name: str) -> list[_core.Reader]:
         """The executor's ends; ``name`` is the graph's."""
         return [
-            _core.Reader(
+            process.reader(
                 segment,
                 self.offset + i * self.size,
                 0,
-                process.board,
                 program,
-                process.arena_of(program[0]),
-                True,
+                process.arena_of(*program.process),
                 _carries(name),
+                shared=True,
             )
             for i, program in enumerate(self.programs)
         ]
@@ -89,7 +88,7 @@ class FailureTeller:
             self._limits.fail(execution)
             for program in self._rings.programs:  # a coroutine may be running there
                 if program != self._rings.programs[self._actor]:
-                    self._process.board.ring(*program)
+                    self._process.board.ring(*program.bell)
 
     def _open(self) -> _core.Writer:
         rings, offset = self._rings, self._rings.offset + self._actor * self._rings.size

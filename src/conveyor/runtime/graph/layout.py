@@ -10,9 +10,10 @@ from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
-from conveyor.runtime.graph.ends import Place, ReadEnd, WriteEnd, slots_of
+from conveyor.runtime.graph.ends import ReadEnd, WriteEnd, slots_of
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
+from conveyor.runtime.process import Place
 
 #: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
 RESULT_BIT = 1
@@ -58,7 +59,8 @@ class Assignment(Portable):
     ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
     them. ``tasks`` are sealed where the driver, who
     passes them on, may not know the classes of their constants. ``first`` is the number of the first
-    execution. ``memory_bytes`` and ``spin_us``: see ``Config``.
+    execution. ``peers`` are the processes that it reads from or wakes. ``memory_bytes`` and ``spin_us``: see
+    ``Config``.
     """
 
     graph: int
@@ -69,7 +71,7 @@ class Assignment(Portable):
     tasks: Tasks
     reads: tuple[ReadEnd, ...]
     writes: tuple[WriteEnd, ...]
-    peers: tuple[int, ...]
+    peers: tuple[tuple[int, int], ...]
     sources: dict[int, str]
     limits: LimitsPlace
     failures: FailureRings
@@ -91,12 +93,12 @@ class Layout:
     recorders: dict[int, RecorderPlace]
     conduits: dict[int, tuple[ConduitEnd, ...]]
 
-    def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[int, ...]:
-        """The board slots this actor must be able to read from or to wake."""
-        slots = {end.writer[0] for end in self.reads.get(actor, ())}
-        slots |= {slot for end in self.writes.get(actor, ()) for slot, _ in end.targets}
-        slots.discard(places[actor].slot)
-        return tuple(sorted(slots))
+    def peers_of(self, actor: int, places: dict[int, Place]) -> tuple[tuple[int, int], ...]:
+        """The processes that this actor must be able to read from or to wake."""
+        peers = {end.writer.process for end in self.reads.get(actor, ())}
+        peers |= {to.process for end in self.writes.get(actor, ()) for to in end.targets}
+        peers.discard(places[actor].process)
+        return tuple(sorted(peers))
 
 
 def lay_out(
@@ -125,8 +127,8 @@ def lay_out(
     failures = FailureRings(
         top,
         _core.Segment.ring_bytes(limits.sets, stride, 1),
-        tuple([(places[info.index].slot, places[info.index].bit) for info in plan.actors]),
-        (places[EXECUTOR].slot, places[EXECUTOR].bit),
+        tuple([places[info.index] for info in plan.actors]),
+        places[EXECUTOR],
         fail_fast,
     )
     top += len(plan.actors) * failures.size
@@ -143,9 +145,9 @@ def lay_out(
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.
             shared = len(edge.readers) > 1 or reader == EXECUTOR
-            end = ReadEnd(edge.id, offset, index, (writer.slot, writer.bit), shared)
+            end = ReadEnd(edge.id, offset, index, writer, shared)
             reads.setdefault(reader, []).append(end)
-        targets = tuple((places[r].slot, places[r].bit) for r in edge.readers)
+        targets = tuple([places[r] for r in edge.readers])
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
     conduits: dict[int, list[ConduitEnd]] = {}
     for number, offset in wires.items():
