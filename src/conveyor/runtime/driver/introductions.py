@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
@@ -22,10 +21,15 @@ from conveyor.runtime.meeting import (
     closed_error,
     other,
 )
-from conveyor.runtime.process import close_all
+from conveyor.runtime.process import close_all, dup_all
 
 Party = ActorRecord | None
 """A process at an end of a channel; ``None`` is the driver."""
+
+_Made = dict[ActorRecord, list[int]]
+"""Duplicates of the descriptors that introduce these processes."""
+
+T = TypeVar("T")
 
 
 class _End:
@@ -74,6 +78,15 @@ class _DiedError(Exception):
         self.party = party
 
 
+class _UnknownError(Exception):
+    """Descriptors of that process are needed. Who duplicates them takes the table's lock, which is not taken
+    with that of the introductions: a handler or a finalizer may close an end while its thread holds the
+    table's."""
+
+    def __init__(self, party: ActorRecord) -> None:
+        self.party = party
+
+
 class DriverIntroductions:
     """The channels of a session whose ends have not both met. See ``meeting.Introductions``."""
 
@@ -88,7 +101,8 @@ class DriverIntroductions:
         self._network = network
         self._own_view = own_view
         self._numbers = itertools.count(1)
-        #: Reentrant: a signal handler may use a channel in the middle of anything.
+        #: Nothing else is taken with it: who needs it may hold anything, as handlers and finalizers do.
+        #: Reentrant: they may use a channel in the middle of what is done here.
         self.lock = threading.RLock()
         self._channels: dict[int, _Channel] = {}
 
@@ -102,10 +116,8 @@ class DriverIntroductions:
 
     def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
         self._table.check_open()
-        with self._meeting():
-            channel = self._meet(None, number, side, alone)
-            if channel is None:
-                return None
+
+        def tell(channel: _Channel) -> Meeting:
             own, party = channel.ends[side], channel.ends[other(side)].holder
             assert channel.segment is not None
             assert own.view is not None
@@ -114,6 +126,8 @@ class DriverIntroductions:
             meeting = Meeting(channel.segment, slot, incarnation, actor, own.view)
             self._told(number, channel, side)
             return meeting
+
+        return self._met(None, number, side, alone, tell)
 
     def close(self, number: int, side: Side) -> None:
         self.closed_by(None, number, side)
@@ -144,15 +158,15 @@ class DriverIntroductions:
     ) -> tuple[Party, list[int]] | None:
         """An actor uses an end: who has the other one, and the descriptors of the segment and of that
         process, which are the caller's to close."""
-        with self._meeting():
-            channel = self._meet(party, number, side, alone)
-            if channel is None:
-                return None
+
+        def tell(channel: _Channel) -> tuple[Party, list[int]]:
             own = channel.ends[side]
             fds, own.fds = own.fds, []
             found = channel.ends[other(side)].holder
             self._told(number, channel, side)
             return found, fds
+
+        return self._met(party, number, side, alone, tell)
 
     def closed_by(self, party: Party, number: int, side: Side) -> None:
         """``party`` has closed an end with which it has met nobody yet."""
@@ -182,16 +196,32 @@ class DriverIntroductions:
             for number in list(self._channels):
                 self._forget(number)
 
-    @contextmanager
-    def _meeting(self) -> Iterator[None]:
-        """With the lock; raises the death of who was to be met without it."""
+    def _met(
+        self, party: Party, number: int, side: Side, alone: bool, tell: Callable[[_Channel], T]
+    ) -> T | None:
+        """What ``tell`` makes of the channel, with the lock, once ``party`` has met the other end. Raises the
+        death of who was to be met without it."""
+        made: _Made = {}
         try:
-            with self.lock:
-                yield
+            while True:
+                try:
+                    with self.lock:
+                        channel = self._meet(party, number, side, alone, made)
+                        return None if channel is None else tell(channel)
+                except _UnknownError as unknown:
+                    record = unknown.party
+                made[record] = self._network.duplicates([record])
+                if not made[record]:
+                    raise _DiedError(record)
         except _DiedError as died:
             raise died.party.death() from None
+        finally:
+            close_all(itertools.chain.from_iterable(made.values()))
 
-    def _meet(self, party: Party, number: int, side: Side, alone: bool) -> _Channel | None:
+    def _meet(
+        self, party: Party, number: int, side: Side, alone: bool, made: _Made
+    ) -> _Channel | None:
+        """Nothing is done twice when it is called again after an error."""
         channel = self._channels.get(number)
         if channel is None:
             raise _taken(number, side)
@@ -201,7 +231,7 @@ class DriverIntroductions:
         own.holder, own.used = party, True
         if alone and not there.used:
             there.holder, there.used = party, True
-            self._introduce(channel)
+            self._introduce(channel, made)
         elif there.closed and not there.told:
             raise closed_error(number, other(side))
         elif not (own.fds or own.view):
@@ -209,11 +239,11 @@ class DriverIntroductions:
                 raise _DiedError(there.holder)
             if not there.used:
                 return None
-            self._introduce(channel)
+            self._introduce(channel, made)
             self._ring(there.holder)
         return channel
 
-    def _introduce(self, channel: _Channel) -> None:
+    def _introduce(self, channel: _Channel, made: _Made) -> None:
         """Keep for each end what introduces the process at the other one. Both at once, while both are there:
         what one has sent can be had when it has died."""
         if channel.segment is None:
@@ -226,12 +256,12 @@ class DriverIntroductions:
                 if end.holder is None:
                     views[i] = self._view(there.holder)
                 else:
-                    fds[i] = self._descriptors(channel, there.holder)
+                    fds[i] = self._descriptors(channel, there.holder, made)
         except BaseException:
             close_all([*fds[0], *fds[1]])
             raise
-        for end, made, view in zip(ends, fds, views, strict=True):
-            end.fds, end.view = made, view
+        for end, own, view in zip(ends, fds, views, strict=True):
+            end.fds, end.view = own, view
 
     def _view(self, party: Party) -> _core.ArenaView:
         if party is None:
@@ -240,16 +270,13 @@ class DriverIntroductions:
             raise _DiedError(party)
         return party.arena
 
-    def _descriptors(self, channel: _Channel, party: Party) -> list[int]:
+    def _descriptors(self, channel: _Channel, party: Party, made: _Made) -> list[int]:
         assert channel.segment is not None
-        fds = [] if party is None else self._network.duplicates([party])
-        if party is not None and not fds:
-            raise _DiedError(party)
-        try:
-            return [os.dup(channel.segment.fd), *fds]
-        except BaseException:
-            close_all(fds)
-            raise
+        if party is None:  # every actor knows the driver
+            return dup_all([channel.segment.fd])
+        if party not in made:
+            raise _UnknownError(party)
+        return dup_all([channel.segment.fd, *made[party]])
 
     def _told(self, number: int, channel: _Channel, side: Side) -> None:
         channel.ends[side].told = True
