@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from conveyor import _core
+from conveyor.channel.present import Key, PresentEnds
 from conveyor.channel.statistics import ChannelStatistics
 from conveyor.checks import check_timeout
 from conveyor.exceptions import ChannelClosedError, RuntimeStateError
@@ -30,8 +31,7 @@ from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
 EndT = TypeVar("EndT", bound="End")
 
-#: The ends that this process has, by session, number and side: one that comes again is the same.
-_ends: weakref.WeakValueDictionary[tuple[str, int, Side], End] = weakref.WeakValueDictionary()
+_ends = PresentEnds()
 
 
 class End:
@@ -46,6 +46,7 @@ class End:
         "_meeting",
         "_number",
         "_passed",
+        "_ref",
         "_runtime",
         "_there",
         "_used",
@@ -70,6 +71,8 @@ class End:
         self._here: ClosedWord | None = None
         self._there: ClosedWord | None = None
         self._used = self._passed = self._closed = False
+        #: As which it is entered among the ends of this process.
+        self._ref = weakref.ref(self)
 
     @property
     def closed(self) -> bool:
@@ -124,13 +127,20 @@ class End:
 
     def __del__(self) -> None:
         # No lock is taken here, as this may run in the middle of anything.
-        runtime: Runtime | None = getattr(self, "_runtime", None)
-        if runtime is None or self._closed or runtime.pid != os.getpid() or runtime.ending:
+        ref: weakref.ref[End] | None = getattr(self, "_ref", None)
+        if ref is None or not _ends.leave(self._key(self._side), ref):
+            return  # it is not this process's end: another object is, or will be
+        runtime = self._runtime
+        if self._closed or runtime.pid != os.getpid() or runtime.ending:
             return
         if self._hang_up():
             return
         if not self._passed:  # else another process has it
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
+
+    def _key(self, side: Side) -> Key:
+        """What an end of this channel is known by."""
+        return self._runtime.exports.session, self._number, side
 
     # Meeting
 
@@ -153,7 +163,7 @@ class End:
         self._check_process()
         self._used = True
         runtime, number = self._runtime, self._number
-        there = _ends.get((runtime.exports.session, number, other(self._side)))
+        there = _ends.find(self._key(other(self._side)))
         alone = there is not None and not there._passed
         meeting = runtime.introductions.meet(number, self._side, alone)
         if meeting is None:
@@ -248,8 +258,12 @@ class End:
 
 def make(runtime: Runtime, number: int, side: Side, depth: int) -> End:
     """An end of a channel of this session; the same one if this process has it."""
+    key = runtime.exports.session, number, side
+    known = _ends.find(key)
+    if known is not None:
+        return known
     end = End._class_of[side](runtime, number, depth)
-    return _ends.setdefault((runtime.exports.session, number, side), end)
+    return _ends.enter(key, end._ref) or end
 
 
 def load(session: str, number: int, side: Side, depth: int) -> End:

@@ -1,0 +1,51 @@
+"""The ends of channels that this process has."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conveyor.channel.end import End
+    from conveyor.runtime.meeting import Side
+
+Key = tuple[str, int, "Side"]
+"""An end: the session, the number of the channel, and the side."""
+
+
+class PresentEnds:
+    """They are known by their keys, so that one that comes again is the same object.
+
+    Whoever makes an end enters it, and its finalizer has it leave. An end that has not been entered, since
+    another one was there already, or that another one has replaced, is nobody's end: it tells nobody of its
+    own. No lock is taken: ends come and go in finalizers and signal handlers, too. Instead each step on the
+    table is one operation of a dictionary, and is repeated if another one has come between.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[Key, weakref.ref[End]] = {}
+
+    def find(self, key: Key) -> End | None:
+        """The end with that key."""
+        ref = self._refs.get(key)
+        return None if ref is None else ref()
+
+    def enter(self, key: Key, own: weakref.ref[End]) -> End | None:
+        """Enter an end; ``None``, or the one that is there already and stays."""
+        while True:
+            known = self._refs.setdefault(key, own)
+            if known is own:
+                return None
+            end = known()
+            if end is not None:
+                return end
+            self.leave(key, known)  # it is garbage, and its finalizer has not run yet
+
+    def leave(self, key: Key, own: weakref.ref[End]) -> bool:
+        """Take an end out; false if it is not there."""
+        if self._refs.get(key) is not own:
+            return False
+        found = self._refs.pop(key, None)
+        if found is not None and found is not own:  # it has been replaced just now
+            self._refs.setdefault(key, found)
+        return found is own
