@@ -66,7 +66,7 @@ class End:
         self._number = number
         self._depth = depth
         #: Reentrant: a signal handler may close an end in the middle of anything.
-        self._lock = threading.RLock()
+        self._lock: threading.RLock | _InheritedLock = threading.RLock()
         self._meeting: Meeting | None = None
         self._here: ClosedWord | None = None
         self._there: ClosedWord | None = None
@@ -85,7 +85,6 @@ class End:
         with self._lock:
             if self._closed:
                 return
-            self._check_process()
             self._closed = True
             if self._runtime.ending:
                 return
@@ -160,7 +159,6 @@ class End:
         """Whether both ends are used, so that something can be sent. With the lock."""
         if self._meeting is not None:
             return True
-        self._check_process()
         self._used = True
         runtime, number = self._runtime, self._number
         there = _ends.find(self._key(other(self._side)))
@@ -183,12 +181,6 @@ class End:
             raise closed_error(self._number, self._side)
         if self._runtime.ending:
             raise ending.error()
-
-    def _check_process(self) -> None:
-        if self._runtime.pid != os.getpid():
-            raise RuntimeStateError(
-                f"{self!r} belongs to the process that this one was forked from"
-            )
 
     def _hang_up(self) -> bool:
         """Tell the process at the other end that this one is closed. False if it is not known."""
@@ -230,13 +222,13 @@ class End:
         await aio.wait_until(self._worth_trying)
 
     def _worth_trying(self) -> bool:
-        with self._lock:
-            if self._closed or self._runtime.ending:
-                return True
-            try:
+        try:
+            with self._lock:
+                if self._closed or self._runtime.ending:
+                    return True
                 return self._meet() and self._settled()
-            except Exception:  # the attempt raises it
-                return True
+        except Exception:  # the attempt raises it
+            return True
 
     def _describe(self) -> str:
         """What is waited for."""
@@ -254,6 +246,29 @@ class End:
             return "no process has used it yet"
         board = self._runtime.process.board
         return f"{board.name(meeting.slot)} {describe_status(board, meeting.slot)}"
+
+
+class _InheritedLock:
+    """What an end has in place of its lock in a forked child. A thread of the parent, which is not there, may
+    have held the lock, so nobody must wait for it."""
+
+    def __init__(self, end: End) -> None:
+        self._error = f"{end!r} belongs to the process that this one was forked from"
+
+    def __enter__(self) -> None:
+        raise RuntimeStateError(self._error)
+
+    def __exit__(self, *_: object) -> None:
+        """It was not entered."""
+
+
+def _disown() -> None:
+    """This process is a forked child: the ends are its parent's."""
+    for end in _ends.all():
+        end._lock = _InheritedLock(end)
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def make(runtime: Runtime, number: int, side: Side, depth: int) -> End:

@@ -25,6 +25,11 @@ class PresentEnds:
     def __init__(self) -> None:
         self._refs: dict[Key, weakref.ref[End]] = {}
 
+    def all(self) -> list[End]:
+        """Those that there are."""
+        found = [ref() for ref in list(self._refs.values())]
+        return [end for end in found if end is not None]
+
     def find(self, key: Key) -> End | None:
         """The end with that key."""
         ref = self._refs.get(key)
