@@ -27,6 +27,7 @@ from conveyor.runtime.meeting import (
 )
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.status import describe_status
+from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
 EndT = TypeVar("EndT", bound="End")
@@ -45,6 +46,7 @@ class End:
         "_lock",
         "_meeting",
         "_number",
+        "_over",
         "_passed",
         "_ref",
         "_runtime",
@@ -70,7 +72,9 @@ class End:
         self._meeting: Meeting | None = None
         self._here: ClosedWord | None = None
         self._there: ClosedWord | None = None
-        self._used = self._passed = self._closed = False
+        self._used = self._passed = False
+        #: Nothing more is done here; and whoever has to be told of that was told.
+        self._closed = self._over = False
         #: As which it is entered among the ends of this process.
         self._ref = weakref.ref(self)
 
@@ -82,16 +86,26 @@ class End:
     def close(self) -> None:
         """Send or receive nothing more. What was sent can still be received; whoever waits at the other
         end is told. Does nothing the second time."""
+        if self._over:
+            return
+        if self._meeting is None:
+            uninterrupted(self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        """Every step of it can be taken twice. So should a handler break it off, the next attempt or the
+        finalizer does what is left."""
         with self._lock:
-            if self._closed:
+            if self._over:
                 return
             self._closed = True
-            if self._runtime.ending:
-                return
-            if not self._hang_up():
-                self._runtime.introductions.close(self._number, self._side)
-            self._let_go()
-        self._runtime.process.ring()  # threads of this process may wait here
+            if not self._runtime.ending:
+                if not self._hang_up():
+                    self._runtime.introductions.close(self._number, self._side)
+                self._let_go()
+                self._runtime.process.ring()  # threads of this process may wait here
+            self._over = True
 
     def statistics(self) -> ChannelStatistics:
         """What this end has counted so far."""
@@ -130,11 +144,11 @@ class End:
         if ref is None or not _ends.leave(self._key(self._side), ref):
             return  # it is not this process's end: another object is, or will be
         runtime = self._runtime
-        if self._closed or runtime.pid != os.getpid() or runtime.ending:
+        if self._over or runtime.pid != os.getpid() or runtime.ending:
             return
         if self._hang_up():
             return
-        if not self._passed:  # else another process has it
+        if self._closed or not self._passed:  # else another process has it
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
 
     def _key(self, side: Side) -> Key:
@@ -155,24 +169,51 @@ class End:
         """Whether an attempt would end, now that both have met: by doing it or by an error."""
         raise NotImplementedError
 
+    @property
+    def _met(self) -> bool:
+        """Whether both ends are used, so that something can be sent. Asks for it if that is not known, which
+        no handler breaks off: an end is told of the other one once. Not with the lock, since this may be
+        done by another thread: which is dear, so it is not done for each look of who waits."""
+        introductions = self._runtime.introductions
+        if self._partner is None and introductions.awaits(self._number, self._side):
+            self._check()
+            return False
+        return uninterrupted(self._meet)
+
+    @property
+    def _partner(self) -> End | None:
+        """The other end, if that is here as well."""
+        there = _ends.find(self._key(other(self._side)))
+        return None if there is None or there._passed else there
+
     def _meet(self) -> bool:
-        """Whether both ends are used, so that something can be sent. With the lock."""
-        if self._meeting is not None:
-            return True
+        with self._lock:
+            self._check()
+            return self._meeting is not None or self._have_met()
+
+    def _have_met(self) -> bool:
         self._used = True
         runtime, number = self._runtime, self._number
-        there = _ends.find(self._key(other(self._side)))
-        alone = there is not None and not there._passed
-        meeting = runtime.introductions.meet(number, self._side, alone)
+        there = self._partner
+        meeting = runtime.introductions.meet(number, self._side, there is not None)
         if meeting is None:
             return False
-        if alone and there is not None:
+        if there is not None:
             there._used = True
-        self._open(meeting)
-        self._here = ClosedWord(meeting.segment, self._side)
-        self._there = ClosedWord(meeting.segment, other(self._side))
-        # Without the view: who holds an end keeps no arena of a session that has ended.
-        self._meeting = replace(meeting, view=None)
+        try:
+            self._here = ClosedWord(meeting.segment, self._side)
+            self._there = ClosedWord(meeting.segment, other(self._side))
+            self._open(meeting)
+            # Without the view: who holds an end keeps no arena of a session that has ended.
+            self._meeting = replace(meeting, view=None)
+        except BaseException:
+            # It will not be introduced again: the other one is told.
+            self._closed = True
+            ClosedWord(meeting.segment, self._side).mark()
+            self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+            raise
+        if self._closed:  # by a finalizer, in the midst of this
+            self._hang_up()
         return True
 
     def _check(self) -> None:
@@ -223,10 +264,10 @@ class End:
 
     def _worth_trying(self) -> bool:
         try:
+            if self._meeting is None and not self._met:
+                return False
             with self._lock:
-                if self._closed or self._runtime.ending:
-                    return True
-                return self._meet() and self._settled()
+                return self._closed or self._runtime.ending or self._settled()
         except Exception:  # the attempt raises it
             return True
 

@@ -94,10 +94,10 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
 
     def _take(self) -> Any:
         """The next value, or ``EMPTY``."""
+        if self._meeting is None and not self._met:
+            return _core.EMPTY
         with self._lock:
             self._check()
-            if not self._meet():
-                return _core.EMPTY
             # Looked for before the value is: all was sent before the end was closed, or its process gone.
             over, gone = bool(self._there), self._gone
             reader = self._reader

@@ -48,10 +48,10 @@ class Sender(End, Generic[SentT], side=SENDING):
             return ChannelStatistics(self._depth, writer.count, writer.bytes, sent - taken[0])
 
     def _offer(self, value: SentT) -> bool:
+        if self._meeting is None and not self._met:
+            return False
         with self._lock:
             self._check()
-            if not self._meet():
-                return False
             if self._there:
                 raise self._closed_there()
             if self._gone:

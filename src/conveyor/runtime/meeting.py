@@ -91,6 +91,11 @@ class Introductions(Protocol):
         is another process's."""
         ...
 
+    def awaits(self, number: int, side: Side) -> bool:
+        """Whether it is known, at no cost, that :meth:`meet` would still find the other end unused, as it
+        did before."""
+        ...
+
     def close(self, number: int, side: Side) -> None:
         """An end is closed whose process has not met the other."""
         ...

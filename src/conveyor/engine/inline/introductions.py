@@ -34,6 +34,9 @@ class InlineIntroductions:
         with self._lock:
             return self._meeting(number)
 
+    def awaits(self, number: int, side: Side) -> bool:
+        return False  # nobody waits
+
     def close(self, number: int, side: Side) -> None:
         with self._lock:
             ClosedWord(self._meeting(number).segment, side).mark()

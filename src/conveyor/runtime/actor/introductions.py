@@ -55,6 +55,9 @@ class ActorIntroductions:
             ClosedWord(_core.Segment.attach(fds[0]), side).mark()
             self._process.board.ring(met.slot, _core.ATTENTION_BIT)
 
+    def awaits(self, number: int, side: Side) -> bool:
+        return False  # only the driver knows
+
     def close(self, number: int, side: Side) -> None:
         self._requests.ask(CloseEnd(number, side))
 

@@ -129,6 +129,15 @@ class DriverIntroductions:
 
         return self._met(None, number, side, alone, tell)
 
+    def awaits(self, number: int, side: Side) -> bool:
+        channel = self._channels.get(number)
+        if channel is None:
+            return False
+        own, there = channel.ends[side], channel.ends[other(side)]
+        asked = own.used and own.holder is None
+        found = own.view or there.used or there.closed
+        return asked and not found and (there.holder is None or there.holder.alive)
+
     def close(self, number: int, side: Side) -> None:
         self.closed_by(None, number, side)
 
@@ -175,13 +184,14 @@ class DriverIntroductions:
             if channel is None:
                 return
             end, there = channel.ends[side], channel.ends[other(side)]
-            if end.closed or end.holder is not party:  # it has come to another process meanwhile
+            if end.holder is not party:  # it has come to another process meanwhile
                 return
+            # Again, if it is closed already: whoever did that may have been broken off.
             end.closed = True
             if channel.segment is not None:  # the other end may have met this one just now
                 ClosedWord(channel.segment, side).mark()
+            self._ring(there.holder)
             self._tidy(number, channel)
-        self._ring(there.holder)
 
     def actor_ended(self, record: ActorRecord) -> None:
         """A process has ended: let go of what only it would have asked for."""
