@@ -1,4 +1,4 @@
-"""Ends that come to a process which has them already: they are the same, and stay open."""
+"""Ends that come to a process which has them already, or too late, and ends that are closed within a send."""
 
 import copy
 import gc
@@ -10,7 +10,7 @@ from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.channel.end import make
-from conveyor.exceptions import ChannelClosedError
+from conveyor.exceptions import ActorDiedError, ChannelClosedError, WaitTimeoutError
 from conveyor.runtime import context
 from conveyor.runtime.meeting import SENDING
 
@@ -95,3 +95,46 @@ def test_threads_that_load_an_end_have_the_same(local):
         for thread in threads:
             thread.join()
         assert len(set(map(id, made))) == 1
+
+
+def test_ends_that_are_loaded_when_their_maker_has_died(local, wait_until):
+    maker, other = Party.remote(), Party.remote()
+    ref = maker.open.remote()
+    conveyor.wait([ref], timeout=WAIT)
+    conveyor.kill(maker)
+    kept = context.running().introductions._channels
+    wait_until(lambda: not kept, what="the channel to be forgotten")
+    sender, receiver = get(ref)
+    get(other.keep.remote(receiver))
+    with pytest.raises(ActorDiedError, match="actor Party "):
+        get(other.receive.remote())
+    with pytest.raises(ActorDiedError, match="actor Party "):
+        sender.send(1, WAIT)
+
+
+class Closing:
+    """Closes an end while a value is sent there, as a signal handler may."""
+
+    def __init__(self, sender, meanwhile):
+        self.sender, self.meanwhile = sender, meanwhile
+
+    def __reduce__(self):
+        self.sender.close()
+        self.meanwhile()
+        return str, ("sent",)
+
+
+def test_an_end_that_is_closed_while_it_sends_sends_that_before(engine):
+    sender, receiver = conveyor.channel.open()
+    sender.send(0)
+    assert receiver.receive() == 0
+
+    def receives_nothing():
+        with pytest.raises(WaitTimeoutError):
+            receiver.receive(timeout=0)
+
+    sender.send(Closing(sender, receives_nothing))
+    assert sender.closed
+    assert list(receiver) == ["sent"]
+    with pytest.raises(ChannelClosedError):
+        sender.send(1)

@@ -40,6 +40,7 @@ class End:
 
     __slots__ = (
         "__weakref__",
+        "_busy",
         "_closed",
         "_depth",
         "_here",
@@ -75,6 +76,9 @@ class End:
         self._used = self._passed = False
         #: Nothing more is done here; and whoever has to be told of that was told.
         self._closed = self._over = False
+        #: A value is being sent. Whoever closes the end in the midst of that, which is a handler or what is
+        #: called to encode the value, leaves the rest to the one that sends: so the value comes before.
+        self._busy = False
         #: As which it is entered among the ends of this process.
         self._ref = weakref.ref(self)
 
@@ -100,6 +104,8 @@ class End:
             if self._over:
                 return
             self._closed = True
+            if self._busy:
+                return
             if not self._runtime.ending:
                 if not self._hang_up():
                     self._runtime.introductions.close(self._number, self._side)

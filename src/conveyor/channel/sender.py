@@ -58,7 +58,13 @@ class Sender(End, Generic[SentT], side=SENDING):
                 raise self._death()
             writer = self._writer
             assert writer is not None
-            return self._has_room() and writer.send(value, writer.count)
+            within, self._busy = self._busy, True
+            try:
+                return self._has_room() and writer.send(value, writer.count)
+            finally:
+                self._busy = within
+                if self._closed:  # meanwhile
+                    self._close()
 
     def _has_room(self) -> bool:
         writer = self._writer

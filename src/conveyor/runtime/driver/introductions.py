@@ -26,6 +26,9 @@ from conveyor.runtime.process import close_all, dup_all
 Party = ActorRecord | None
 """A process at an end of a channel; ``None`` is the driver."""
 
+#: Channels of dead processes of which it is known whose they were.
+_MOST_LOST = 100
+
 _Made = dict[ActorRecord, list[int]]
 """Duplicates of the descriptors that introduce these processes."""
 
@@ -105,6 +108,8 @@ class DriverIntroductions:
         #: Reentrant: they may use a channel in the middle of what is done here.
         self.lock = threading.RLock()
         self._channels: dict[int, _Channel] = {}
+        #: The last channels that were over because a process with an unused end had died, and who that was.
+        self._lost: dict[int, ActorRecord] = {}
 
     # The driver's own ends
 
@@ -234,6 +239,8 @@ class DriverIntroductions:
         """Nothing is done twice when it is called again after an error."""
         channel = self._channels.get(number)
         if channel is None:
+            if number in self._lost:
+                raise _DiedError(self._lost[number])
             raise _taken(number, side)
         own, there = channel.ends[side], channel.ends[other(side)]
         if own.told or (own.used and own.holder is not party):
@@ -295,6 +302,11 @@ class DriverIntroductions:
     def _tidy(self, number: int, channel: _Channel) -> None:
         """Keep nothing that nobody will ask for."""
         if all(end.is_over() for end in channel.ends):
+            for end in channel.ends:
+                if not (end.told or end.closed) and end.holder is not None:
+                    self._lost[number] = end.holder
+                    if len(self._lost) > _MOST_LOST:
+                        del self._lost[next(iter(self._lost))]
             self._forget(number)
         elif channel.segment is not None and not channel.introduced:
             # They may never meet; who still asks is told why, and needs no memory for that.
