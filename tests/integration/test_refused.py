@@ -5,6 +5,7 @@ The same for every call and allocation in turn is ``tests/faults``; these are th
 
 import errno
 import os
+import pickle
 import select
 import signal
 import socket
@@ -33,7 +34,7 @@ from conveyor.runtime import context, threads
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.orders import Stop, Unload
 from conveyor.runtime.actor.request_client import RequestClient
-from conveyor.runtime.actor.requests import Done, Find
+from conveyor.runtime.actor.requests import Done, Find, Numbered
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.refs.messages import send_message
 from conveyor.runtime.refs.wire import SHARE_FROM, received
@@ -217,13 +218,25 @@ def test_an_answer_that_cannot_be_read_is_not_that_to_the_next_request(monkeypat
 
     with here, there:
         client = RequestClient(here)
-        send_message(there, Done("first"))
+        send_message(there, Numbered(1, pickle.dumps(Done("first"))))
         with monkeypatch.context() as patched:
             patched.setattr(socket, "recv_fds", refuse)
             with pytest.raises(RuntimeStateError, match=r"does not answer: .*no room"):
                 client.ask(Find("first"))
         with pytest.raises(RuntimeStateError, match="does not answer"):
             client.ask(Find("second"))
+
+
+def test_an_answer_is_read_where_there_is_no_thread_for_it(refuse_thread):
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        client = RequestClient(here)
+        for number in 1, 2:
+            send_message(there, Numbered(number, pickle.dumps(Done(number))))
+        refuse_thread("answers")
+        # The second one's is there already, and is kept for it.
+        assert client.ask(Find("first")) == (1, [])
+        assert client.ask(Find("second")) == (2, [])
 
 
 def test_a_value_whose_descriptor_did_not_come_says_so():

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
+class Numbered(Message):
+    """A request, or the reply to it, which has the same number. Replies come in any order. ``content`` is
+    pickled: what cannot be read is the affair of that request alone."""
+
+    number: int
+    content: bytes
+
+
 class Request(Message):
     """Something that is answered. What it is answered with is said by each."""
 

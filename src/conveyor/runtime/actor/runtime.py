@@ -107,7 +107,8 @@ class ActorRuntime(CallingRuntime):
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
+        self._lock = threading.RLock()
         self._deaths = 0
         # What the tasks of the graphs that are executed here are called.
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
@@ -132,18 +133,17 @@ class ActorRuntime(CallingRuntime):
                 return link
             # A first link, or one to the process that the actor has now.
             with explained(f"call {actor.name}"):
-                link = self._connect(actor)
-            self.links[actor.index] = link
-            return link
+                return self._connect(actor)
 
     def _connect(self, actor: ActorId) -> Link:
-        laid, fds = self._requests.ask(Connect(actor))
+        """A new link to ``actor``, noted among those that there are."""
+        laid, fds = self._requests.ask(Connect(actor), lambda laid: Disconnect(laid.number))
         assert isinstance(laid, Connected)
         number, slot, incarnation = laid.number, laid.slot, laid.incarnation
         try:
             segment_fd, arena_fd, eventfd = all_of(fds, 3)
             arena = self.process.adopt(slot, incarnation, arena_fd, eventfd)
-            return Link(
+            link = Link(
                 self.process,
                 _core.Segment.attach(segment_fd),
                 Place(slot, incarnation, laid.bit),
@@ -154,6 +154,13 @@ class ActorRuntime(CallingRuntime):
                 label=self.label,
                 why_refused=lambda: self._requests.refusal(actor, number),
             )
+            known = self.links.get(actor.index)
+            if known is None or known.gone:
+                self.links[actor.index] = link
+                return link
+            # A signal handler that has interrupted this has called the actor as well.
+            self._requests.tell(Disconnect(number))
+            return known
         except BaseException:
             self._requests.tell(Disconnect(number))
             raise
@@ -188,7 +195,7 @@ class ActorRuntime(CallingRuntime):
             spec.max_restarts,
             constructor,
         )
-        actor, _ = self._requests.ask(request)
+        actor, _ = self._requests.ask(request, lambda made: Kill(made, True, False))
         assert isinstance(actor, ActorId)
         if kept is None:
             self.link(actor).call(start((spec.cls, *spec.args), spec.kwargs))
@@ -234,7 +241,8 @@ class ActorRuntime(CallingRuntime):
             for tasks in tasks_by_actor(plan)
         ]
         labels = task_labels(plan)
-        answer, fds = self._requests.ask(Lay(config, skeleton, sealed, labels))
+        request = Lay(config, skeleton, sealed, labels)
+        answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))
         number = answer.number
         self._labels[number] = {(number, task): name for task, name in labels.items()}
         try:
@@ -327,7 +335,7 @@ class ActorRuntime(CallingRuntime):
         with self._lock:
             handle = self._graphs.get(number)
             if handle is None:
-                handle = self._graphs[number] = graph_handle(
+                handle = self._graphs[number] = graph_handle(  # which asks for nothing yet
                     self.process,
                     lambda: self._open(OpenGraph(number, name)),
                     self.exports.session,

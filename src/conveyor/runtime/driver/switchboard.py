@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from conveyor.runtime.actor.requests import (
     Meet,
     Met,
     Notice,
+    Numbered,
     OpenChannel,
     OpenGraph,
     OpenRefs,
@@ -65,8 +67,21 @@ from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
 
+#: Seconds that the event thread waits for an actor to take what is sent to it before.
+_PATIENCE = 1.0
+
 #: What a request is answered with, and descriptors that are closed when they have been sent.
 _Answer = tuple[Any, list[int]]
+
+
+class _Line:
+    """The socket on which one actor asks, and is answered by several threads."""
+
+    def __init__(self, record: ActorRecord, sock: socket.socket) -> None:
+        self.record = record
+        self.sock = sock
+        #: Held for one reply at a time, which may be several datagrams.
+        self.sending = threading.Lock()
 
 
 class Switchboard:
@@ -92,75 +107,92 @@ class Switchboard:
         self._introductions = introductions
         self._watcher = watcher
         self._lock = threading.Lock()
-        self._sockets: dict[ActorRecord, socket.socket] = {}
+        self._lines: dict[ActorRecord, _Line] = {}
         # Acknowledgements of those who leave a graph, for the actor that takes it down.
         self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve what comes over ``sock`` from that process, until it is removed."""
+        line = _Line(record, sock)
         with self._lock:
-            self._sockets[record] = sock
-        self._engine.watch(sock.fileno(), lambda: self._on_message(record, sock))
+            self._lines[record] = line
+        self._engine.watch(sock.fileno(), lambda: self._on_message(line))
 
     def remove(self, record: ActorRecord) -> None:
         """The process is gone, or has broken its socket."""
         with self._lock:
-            sock = self._sockets.pop(record, None)
+            line = self._lines.pop(record, None)
             for key in [key for key in self._leaving if key[0] is record]:
                 del self._leaving[key]
-        if sock is not None:
-            self._engine.unwatch(sock.fileno())
-            sock.close()
+        if line is not None:
+            self._engine.unwatch(line.sock.fileno())
+            line.sock.close()
 
     def close(self) -> None:
         """The session is over."""
         with self._lock:
-            sockets, self._sockets = self._sockets, {}
-        for sock in sockets.values():
-            self._engine.unwatch(sock.fileno())
-            sock.close()
+            lines, self._lines = self._lines, {}
+        for line in lines.values():
+            self._engine.unwatch(line.sock.fileno())
+            line.sock.close()
 
     @property
     def served(self) -> int:
         """Sockets that there are."""
-        return len(self._sockets)
+        return len(self._lines)
 
-    def _on_message(self, record: ActorRecord, sock: socket.socket) -> None:
+    def _on_message(self, line: _Line) -> None:
         message: Message
         try:
-            message, _ = receive_message(sock)
+            message, _ = receive_message(line.sock)
         except OSError:
-            self.remove(record)
+            self.remove(line.record)
             return
         if isinstance(message, Notice):
-            threads.start_or_run(self.notices[type(message)], "request", self, record, message)
+            notice = self.notices[type(message)]
+            threads.start_or_run(notice, "request", self, line.record, message)
             return
-        assert isinstance(message, Request)
+        assert isinstance(message, Numbered)
         try:
-            threads.start(self._answer, "request", record, sock, message)
+            threads.start(self._answer, "request", line, message)
         except SystemLimitError as error:
-            self._send(record, sock, Failed(error))
+            # Here, where everybody else would wait as well.
+            self._reply(line, message.number, Failed(error), patience=_PATIENCE)
 
-    def _answer(self, record: ActorRecord, sock: socket.socket, request: Request) -> None:
+    def _answer(self, line: _Line, message: Numbered) -> None:
         reply: Reply
         fds: list[int] = []
         try:
+            request: Request = pickle.loads(message.content)
             what = type(request).__name__.lower()
-            with explained(f"do what {record.id.name} asks for ({what})"):
-                value, fds = self.answers[type(request)](self, record, request)
+            with explained(f"do what {line.record.id.name} asks for ({what})"):
+                value, fds = self.answers[type(request)](self, line.record, request)
             reply = Done(value)
         except Exception as error:
             reply = Failed(error)
         try:
-            self._send(record, sock, reply, fds)
+            self._reply(line, message.number, reply, fds)
         finally:
             close_all(fds)
 
-    def _send(
-        self, record: ActorRecord, sock: socket.socket, reply: Reply, fds: list[int] | None = None
+    def _reply(
+        self,
+        line: _Line,
+        number: int,
+        reply: Reply,
+        fds: list[int] | None = None,
+        patience: float = -1,
     ) -> None:
+        """``patience``: seconds that other replies to this actor may take."""
+        record = line.record
         try:
-            send_message(sock, reply, fds)
+            message = Numbered(number, pickle.dumps(reply))
+            if not line.sending.acquire(timeout=patience):
+                raise TimeoutError("it does not take the replies before this one")
+            try:
+                send_message(line.sock, message, fds)
+            finally:
+                line.sending.release()
         except Exception as error:
             # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:

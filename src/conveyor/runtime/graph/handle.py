@@ -125,7 +125,8 @@ class Owner:
         board, slot = process.board, process.slot
         self._requests = Requests(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may use the handle while its thread waits for the connection.
+        self._lock = threading.RLock()
         self._connect = connect
         self._wire: Wire | None = None
 
@@ -134,18 +135,28 @@ class Owner:
     ) -> _Request:
         """Send the request that ``ask(number)`` makes, for ``answer``. ``snapshot``: whose parts it has."""
         with self._lock:
-            if self._wire is None or self._wire.ended:
-                requests = self._requests
-                self._wire = Wire(self._connect(), "graph", requests.on_message, requests.ring)
-                weakref.finalize(self, self._wire.hang_up).atexit = False
+            wire = self._open()
             number = next(self._numbers)
-            request = self._requests.pending[number] = _Request(number, self._wire)
+            request = self._requests.pending[number] = _Request(number, wire)
             try:
-                self._wire.send(ask(number), () if snapshot is None else file_of(snapshot))
+                wire.send(ask(number), () if snapshot is None else file_of(snapshot))
             except BaseException:
                 del self._requests.pending[number]
                 raise
         return request
+
+    def _open(self) -> Wire:
+        """The connection that there is, or a new one. With the lock."""
+        if self._wire is not None and not self._wire.ended:
+            return self._wire
+        requests = self._requests
+        wire = Wire(self._connect(), "graph", requests.on_message, requests.ring)
+        if self._wire is not None and not self._wire.ended:
+            wire.hang_up()  # a signal handler has opened one meanwhile
+            return self._wire
+        self._wire = wire
+        weakref.finalize(self, wire.hang_up).atexit = False
+        return wire
 
     def answer(self, request: _Request) -> Generator[Need, None, Any]:
         """The part of an attempt that waits for the answer, and returns it or raises it. Who waits no more

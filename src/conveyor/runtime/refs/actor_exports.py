@@ -55,7 +55,8 @@ class ActorExports(Imports):
         self._watcher = watcher
         self._connect = connect
         self._wire: Wire | None = None
-        self._connecting = threading.Lock()
+        # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
+        self._connecting = threading.RLock()
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
         self._needed: dict[ExportId, Ref] = {}
         self._answers: dict[int, int | RuntimeStateError] = {}
@@ -151,11 +152,17 @@ class ActorExports(Imports):
 
     def _open(self) -> Wire:
         with self._connecting:
-            if self._wire is not None and self._wire.ended:
-                self._wire.close()  # until what waited for it has been told
-                self._wire = None
-            if self._wire is None:
-                self._wire = Wire(self._connect(), "refs", self._on_message, self._on_end)
+            wire = self._wire
+            if wire is not None and not wire.ended:
+                return wire
+            if wire is not None:
+                wire.close()  # until what waited for it has been told
+            sock = self._connect()
+            opened = self._wire
+            if opened is not None and opened is not wire:
+                sock.close()  # a signal handler has opened one meanwhile
+                return opened
+            self._wire = Wire(sock, "refs", self._on_message, self._on_end)
             return self._wire
 
     def _send(self, message: ToRendezvous) -> None:

@@ -18,19 +18,24 @@ from conveyor.system_limits import PASSING
 T = TypeVar("T")
 
 #: A message is one datagram; what is larger comes in pieces, the last one marked.
-_PIECE = 60_000
+PIECE = 60_000
 #: Seconds between the first attempts at what the kernel refuses for the moment, doubled each time, and how
 #: often it is tried: for half a second in all.
 _FIRST_PAUSE, _ATTEMPTS = 0.001, 10
 
 
 def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+    """Send a message and its descriptors."""
+    send_pickled(sock, pickle.dumps(message), fds)
+
+
+def send_pickled(sock: socket.socket, data: bytes, fds: list[int] | None = None) -> None:
     """Send a pickled message and its descriptors, in pieces."""
-    data, fds = pickle.dumps(message), fds or []
-    while len(data) > _PIECE or len(fds) > MAX_FDS:
-        piece = functools.partial(socket.send_fds, sock, [b"+" + data[:_PIECE]], fds[:MAX_FDS])
+    fds = fds or []
+    while len(data) > PIECE or len(fds) > MAX_FDS:
+        piece = functools.partial(socket.send_fds, sock, [b"+" + data[:PIECE]], fds[:MAX_FDS])
         _patiently(piece)
-        data, fds = data[_PIECE:], fds[MAX_FDS:]
+        data, fds = data[PIECE:], fds[MAX_FDS:]
     _patiently(lambda: socket.send_fds(sock, [b"." + data], fds))
 
 
@@ -40,7 +45,7 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
     fds: list[int] = []
     while True:
         try:
-            data, more, _, _ = _patiently(lambda: socket.recv_fds(sock, _PIECE + 1, MAX_FDS))
+            data, more, _, _ = _patiently(lambda: socket.recv_fds(sock, PIECE + 1, MAX_FDS))
             fds += more
             if not data:
                 raise ConnectionError("the other side is gone")
