@@ -166,16 +166,50 @@ def test_what_cannot_be_offered_is_not_sent():
     assert sent.collected is None
 
 
-def test_other_tensors_than_were_announced_are_an_error():
+def test_other_tensors_than_were_announced_are_told():
     head, _ = there([torch.ones(2, 3), torch.ones(4)])
-    with pytest.raises(SerializationError, match="2 tensors were announced, and 1 came"):
-        head.open([torch.ones(2, 3)])
-    with pytest.raises(
-        SerializationError, match=r"shape \[4\]\) was announced, and .* shape \[5\]\) came"
-    ):
-        head.open([torch.ones(2, 3), torch.ones(5)])
-    with pytest.raises(SerializationError, match=r"\(float32, .*announced, and a tensor \(float64"):
-        head.open([torch.ones(2, 3).double(), torch.ones(4)])
+    two = torch.ones(2, 3)
+    assert head.mismatch([two, torch.ones(4)]) is None
+    for came, said in [
+        ([two], "2 tensors were announced, and 1 came"),
+        (
+            [two, torch.ones(5)],
+            "a tensor (float32, shape [4]) was announced, and a tensor (float32, shape [5])",
+        ),
+        (
+            [two.double(), torch.ones(4)],
+            "(float32, shape [2, 3]) was announced, and a tensor (float64",
+        ),
+        (None, "a list of tensors was announced, and a NoneType came"),
+        ([two, 17], "was announced, and a int came"),
+        ([two, torch.nn.Parameter(torch.ones(4))], "was announced, and a Parameter came"),
+        ([two, torch.ones(4, device="meta")], "and a tensor (float32, shape [4], on meta) came"),
+    ]:
+        assert said in head.mismatch(came)
+    with torch.inference_mode():
+        made = torch.ones(4)
+    assert "an inference tensor came" in head.mismatch([two, made])
+
+
+def test_tensors_may_lie_anywhere_in_their_memory():
+    matrix = torch.arange(12.0).reshape(3, 4)
+    value = [torch.zeros(3), matrix, matrix[1], matrix.t(), matrix.view(torch.int32)[2]]
+    head, beside = there(value)
+    flat = torch.cat([tensor.reshape(-1) for tensor in beside])
+    places, at = [], 0
+    for tensor in beside:
+        places.append(flat[at : at + tensor.numel()].view(tensor.shape))
+        at += tensor.numel()
+    assert equal(head.open(places), value)
+    # Nor does it matter how they are laid out.
+    strided = [tensor.t().contiguous().t() if tensor.ndim == 2 else tensor for tensor in beside]
+    assert equal(head.open(strided), value)
+
+
+def test_a_tensor_without_memory_of_its_own_is_one_of_zeros():
+    zeros = torch._efficientzerotensor(3)
+    head, beside = there([zeros, torch.ones(2)])
+    assert head.open(beside)[0].tolist() == [0, 0, 0]
 
 
 def test_a_frame_that_nobody_opens_can_be_discarded():

@@ -46,7 +46,9 @@ class Collected:
 
     def _alias_of(self, tensor: torch.Tensor) -> Any:
         """Reduce a tensor that lies in one which travels already."""
-        if tensor.is_conj() or tensor.is_neg():
+        import torch
+
+        if tensor.is_conj() or tensor.is_neg() or torch._is_zerotensor(tensor):
             return None
         storage = tensor.device, tensor.untyped_storage().data_ptr()
         first = self._first.setdefault(storage, tensor)

@@ -17,7 +17,6 @@ from conveyor.codec.beside import Collected, placing
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.tensors import dtype_name
-from conveyor.exceptions import SerializationError
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:
@@ -75,24 +74,28 @@ class Head(NamedTuple):
     note: bytes
     encoded: tuple[int, bytes, list[Any] | None]
 
+    def mismatch(self, came: Any) -> str | None:
+        """Say how what has come differs from the tensors that were announced; ``None``: it does not."""
+        if not isinstance(came, (list, tuple)):
+            return f"a list of tensors was announced, and {_kind(came)} came"
+        if len(came) != len(self.tensors):
+            return f"{len(self.tensors)} tensors were announced, and {len(came)} came"
+        for spec, tensor in zip(self.tensors, came, strict=True):
+            if type(tensor) is not torch.Tensor or tensor.is_inference():
+                return f"{_described(spec)} was announced, and {_kind(tensor)} came"
+            other = TensorSpec.of(tensor)
+            if (spec.dtype, spec.shape) != (other.dtype, other.shape) or other.device == "meta":
+                return f"{_described(spec)} was announced, and {_described(other)} came"
+        return None
+
     def open(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Put the value together.
+        """Put the value together. There is no :meth:`mismatch`.
 
         Raises:
-            SerializationError: the tensors are not those that were announced, or the value cannot be rebuilt.
+            SerializationError: the value cannot be rebuilt here.
         """
-        got = tuple([TensorSpec.of(tensor) for tensor in tensors])
-        for header, other in zip(self.tensors, got, strict=False):
-            if (header.dtype, header.shape) != (other.dtype, other.shape):
-                raise SerializationError(
-                    f"{_described(header)} was announced, and {_described(other)} came"
-                )
-        if len(got) != len(self.tensors):
-            raise SerializationError(
-                f"{len(self.tensors)} tensors were announced, and {len(got)} came"
-            )
         codec, meta, buffers = self.encoded
-        with placing(tensors):
+        with placing([tensor.contiguous() for tensor in tensors]):
             return unpickling.load(codec, meta, buffers, None)
 
     def give_up(self) -> None:
@@ -102,8 +105,13 @@ class Head(NamedTuple):
             claims.give_up(meta)
 
 
-def _described(header: TensorSpec) -> str:
-    return f"a tensor ({header.dtype}, shape {list(header.shape)})"
+def _described(spec: TensorSpec) -> str:
+    where = "" if spec.device == "cpu" else f", on {spec.device}"
+    return f"a tensor ({spec.dtype}, shape {list(spec.shape)}{where})"
+
+
+def _kind(value: Any) -> str:
+    return "an inference tensor" if type(value) is torch.Tensor else f"a {type(value).__name__}"
 
 
 def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:

@@ -376,9 +376,11 @@ def alias(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
+    """The tensor that begins ``offset`` bytes behind ``first``, in its memory."""
     import torch
 
-    made = torch.empty(0, dtype=dtype)
+    made = torch.empty(0, dtype=dtype, device=first.device)
+    offset += first.storage_offset() * first.element_size()
     made.set_(first.untyped_storage(), offset // made.element_size(), shape, strides)
     return made.requires_grad_() if requires_grad else made
 

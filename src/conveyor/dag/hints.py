@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conveyor.later import import_later
+
 TRANSPORTS = ("auto", "shm", "nccl", "accelerator")
 DEVICES = ("default", "cpu", "gpu", "cuda")
 
-#: The names that a hint may ask for: with those that were registered (``conveyor.transport.register``).
-#: Whether such a transport can serve is the plan's to say.
+#: The names that a hint may ask for: these, which Ray's programs use, and those of ``transport.registry``. Whether
+#: such a transport can serve is the plan's to say.
 known_transports = set(TRANSPORTS)
 
 
@@ -28,6 +30,8 @@ class TransportHint:
     direct_return: bool = False
 
     def __post_init__(self) -> None:
+        if self.transport not in _transports():
+            import_later("conveyor.transport.registry")  # it is above, and knows more names
         if self.transport not in _transports():
             raise ValueError(
                 f"unknown transport {self.transport!r}; known are {', '.join(_transports())}"

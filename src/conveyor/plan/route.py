@@ -35,12 +35,11 @@ def choose(source: str, hints: Iterable[TransportHint]) -> Route:
     forced: dict[str, Transport] = {}
     for hint in hints:
         if hint.transport == "auto":
-            serving = [_plain()]
+            serving = _plain()
         else:
-            serving = [_forced(source, hint)]
-            forced[hint.transport] = serving[0]
+            serving = forced[hint.transport] = _forced(source, hint)
         device = _DEVICES[hint.device]
-        if not any(device in transport.capabilities.devices for transport in serving):
+        if device not in (None, *serving.capabilities.devices):
             raise GraphError(
                 f"{source}: {hint} asks for tensors on the device {hint.device!r}, and there is no "
                 f"transport to it available yet; 'default' and 'cpu' are"
@@ -100,7 +99,10 @@ def _forced(source: str, hint: TransportHint) -> Transport:
             f"{source}: {hint} asks for the transport {hint.transport!r}, and there is no "
             f"transport of that name available yet; 'auto' and {others} are"
         )
-    why_not = transport.viable()
+    try:
+        why_not = transport.viable()
+    except Exception as error:
+        why_not = f"viable() has raised {type(error).__name__}: {error}"
     if why_not is not None:
         raise GraphError(
             f"{source}: {hint} asks for the transport {hint.transport!r}, which cannot be used: {why_not}"
@@ -117,5 +119,5 @@ def _plain() -> Transport:
     raise AssertionError("no transport moves tensors inside of frames")
 
 
-#: What each device of a hint is called by torch. The default one is where the tensors are.
-_DEVICES = {"default": "cpu", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
+#: What each device of a hint is called by torch. The default one is where the tensors are, wherever that is.
+_DEVICES = {"default": None, "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}

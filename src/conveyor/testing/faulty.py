@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from conveyor.transport.base import Capabilities, Conduit, Sending, TensorSpec, Transport, Wire
 from conveyor.transport.registry import get
@@ -37,17 +38,23 @@ class FaultyTransport(Transport):
             name: what it is registered as.
             over: the transport that moves the tensors.
             delay: the least and the most seconds that a transfer takes longer at its reader.
-            reorder: a transfer is held back until the next one is done, or for 0.05 s.
+            reorder: of two edges by this transport that an actor reads, the transfer that is done first is
+                held back until the other one is, or for 0.05 s.
             offers: the transfers that cannot be sent, which is known before their frame is published.
             sends: those whose sending fails afterwards.
             receives: those whose receiving fails.
             stuck: those that never come to an end by themselves.
             seed: of the delays.
+
+        Raises:
+            ValueError: there is no such transport to go over, or the delay is none.
         """
         self.name = name
         inner = get(over)
         if inner is None:
             raise ValueError(f"there is no transport {over!r}")
+        if not 0 <= delay[0] <= delay[1]:
+            raise ValueError(f"delay is (least, most) in seconds, not {delay!r}")
         self.inner = inner
         self.capabilities = Capabilities(devices=inner.capabilities.devices)
         self.delay = delay
@@ -63,21 +70,23 @@ class FaultyTransport(Transport):
         return _FaultyConduit(self, self.inner.open(wire), wire.rank)
 
 
-#: How long a transfer is held back for the next one, in seconds.
+#: How long a transfer is held back for another one, in seconds.
 _HELD_BACK = 0.05
 
 
 class _FaultyConduit(Conduit):
+    #: By the transport's name, of all its edges in this process: the transfer that is held back.
+    _held: ClassVar[dict[str, Callable[[], None]]] = {}
+    # Timers and the actor's own thread complete the same futures.
+    _lock = threading.RLock()
+
     def __init__(self, faults: FaultyTransport, inner: Conduit, rank: int) -> None:
         self._faults = faults
         self._inner = inner
         self._random = random.Random(f"{faults.seed} {rank}")
-        #: By transfer, what the reader waits for, done or held back here.
+        #: By transfer, what the reader waits for.
         self._open: dict[int, Future[list[Any]]] = {}
-        self._timers: set[threading.Timer] = set()
-        self._held: list[tuple[Future[list[Any]], Future[list[Any]]]] = []
-        # Timers and the actor's own thread complete the same futures.
-        self._lock = threading.RLock()
+        self._timers: dict[object, threading.Timer] = {}
 
     def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
         if transfer in self._faults.offers:
@@ -85,12 +94,12 @@ class _FaultyConduit(Conduit):
         inner = self._inner.send(tensors, transfer)
 
         def begin() -> Future[None]:
-            if transfer in self._faults.sends:
-                inner.withdraw()
-                failed: Future[None] = Future()
-                self._after(0.001, lambda: failed.set_exception(_fault("sent", transfer)))
-                return failed
-            return inner.begin()
+            if transfer not in self._faults.sends:
+                return inner.begin()
+            inner.withdraw()
+            failed: Future[None] = Future()
+            self._after(0.001, lambda: failed.set_exception(_fault("sent", transfer)))
+            return failed
 
         return Sending(begin, inner.note, inner.withdraw)
 
@@ -99,8 +108,13 @@ class _FaultyConduit(Conduit):
         with self._lock:
             self._open[transfer] = outer
         came = self._inner.receive(specs, note, transfer)
-        came.add_done_callback(lambda _: self._came(transfer, came))
+        came.add_done_callback(functools.partial(self._came, transfer))
         return outer
+
+    def drop(self, transfer: int) -> None:
+        with self._lock:
+            self._open.pop(transfer, None)
+        self._inner.drop(transfer)
 
     def progress(self) -> None:
         self._inner.progress()
@@ -108,13 +122,12 @@ class _FaultyConduit(Conduit):
     def abort(self, reason: BaseException) -> None:
         with self._lock:
             waiting, self._open = self._open, {}
-            self._held.clear()
-            for timer in self._timers:
+            for timer in self._timers.values():
                 timer.cancel()
+            self._timers.clear()
         self._inner.abort(reason)
         for outer in waiting.values():
-            if not outer.done():
-                outer.set_exception(reason)
+            outer.set_exception(reason)
 
     def close(self) -> None:
         self._inner.close()
@@ -124,58 +137,65 @@ class _FaultyConduit(Conduit):
         faults = self._faults
         if transfer in faults.stuck:
             return
+        error = came.exception()
         if transfer in faults.receives:
-            failed: Future[list[Any]] = Future()
-            failed.set_exception(_fault("received", transfer))
-            came = failed
+            error = _fault("received", transfer)
+        tensors = None if error is not None else came.result()
         least, most = faults.delay
         if most:
-            self._after(self._random.uniform(least, most), lambda: self._due(transfer, came))
+            due = functools.partial(self._due, transfer, error, tensors)
+            self._after(self._random.uniform(least, most), due)
         else:
-            self._due(transfer, came)
+            self._due(transfer, error, tensors)
 
-    def _due(self, transfer: int, came: Future[list[Any]]) -> None:
-        """The transfer may end, unless it has to wait for the next one."""
+    def _due(self, transfer: int, error: BaseException | None, tensors: list[Any] | None) -> None:
+        """The transfer may end, unless it has to wait for another one."""
+        end = functools.partial(self._end, transfer, error, tensors)
+        if self._faults.reorder:
+            with self._lock:
+                held = self._held.pop(self._faults.name, None)
+                if held is None:
+                    self._held[self._faults.name] = end
+            if held is None:
+                self._after(_HELD_BACK, functools.partial(self._let_go, end))
+                return
+            end()
+            held()
+        else:
+            end()
+
+    def _let_go(self, end: Callable[[], None]) -> None:
+        """No other one has come meanwhile, or it has ended this one."""
+        with self._lock:
+            if self._held.get(self._faults.name) is end:
+                del self._held[self._faults.name]
+        end()
+
+    def _end(self, transfer: int, error: BaseException | None, tensors: list[Any] | None) -> None:
         with self._lock:
             outer = self._open.pop(transfer, None)
-            if outer is None:  # aborted
-                return
-            held, self._held = self._held, []
-            if self._faults.reorder and not held:
-                self._held = [(outer, came)]
-                self._after(_HELD_BACK, self._let_go)
-                return
-        for waiting, done in [(outer, came), *held]:
-            _pass_on(waiting, done)
+        if outer is None:  # it is dropped, aborted, or has ended
+            return
+        if error is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(tensors or [])
 
-    def _let_go(self) -> None:
-        with self._lock:
-            held, self._held = self._held, []
-        for waiting, done in held:
-            _pass_on(waiting, done)
-
-    def _after(self, seconds: float, work: Any) -> None:
-        def run() -> None:
-            with self._lock:
-                self._timers.discard(timer)
-            work()
-
-        timer = threading.Timer(seconds, run)
+    def _after(self, seconds: float, work: Callable[[], None]) -> None:
+        # By a key of its own: a timer that its own work knows would be garbage for the collector.
+        key = object()
+        timer = threading.Timer(seconds, self._fire, (key, work))
         timer.daemon = True
         with self._lock:
-            self._timers.add(timer)
+            self._timers[key] = timer
         timer.start()
+
+    def _fire(self, key: object, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._timers.pop(key, None) is None:  # aborted
+                return
+        work()
 
 
 def _fault(what: str, transfer: int) -> InjectedFault:
     return InjectedFault(f"transfer {transfer} is not {what}")
-
-
-def _pass_on(outer: Future[list[Any]], done: Future[list[Any]]) -> None:
-    if outer.done():
-        return
-    error = done.exception()
-    if error is not None:
-        outer.set_exception(error)
-    else:
-        outer.set_result(done.result())

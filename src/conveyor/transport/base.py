@@ -53,7 +53,8 @@ class Wire(Protocol):
     def edge(self) -> str: ...
 
     def send(self, message: Any) -> None:
-        """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is."""
+        """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is. Only
+        on the thread that calls the conduit."""
         ...
 
     def receive(self) -> list[tuple[int, Any]]:
@@ -66,10 +67,12 @@ class Wire(Protocol):
 class Sending:
     """Tensors that are about to be sent.
 
-    begin: starts it, once the frame is published that tells of it. The future is done when the transport
-        needs the tensors no more. What ``begin`` raises counts as the future's exception.
+    begin: starts it, once the frame is published that tells of it. When it returns the tensors have been
+        read: the actor's next task may write to them. (On a device: everything that reads them has been
+        enqueued before what that task enqueues.) The future is done when the transfer is, as far as the
+        writer knows; its exception, or what ``begin`` raises, becomes the readers' error.
     note: what the readers get with the frame, before anything else: an address to read from, say.
-    withdraw: called in place of ``begin`` where the frame could not be published.
+    withdraw: called in place of ``begin`` where the frame could not be published, soon afterwards.
     """
 
     begin: Callable[[], futures.Future[None]]
@@ -95,11 +98,16 @@ class Conduit(ABC):
         self, specs: Sequence[TensorSpec], note: bytes, transfer: int
     ) -> futures.Future[list[Any]]:
         """Ask for the tensors of a transfer whose frame has come. The future gives one for each of ``specs``,
-        of its dtype and shape; they are the reader's alone, or their memory is never written again.
-        Transfers may be done in any order."""
+        of its dtype and shape; they are the reader's alone, or their memory is never written again. An
+        actor asks for the next transfer of an edge when this one is done."""
+
+    def drop(self, transfer: int) -> None:  # noqa: B027 - most have nothing to forget
+        """Forget a transfer that was asked for: it has failed at the writer, or nobody waits for it any more.
+        Its tensors may still come, and its future is looked at no more."""
 
     def progress(self) -> None:  # noqa: B027 - most transports have threads or hardware for it
-        """Do what can be done without waiting. Called when something has come on the wire, and otherwise."""
+        """Do what can be done without waiting. Called when something has come on the wire, and otherwise.
+        After an error here the edge moves nothing any more, until its graph is laid anew."""
 
     @abstractmethod
     def abort(self, reason: BaseException) -> None:

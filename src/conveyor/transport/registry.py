@@ -6,16 +6,19 @@ import importlib
 import os
 
 from conveyor.dag.hints import known_transports
-from conveyor.transport.base import Transport
+from conveyor.transport.base import Capabilities, Transport
 
 __all__ = ["get", "names", "register", "unregister"]
 
 _registered: dict[str, Transport] = {}
-_folders = frozenset(
-    entry.name
-    for entry in os.scandir(os.path.dirname(__file__))
+#: Imported at once, since a process that compiles a graph may have no descriptor left to open a file with. What is
+#: slow to import in a folder is imported when a conduit is opened.
+_ours: dict[str, Transport] = {
+    entry.name: importlib.import_module(f"conveyor.transport.{entry.name}").TRANSPORT
+    for entry in sorted(os.scandir(os.path.dirname(__file__)), key=lambda entry: entry.name)
     if entry.is_dir() and not entry.name.startswith("_")
-)
+}
+known_transports.update(_ours)
 
 
 def register(transport: Transport) -> None:
@@ -23,14 +26,18 @@ def register(transport: Transport) -> None:
     process that began the session: actors are sent what they need.
 
     Raises:
-        TypeError: it is no :class:`Transport`, or its name is no text.
-        ValueError: the name is another transport's, or means something else.
+        TypeError: it is no :class:`Transport`, or its name or its capabilities are none.
+        ValueError: the name is another transport's, means something else, or cannot be shown.
     """
     if not isinstance(transport, Transport):
         raise TypeError(f"a conveyor.transport.Transport is registered, not {transport!r}")
     name = getattr(transport, "name", None)
     if not isinstance(name, str) or not name:
         raise TypeError(f"{transport!r} has no name: its attribute 'name' is {name!r}")
+    if not name.isprintable() or name != name.strip():
+        raise ValueError(f"a transport's name is shown to people, and {name!r} cannot be")
+    if not isinstance(getattr(transport, "capabilities", None), Capabilities):
+        raise TypeError(f"the capabilities of {name!r} are a conveyor.transport.Capabilities")
     if name in names() or name == "auto":
         raise ValueError(f"there is a transport {name!r} already")
     _registered[name] = transport
@@ -50,12 +57,9 @@ def unregister(name: str) -> None:
 
 def names() -> tuple[str, ...]:
     """List all transports: ours, then those that were registered."""
-    return (*sorted(_folders), *_registered)
+    return (*_ours, *_registered)
 
 
 def get(name: str) -> Transport | None:
     """Find the transport of that name."""
-    if name in _folders:
-        made: Transport = importlib.import_module(f"conveyor.transport.{name}").TRANSPORT
-        return made
-    return _registered.get(name)
+    return _ours.get(name) or _registered.get(name)

@@ -110,7 +110,8 @@ class InlineGraph:
         # Everything is in this process, and nobody is rung: who executes has the programs driven.
         here = process.place(RESULT_BIT)
         places = dict.fromkeys((EXECUTOR, *range(len(actors))), here)
-        layout = lay_out(plan, places, len(plan.tasks), config.slot_bytes, config.fail_fast)
+        tasks, slot_bytes = len(plan.tasks), config.slot_bytes
+        layout = lay_out(plan, places, tasks, slot_bytes, config.fail_fast, transports={})
         assignments = assign(
             plan, config, self.number, self.name, places, layout, tasks_by_actor(plan), first
         )

@@ -1,4 +1,8 @@
-"""An actor's ends of what goes beside the frames of a graph: tensors, by the transports of their edges."""
+"""An actor's ends of what goes beside the frames of a graph: tensors, by the transports of their edges.
+
+A transport is not ours: whatever its methods raise or return is an error of one transfer, or of the edge, and
+never ends the actor or leaves a reader without a word.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conveyor import _core
 from conveyor.codec import decode_error, encode_error
 from conveyor.codec.parcels import Head, Parcel
-from conveyor.exceptions import GraphTornDownError, TransportError
+from conveyor.exceptions import ConveyorError, GraphTornDownError, TransportError
 from conveyor.runtime.actor.wire import Wire
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.graph.beside import ConduitEnd
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.process import Process
+from conveyor.runtime.waiting.alarm import Alarm
+from conveyor.transport.base import Conduit, Sending
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from conveyor.transport.base import Conduit, Sending
+
+class Unwanted(ConveyorError):
+    """Nobody waits for an execution any more whose tensors are on their way."""
 
 
 class Conduits:
@@ -35,6 +43,7 @@ class Conduits:
         segment: _core.Segment,
         assignment: Assignment,
         program: _core.Program,
+        limits: _core.Limits,
         recorder: _core.Recorder,
         budget: _core.MemoryBudget | None,
     ) -> None:
@@ -45,6 +54,7 @@ class Conduits:
         def ring() -> None:
             process.board.ring(process.slot, assignment.bit)
 
+        self._alarm = Alarm(ring)
         try:
             for end in assignment.conduits:
                 wire = Wire(process, segment, assignment, end, budget)
@@ -56,7 +66,8 @@ class Conduits:
                     outbound = Outbound(wire, end, ring, program, sender, sent)
                     self.outbound[end.edge] = outbound
                 else:
-                    self.inbound[end.edge] = Inbound(wire, end, ring)
+                    inbound = Inbound(wire, end, ring, limits, self._alarm)
+                    self.inbound[end.edge] = inbound
         except BaseException:
             self.close()
             raise
@@ -68,10 +79,11 @@ class Conduits:
 
     def close(self) -> None:
         """Have all that is under way end, and let go of it. It does nothing the second time."""
+        self._alarm.close()
         reason = GraphTornDownError(f"{self._name} has been torn down")
         while self.outbound or self.inbound:
             _, link = (self.outbound or self.inbound).popitem()
-            try_each(lambda link=link: link.abort(reason), link.conduit.close, link.wire.close)  # type: ignore[misc]
+            link.close(reason)
 
 
 class _Link:
@@ -81,33 +93,46 @@ class _Link:
         """``ring`` has the program look again, from any thread."""
         self.wire = wire
         self.transport = end.transport
+        self.name = str(end.transport.name)
         self._ring = ring
+        #: Why nothing can be moved any more.
         self._broken: BaseException | None = None
         try:
             self.conduit: Conduit = end.transport.open(wire)
+            if not isinstance(self.conduit, Conduit):
+                raise TypeError(f"open() has returned a {type(self.conduit).__name__}, no Conduit")
         except Exception as error:
-            raise self.error(
-                f"{wire.members[wire.rank]}'s end could not be opened", error
-            ) from error
+            self.wire.close()
+            who = wire.members[wire.rank]
+            raise self.error(f"{who}'s end could not be opened", error) from error
 
     def progress(self) -> None:
+        """Take and do what can be done without waiting. It raises no error."""
+        if self._broken is not None:
+            return
         try:
             self.wire.pump()
             self.conduit.progress()
         except Exception as error:
-            self.abort(error)
+            self.breaks(error)
 
-    def abort(self, reason: BaseException) -> None:
+    def breaks(self, error: BaseException) -> None:
         """Nothing can be moved any more."""
+        self._broken = error
+        try_each(lambda: self.conduit.abort(error), name=f"abort() of the transport {self.name!r}")
+
+    def close(self, reason: BaseException) -> None:
+        """The graph is taken down."""
+        name = f"the transport {self.name!r}"
         if self._broken is None:
             self._broken = reason
-            self.conduit.abort(reason)
+            try_each(lambda: self.conduit.abort(reason), name=name)
+        try_each(self.conduit.close, self.wire.close, name=name)
 
     def error(self, what: str, cause: BaseException) -> TransportError:
         """Say what has failed, and on which edge."""
         told = TransportError(
-            f"{self.wire.edge}: {what} by the transport {self.transport.name!r}: "
-            f"{type(cause).__name__}: {cause}"
+            f"{self.wire.edge}: {what} by the transport {self.name!r}: {_in_words(cause)}"
         )
         told.__cause__ = cause
         return told
@@ -138,10 +163,7 @@ class Outbound(_Link):
 
     def pack(self, value: Any) -> Parcel:
         """Make what is sent in place of ``value``."""
-        if self._offered is not None:  # the last one could not be published
-            sending, *_ = self._offered
-            self._offered = None
-            sending.withdraw()
+        self._withdraw()  # the last one could not be published
         return Parcel(value, self._accepts, self._offer)
 
     def posted(self) -> None:
@@ -153,45 +175,78 @@ class Outbound(_Link):
         self._sent(size)
 
         def ended(future: Future[None]) -> None:
-            error = future.exception()
+            error = _failure_of(future)
             if error is not None:
                 self._failed.append((transfer, error))
                 self._ring()
 
         try:
             sending.begin().add_done_callback(ended)
-        except Exception as error:
+        except BaseException as error:
             self._failed.append((transfer, error))
             self.progress()
+            if not isinstance(error, Exception):
+                raise
 
     def progress(self) -> None:
         """Go on, and tell the readers of what has failed."""
         super().progress()
         while self._failed:
             transfer, cause = self._failed.popleft()
-            meta = encode_error(self.error("tensors could not be sent", cause), *self._sender)
-            try:
-                self.wire.tell_failure(transfer, meta)
-            except Exception:
-                self.wire.tell_failure(transfer, _core.UNSAID)
+            self._tell(functools.partial(self.wire.tell_failure, transfer), cause)
+
+    def breaks(self, error: BaseException) -> None:
+        """As for all ends, and the readers are told."""
+        super().breaks(error)
+        self._tell(self.wire.tell_broken, error)
+
+    def close(self, reason: BaseException) -> None:
+        """As for all ends."""
+        self._withdraw()
+        super().close(reason)
+
+    def _tell(self, tell: Callable[[bytes], None], cause: BaseException) -> None:
+        try:
+            error = self.error("tensors could not be sent", cause)
+            tell(encode_error(error, *self._sender))
+        except Exception:  # no memory for the words
+            tell(_core.UNSAID)
+
+    def _withdraw(self) -> None:
+        if self._offered is not None:
+            sending, *_ = self._offered
+            self._offered = None
+            try_each(sending.withdraw, name=f"withdraw() of the transport {self.name!r}")
 
     def _accepts(self, tensor: Any) -> str | None:
-        why_not = self.transport.accepts(tensor)
-        return None if why_not is None else f"cannot go by {self.transport.name!r}: it {why_not}"
+        try:
+            why_not = self.transport.accepts(tensor)
+        except Exception as error:
+            return f"cannot go by {self.name!r}: accepts() has raised {_in_words(error)}"
+        if why_not is None:
+            return None
+        if not isinstance(why_not, str):
+            return f"cannot go by {self.name!r}: accepts() has returned {why_not!r}, no text"
+        return f"cannot go by {self.name!r}: it {why_not}"
 
     def _offer(self, tensors: list[Any]) -> bytes:
         if not tensors:
             return b""
-        if self._broken is not None:
-            raise self.error("tensors could not be sent", self._broken)
         transfer = self._program.execution
         try:
-            sending = self.conduit.send(tensors, transfer)
+            if self._broken is not None:
+                raise self._broken
+            sending: Any = self.conduit.send(tensors, transfer)
+            if not isinstance(sending, Sending):
+                raise TypeError(f"send() has returned a {type(sending).__name__}, no Sending")
+            note: Any = sending.note
+            if not isinstance(note, bytes):
+                raise TypeError(f"the note is a {type(note).__name__}, not bytes")
         except Exception as error:
             raise self.error("tensors could not be sent", error) from error
         size = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
         self._offered = sending, transfer, size
-        return sending.note
+        return note
 
 
 class Coming(NamedTuple):
@@ -200,45 +255,96 @@ class Coming(NamedTuple):
     head: what its frame held.
     transfer: the number of the transfer.
     tensors: what the transport will give; ``None``: there are none.
+    deadline: of the execution, on the monotonic clock in nanoseconds; 0: none.
     """
 
     head: Head
     transfer: int
     tensors: Future[list[Any]] | None
+    deadline: int
 
 
 class Inbound(_Link):
     """A reader's end."""
 
+    def __init__(
+        self,
+        wire: Wire,
+        end: ConduitEnd,
+        ring: Callable[[], None],
+        limits: _core.Limits,
+        alarm: Alarm,
+    ) -> None:
+        super().__init__(wire, end, ring)
+        self._limits = limits
+        self._alarm = alarm
+
     def arrived(self, head: Head, execution: int) -> Coming:
         """A frame has come: its tensors are asked for."""
+        deadline = self._limits.deadline(execution)
         if not head.tensors:
-            return Coming(head, execution, None)
+            return Coming(head, execution, None, deadline)
         try:
             if self._broken is not None:
                 raise self._broken
             tensors = self.conduit.receive(head.tensors, head.note, execution)
+            tensors.add_done_callback(lambda _: self._ring())
         except Exception as error:
             head.give_up()
             raise self.error("tensors could not be received", error) from error
-        tensors.add_done_callback(lambda _: self._ring())
-        return Coming(head, execution, tensors)
+        coming = Coming(head, execution, tensors, deadline)
+        if deadline:
+            self._alarm.add(coming)
+        return coming
 
     def take(self, coming: Coming) -> Any:
-        """Give the value, or ``NotImplemented`` while its tensors are on their way."""
-        head, transfer, tensors = coming
-        meta = self.wire.failures.get(transfer)
+        """Give the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted``
+        where nobody waits for them any more."""
+        head, transfer, tensors, deadline = coming
+        if tensors is None:
+            return head.open(())
+        if tensors.done():
+            error = _failure_of(tensors)
+            if error is None:
+                came = tensors.result()
+                mismatch = head.mismatch(came)
+                if mismatch is None:
+                    return head.open(came)
+                error = TypeError(mismatch)
+            head.give_up()
+            raise self.error("tensors could not be received", error) from error
+        meta = self.wire.failures.get(transfer) or self.wire.broken
         if meta is not None:
             # Nobody asks for older ones.
             self.wire.failures = {t: m for t, m in self.wire.failures.items() if t > transfer}
-            head.give_up()
+            self._give_up(coming)
             raise decode_error(meta)
-        if tensors is None:
-            return head.open(())
-        if not tensors.done():
-            return NotImplemented
-        error = tensors.exception()
-        if error is not None:
-            head.give_up()
-            raise self.error("tensors could not be received", error) from error
-        return head.open(tensors.result())
+        if self._broken is not None:
+            self._give_up(coming)
+            raise self.error("tensors could not be received", self._broken) from self._broken
+        if self._limits.cancelled(transfer) or (deadline and _core.monotonic_ns() >= deadline):
+            self._give_up(coming)
+            raise Unwanted(f"{self.wire.edge}: nobody waits for execution {transfer} any more")
+        return NotImplemented
+
+    def _give_up(self, coming: Coming) -> None:
+        """The transfer is not waited for to its end."""
+        coming.head.give_up()
+        if self._broken is None:
+            name = f"drop() of the transport {self.name!r}"
+            try_each(lambda: self.conduit.drop(coming.transfer), name=name)
+
+
+def _failure_of(future: Future[Any]) -> BaseException | None:
+    """What a future that is done has come to, if it is no result."""
+    if future.cancelled():
+        return RuntimeError("its future was cancelled")
+    return future.exception()
+
+
+def _in_words(error: BaseException) -> str:
+    """An error's class and message, of which not even its class has to be good."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (whose message cannot be made)"

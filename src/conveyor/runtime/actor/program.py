@@ -16,7 +16,7 @@ from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
 from conveyor.plan.reading import registers_read
 from conveyor.plan.steps import Await, Call, Recv, Send, assert_never
-from conveyor.runtime.actor.conduits import Conduits
+from conveyor.runtime.actor.conduits import Conduits, Unwanted
 from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
@@ -56,8 +56,11 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     actor = assignment.actor_name
 
     def error_meta(error: BaseException, label: str, execution: int) -> bytes:
-        if _is_cancellation(error) and limits.cancelled(execution) and not limits.failed(execution):
-            return _core.CANCELLED  # who asked for it says why, as of tasks that have not begun
+        if _is_cancellation(error):  # who asked for it says why, as of tasks that have not begun
+            if limits.cancelled(execution) and not limits.failed(execution):
+                return _core.CANCELLED
+            if isinstance(error, Unwanted) and not limits.cancelled(execution):
+                return _core.OVERDUE
         meta = encode_error(error, actor, label)
         # What cannot be told comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
@@ -118,7 +121,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         )
         for end in assignment.writes
     }
-    conduits = Conduits(process, segment, assignment, program, recorder, budget)
+    conduits = Conduits(process, segment, assignment, program, limits, recorder, budget)
     if assignment.conduits:
         program.set_progress(conduits.progress)
     producers = Producers()
@@ -185,7 +188,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    if isinstance(error, GeneratorStopped):
+    if isinstance(error, (GeneratorStopped, Unwanted)):
         return True
     asyncio = sys.modules.get("asyncio")  # slow to import: an actor without coroutines has not
     return asyncio is not None and isinstance(error, asyncio.CancelledError)

@@ -12,8 +12,8 @@ from conveyor.runtime.process import Process
 
 
 class Wire:
-    """One end; see :class:`conveyor.transport.Wire`. It also tells the readers of transfers that have failed
-    at the writer, of which a transport need not know how to tell."""
+    """One end; see :class:`conveyor.transport.Wire`. It also tells the readers what has failed at the
+    writer, of which a transport need not know how to tell."""
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Wire:
         self._come: list[tuple[int, Any]] = []
         #: By transfer, how it has failed at the writer: the meta bytes of an error.
         self.failures: dict[int, bytes] = {}
+        #: How the writer's end has broken, if it has: nothing comes any more.
+        self.broken: bytes | None = None
 
     def send(self, message: Any) -> None:
         """As for :class:`conveyor.transport.Wire`."""
@@ -45,7 +47,12 @@ class Wire:
 
     def tell_failure(self, transfer: int, meta: bytes) -> None:
         """Tell the readers that a transfer has failed, whose frame they have been given."""
-        self._send(meta, transfer, _core.KIND_CONTROL)
+        self._send((transfer, meta), 0, _core.KIND_CONTROL)
+
+    def tell_broken(self, meta: bytes) -> None:
+        """Tell the readers that nothing comes any more. What waits for room is given up."""
+        self._unsent.clear()
+        self._send((None, meta), 0, _core.KIND_CONTROL)
 
     def receive(self) -> list[tuple[int, Any]]:
         """As for :class:`conveyor.transport.Wire`."""
@@ -54,15 +61,20 @@ class Wire:
         return come
 
     def pump(self) -> None:
-        """Take what has come, and send what there is room for by now."""
+        """Take what has come, and send what there is room for by now. A message that cannot be taken or
+        sent raises, once."""
         for rank, reader in zip(self._others, self._readers, strict=True):
             while (message := reader.receive()) is not _core.EMPTY:
-                if reader.kind == _core.KIND_CONTROL:
-                    self.failures[reader.tag] = message
-                else:
+                if reader.kind != _core.KIND_CONTROL:
                     self._come.append((rank, message))
-        while self._unsent and self._fits(*self._unsent[0]):
-            self._unsent.popleft()
+                elif message[0] is None:
+                    self.broken = message[1]
+                else:
+                    self.failures[message[0]] = message[1]
+        while self._unsent and self._has_room():
+            message = self._unsent.popleft()
+            if not self._writer.send(*message):  # what it has run meanwhile has sent something
+                self._unsent.appendleft(message)
 
     def close(self) -> None:
         """Take and send nothing more."""
@@ -72,12 +84,10 @@ class Wire:
             reader.close()
 
     def _send(self, message: Any, tag: int, kind: int) -> None:
-        if self._unsent or not self._fits(message, tag, kind):
+        if self._unsent or not self._has_room() or not self._writer.send(message, tag, kind):
             self._unsent.append((message, tag, kind))
 
-    def _fits(self, message: Any, tag: int, kind: int) -> bool:
+    def _has_room(self) -> bool:
         if not self._writer.has_room:
-            self._writer.wants_room()
-            if not self._writer.has_room:  # whoever makes some from now on rings
-                return False
-        return self._writer.send(message, tag, kind)
+            self._writer.wants_room()  # whoever makes some from now on rings
+        return self._writer.has_room

@@ -28,6 +28,7 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.assigning import assign
+from conveyor.runtime.graph.beside import transports_of
 from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
@@ -66,6 +67,7 @@ class Laying:
         self._network = network
         self._chores = chores
         self._plan = plan
+        self._transports = transports_of(plan)
         self._tasks = tasks
         self._config = config
         self._lock = threading.Lock()
@@ -93,7 +95,9 @@ class Laying:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.incarnation, record.bits.take())
             slot_bytes, fail_fast = self._config.slot_bytes, self._config.fail_fast
-            layout = lay_out(self._plan, places, len(self.labels), slot_bytes, fail_fast)
+            layout = lay_out(
+                self._plan, places, len(self.labels), slot_bytes, fail_fast, self._transports
+            )
             self._load(records, places, layout, first)
         except BaseException as error:
             self._leave(records, places)

@@ -40,6 +40,25 @@ def wire_bytes(edge: Edge, stride: int) -> int:
     return _core.Segment.ring_bytes(slots, stride, len(edge.readers)) + up
 
 
+def transports_of(plan: Plan) -> dict[str, Transport]:
+    """Find the transports of a Plan, by their names. A graph keeps them, whatever becomes of the registry.
+
+    Raises:
+        GraphError: one is not known here.
+    """
+    found: dict[str, Transport] = {}
+    for edge in plan.edges:
+        if edge.beside and edge.route not in found:
+            transport = registry.get(edge.route)
+            if transport is None:
+                raise GraphError(
+                    f"{edge.source} goes by the transport {edge.route!r}, which is not known in the process "
+                    f"that began the session: call conveyor.transport.register there"
+                )
+            found[edge.route] = transport
+    return found
+
+
 def make_wire(
     segment: _core.Segment,
     plan: Plan,
@@ -47,15 +66,10 @@ def make_wire(
     offset: int,
     stride: int,
     places: dict[int, Place],
+    transport: Transport,
 ) -> list[tuple[int, ConduitEnd]]:
     """Make the rings of the wire beside an edge, one from the writer to the readers and one back from each of
     them. Return each actor with its end."""
-    transport = registry.get(edge.route)
-    if transport is None:
-        raise GraphError(
-            f"{edge.source} goes by the transport {edge.route!r}, which is not known in the process that "
-            f"began the session: call conveyor.transport.register there"
-        )
     slots, readers = slots_of(edge.depth), len(edge.readers)
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conveyor import _core
@@ -14,6 +15,7 @@ from conveyor.runtime.graph.ends import ReadEnd, WriteEnd, slots_of
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
 from conveyor.runtime.process import Place
+from conveyor.transport.base import Transport
 
 #: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
 RESULT_BIT = 1
@@ -102,10 +104,16 @@ class Layout:
 
 
 def lay_out(
-    plan: Plan, places: dict[int, Place], tasks: int, slot_bytes: int, fail_fast: bool
+    plan: Plan,
+    places: dict[int, Place],
+    tasks: int,
+    slot_bytes: int,
+    fail_fast: bool,
+    transports: Mapping[str, Transport],
 ) -> Layout:
     """Make the graph's segment and say who holds which end. ``places`` includes the driver's; ``tasks`` is
-    how many the graph has, which the driver is not shown where an actor executes it."""
+    how many the graph has, which the driver is not shown where an actor executes it. ``transports``: those of
+    the edges that something goes beside."""
     stride = -(-slot_bytes // 64) * 64
     offsets: list[int] = []
     top = 0
@@ -151,7 +159,9 @@ def lay_out(
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
     conduits: dict[int, list[ConduitEnd]] = {}
     for number, offset in wires.items():
-        for actor, part in make_wire(segment, plan, plan.edges[number], offset, stride, places):
+        edge = plan.edges[number]
+        made = make_wire(segment, plan, edge, offset, stride, places, transports[edge.route])
+        for actor, part in made:
             conduits.setdefault(actor, []).append(part)
     failures.make(segment, limits.sets, stride)
     return Layout(

@@ -38,6 +38,10 @@ class ShmConduit(Conduit):
         self.progress()
         return asked
 
+    def drop(self, transfer: int) -> None:
+        """As for :class:`Conduit`."""
+        self._asked.pop(transfer, None)
+
     def progress(self) -> None:
         """As for :class:`Conduit`."""
         for _, (transfer, tensors) in self._wire.receive():
