@@ -60,7 +60,7 @@ class Unload(Order):
 class Accept(Order):
     """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and that
     process's descriptors come with ``ticket``: always, since the actor may know it no more, or its successor
-    in its place. ``caller_bit`` of the caller's bell tells it of answers."""
+    in its place."""
 
     slot: int
     incarnation: int
