@@ -32,7 +32,7 @@ from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
 EndT = TypeVar("EndT", bound="End")
 
-_ends = PresentEnds()
+_ends: PresentEnds[End] = PresentEnds()
 
 
 class End:
@@ -182,7 +182,8 @@ class End:
         done by another thread: which is dear, so it is not done for each look of who waits."""
         introductions = self._runtime.introductions
         if self._partner is None and introductions.awaits(self._number, self._side):
-            self._check()
+            with self._lock:
+                self._check()
             return False
         return uninterrupted(self._meet)
 

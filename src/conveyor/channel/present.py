@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from conveyor.channel.end import End
-    from conveyor.runtime.meeting import Side
+from conveyor.runtime.meeting import Side
 
-Key = tuple[str, int, "Side"]
+EndT = TypeVar("EndT")
+
+Key = tuple[str, int, Side]
 """An end: the session, the number of the channel, and the side."""
 
 
-class PresentEnds:
+class PresentEnds(Generic[EndT]):
     """They are known by their keys, so that one that comes again is the same object.
 
     Whoever makes an end enters it, and its finalizer has it leave. An end that has not been entered, since
@@ -23,19 +23,19 @@ class PresentEnds:
     """
 
     def __init__(self) -> None:
-        self._refs: dict[Key, weakref.ref[End]] = {}
+        self._refs: dict[Key, weakref.ref[EndT]] = {}
 
-    def all(self) -> list[End]:
+    def all(self) -> list[EndT]:
         """Those that there are."""
         found = [ref() for ref in list(self._refs.values())]
         return [end for end in found if end is not None]
 
-    def find(self, key: Key) -> End | None:
+    def find(self, key: Key) -> EndT | None:
         """The end with that key."""
         ref = self._refs.get(key)
         return None if ref is None else ref()
 
-    def enter(self, key: Key, own: weakref.ref[End]) -> End | None:
+    def enter(self, key: Key, own: weakref.ref[EndT]) -> EndT | None:
         """Enter an end; ``None``, or the one that is there already and stays."""
         while True:
             known = self._refs.setdefault(key, own)
@@ -46,7 +46,7 @@ class PresentEnds:
                 return end
             self.leave(key, known)  # it is garbage, and its finalizer has not run yet
 
-    def leave(self, key: Key, own: weakref.ref[End]) -> bool:
+    def leave(self, key: Key, own: weakref.ref[EndT]) -> bool:
         """Take an end out; false if it is not there."""
         if self._refs.get(key) is not own:
             return False
