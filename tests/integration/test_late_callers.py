@@ -123,3 +123,22 @@ def test_a_caller_that_is_let_in_after_its_successor_was_met(latches, wait_until
     get(held)
     wait_until(lambda: len(get(callee.all.remote())) == 2, what="both calls")
     assert sorted(get(callee.all.remote())) == [[7], [42]]
+
+
+def test_a_socket_of_a_dead_process_that_is_found_broken_is_no_death_of_its_successor():
+    class Broken:
+        def sendmsg(self, *_):
+            raise BrokenPipeError
+
+    actor = Worker.options(max_restarts=1).remote()
+    record = context.running().table.record(actor._id)
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    record.exited.wait(20)
+    assert get(actor.pid.remote()) != pid
+    assert context.running().table.record(actor._id).slot == record.slot
+    record.control_socket = Broken()
+    with pytest.raises(conveyor.exceptions.ActorDiedError):
+        record.send_fds([0])
+    assert context.running().table.record(actor._id).alive
+    assert get(actor.echo.remote(1)) == 1

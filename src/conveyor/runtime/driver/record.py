@@ -189,8 +189,9 @@ class ActorRecord:
             for start in range(0, len(fds), MAX_FDS):
                 socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
         except OSError as error:
-            if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-                # Its end of the socket has gone with it, before its death was heard of.
+            # Its end of the socket has gone with it, most often before its death was heard of. If that was
+            # heard of, the slot may be another process's by now.
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)) and self.alive:
                 self._board.announce_death(self.slot)
                 if self.process is not None:
                     self.process.end_headless()
