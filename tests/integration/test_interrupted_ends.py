@@ -1,5 +1,5 @@
-"""Exceptions of signal handlers (Ctrl-C) at every moment of a session's start and end, and of an actor's
-start: in the end nothing is left."""
+"""Exceptions of signal handlers (Ctrl-C) at every moment of a session's start and end, of an actor's start,
+and of a graph's: in the end nothing is left."""
 
 import pytest
 
@@ -17,6 +17,8 @@ PROGRAM = """
     class Actor:
         def pid(self):
             return os.getpid()
+        def echo(self, x):
+            return x
 
     def state():
         return (
@@ -41,9 +43,10 @@ PROGRAM = """
             code = frame.f_code
             if not code.co_filename.startswith(SOURCES) or in_finalizer(frame):
                 return None
-            # Not at `with`: a line is told there again before the lock is given back, where no handler runs.
+            # Not where no handler runs: at `with`, which is told again before the lock is given back, and at
+            # `try:`, which does nothing and is guarded by none of what stands around it.
             line = linecache.getline(code.co_filename, frame.f_lineno).lstrip()
-            if event == "line" and not line.startswith("with "):
+            if event == "line" and not line.startswith(("with ", "try:")):
                 self.left -= 1
                 if self.left == 0:
                     self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -372,3 +375,44 @@ def test_a_ctrl_c_in_the_first_pickling_tells_of_nothing_else(scripts):
             print("alone")
     """
     assert scripts.run(program(body)) == "alone\n"
+
+
+def test_a_graph_that_is_interrupted_at_any_line(scripts):
+    """Neither its channels stay nor, without handles, its actors."""
+    body = """
+        from conveyor.dag import InputNode
+        from conveyor.runtime import context
+
+        def settled(condition):
+            end = time.monotonic() + 20
+            while not condition():
+                assert time.monotonic() < end
+                time.sleep(0.001)
+
+        before = state()
+        conveyor.init()
+        a, b = Actor.remote(), Actor.remote()
+        pids = conveyor.get([a.pid.remote(), b.pid.remote()])
+        driver = context.running()
+        with InputNode() as inp:
+            dag = b.echo.bind(a.echo.bind(inp))
+        k, where = FIRST, "none"
+        while where:
+            k += STEP
+            where = inject(k, lambda: dag.compile().teardown())
+            try:
+                settled(lambda: len(driver.layer) == 0)
+            except AssertionError:
+                raise AssertionError((k, where)) from None
+            if k % 10 == 0:
+                graph = dag.compile()
+                assert conveyor.get(graph.execute(k)) == k, (k, where)
+                graph.teardown()
+        del a, b, inp, dag
+        graph = None
+        settled(lambda: not any(map(psutil.pid_exists, pids)))
+        conveyor.shutdown()
+        assert state() == before, (state(), before)
+        print("interrupted" if k > 50 else k)
+    """
+    assert scripts.run(program(body), timeout=120) == "interrupted\n"

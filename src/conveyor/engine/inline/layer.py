@@ -11,7 +11,7 @@ from conveyor.engine.inline.account import InlineAccount
 from conveyor.engine.inline.entry import InlineEntry, InlineWays
 from conveyor.engine.inline.graph import InlineGraph, InlineHost
 from conveyor.plan.model import Plan
-from conveyor.runtime.graph.assembly import assemble, supervise
+from conveyor.runtime.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.origins import Origins
@@ -55,16 +55,21 @@ class Layer:
 
     def compile(self, plan: Plan, config: Config) -> CompiledGraph:
         """Lay the graph of ``plan``."""
+        return whole(self, lambda begun: self._compiled(plan, config, begun))
+
+    def _compiled(self, plan: Plan, config: Config, begun: Begun) -> CompiledGraph:
         results = Results(plan, self.keep)
-        supervisor = supervise(self, plan, config)
+        supervisor = supervise(self, plan, config, begun)
         graph = self._graphs[supervisor.number]
         account = InlineAccount(graph, supervisor)
         entry = InlineEntry(graph, supervisor, results, GraphSource(account, results, self))
         self.accounts.add(account)
         return assemble(account, entry, InlineWays(self.process), account.upkeep, "inline")
 
-    def lay(self, plan: Plan, config: Config) -> Laid:
-        graph = InlineGraph(self._session, plan, config, next(self._numbers))
+    def lay(self, plan: Plan, config: Config, begun: Begun) -> Laid:
+        number = next(self._numbers)
+        begun(number)
+        graph = InlineGraph(self._session, plan, config, number)
         laid = graph.lay()
         self._graphs[graph.number] = graph
         return laid

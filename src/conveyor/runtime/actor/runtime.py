@@ -231,7 +231,7 @@ class ActorRuntime(CallingRuntime):
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
-    def lay(self, plan: Plan, config: Config) -> Laid:
+    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
         self.tidy()
         # The driver sees no constant of the graph, and no key: it may not know their classes.
         inputs = tuple(replace(bundle, keys=()) for bundle in plan.inputs)
@@ -244,6 +244,7 @@ class ActorRuntime(CallingRuntime):
         request = Lay(config, skeleton, sealed, labels)
         answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))
         number = answer.number
+        begun(number)
         self._labels[number] = {(number, task): name for task, name in labels.items()}
         try:
             return self._laid(answer, fds)

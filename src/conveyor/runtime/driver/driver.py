@@ -239,13 +239,14 @@ class Driver(CallingRuntime):
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 
-    def lay(self, plan: Plan, config: Config) -> Laid:
+    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
         laying = self.layer.lay(
             self.process.place(RESULT_BIT),
             config,
             plan,
             [with_bound_values(tasks) for tasks in tasks_by_actor(plan)],
             task_labels(plan),
+            begun,
         )
         return self._laid(laying)
 

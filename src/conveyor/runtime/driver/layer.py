@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from conveyor.config import Config
 from conveyor.exceptions import GraphTornDownError
@@ -18,6 +18,7 @@ from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import Tasks
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.uninterrupted import uninterrupted
 
 
 class Layer:
@@ -49,11 +50,15 @@ class Layer:
         plan: Plan,
         tasks: Sequence[Tasks],
         labels: Mapping[int, str],
+        begun: Callable[[int], object] | None = None,
     ) -> Laying:
-        """Lay a graph that the process at ``executor`` will execute."""
+        """Lay a graph that the process at ``executor`` will execute. ``begun(number)`` is called first, for
+        whoever may be interrupted before he has what this returns."""
         self._table.check_open()
         self._chores.do()
         number = next(self._numbers)
+        if begun is not None:
+            begun(number)
         laying = Laying(
             self._supervisor,
             self._table,
@@ -66,7 +71,13 @@ class Layer:
             labels,
             executor,
         )
-        self._layings[number] = laying
+        try:
+            laying.begin()
+            self._layings[number] = laying
+        except BaseException:
+            self._layings.pop(number, None)
+            uninterrupted(laying.unload)
+            raise
         return laying
 
     def lay_again(self, number: int, first: int) -> Laying:
@@ -85,8 +96,16 @@ class Layer:
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; the acknowledgements that are still to come."""
         self._process.limit_spin(number, None)
-        laying = self._layings.pop(number, None)
-        return [] if laying is None else [*laying.unload()]
+        laying = self._layings.get(number)
+        if laying is None:
+            return []
+        try:
+            acks = laying.unload()
+        except BaseException:
+            uninterrupted(laying.unload)  # what is left of it
+            raise
+        self._layings.pop(number, None)  # last: whoever is interrupted before does it again
+        return [*acks]
 
     def drop(self, number: int) -> None:
         """Have graph ``number`` taken down soon. Takes no lock."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from conveyor.codec.sealed import Sealed
@@ -33,6 +34,7 @@ from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 from conveyor.runtime.process import Place
+from conveyor.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
@@ -73,24 +75,25 @@ class Laying:
         self._lock = threading.Lock()
         self._over = False
         self.records: list[ActorRecord] = [supervisor.current(info.key) for info in plan.actors]
+        self._places: dict[int, Place] = {}
+
+    def begin(self) -> None:
+        """Lay it the first time. Whoever does not come to the end of this calls :meth:`unload`."""
         for record in self.records:
             record.check_alive()
         for record in self.records:
-            table.retain(record.id)  # a graph keeps its actors
-        try:
-            self.layout, self._places = self._lay(self.records, 0)
-        except BaseException:
-            self._release()
-            raise
+            self._table.retain_for(record.id, self.number)  # a graph keeps its actors
+        self.layout = self._lay(self.records, self._places, 0)
 
     @property
     def bits(self) -> tuple[int, ...]:
         """What rings each actor's program."""
         return tuple(self._places[actor].bit for actor in range(len(self.records)))
 
-    def _lay(self, records: list[ActorRecord], first: int) -> tuple[Layout, dict[int, Place]]:
-        """New channels, which every actor has acknowledged. Leaves nothing if it fails."""
-        places = {EXECUTOR: self.executor}
+    def _lay(self, records: list[ActorRecord], places: dict[int, Place], first: int) -> Layout:
+        """New channels, which every actor has acknowledged; ``places`` are noted as they are taken. Leaves
+        nothing if it fails."""
+        places[EXECUTOR] = self.executor
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.incarnation, record.bits.take())
@@ -100,12 +103,12 @@ class Laying:
             )
             self._load(records, places, layout, first)
         except BaseException as error:
-            self._leave(records, places)
+            uninterrupted(partial(self._leave, records, places))
             if isinstance(error, ConveyorError):
                 for record in records:
                     record.check_alive()  # the first cause: others fail as they cannot meet the dead
             raise
-        return layout, places
+        return layout
 
     def _load(
         self, records: list[ActorRecord], places: dict[int, Place], layout: Layout, first: int
@@ -148,19 +151,22 @@ class Laying:
     def _leave(
         self, records: list[ActorRecord], places: dict[int, Place]
     ) -> list[tuple[ActorRecord, Ref]]:
-        """Have every living actor leave the graph, and give back the bits; the acknowledgements."""
+        """Have every living actor leave the graph, and give back the bits, which empties ``places``; the
+        acknowledgements."""
         acks = []
-        for actor, place in places.items():
+        for actor in list(places):
             if actor == EXECUTOR:
                 continue
-            ack = self._unload(records[actor], place.bit)
+            ack = self._unload(records[actor], places, actor)
             if ack is not None:
                 acks.append((records[actor], ack))
         return acks
 
-    def _unload(self, record: ActorRecord, bit: int) -> Ref | None:
-        """Have an actor leave the graph, and give its bit back. What cannot be said now, for want of memory,
-        is said as soon as the driver does anything of the kind again: nobody else could say it later."""
+    def _unload(self, record: ActorRecord, places: dict[int, Place], actor: int) -> Ref | None:
+        """Have an actor leave the graph, and give its bit back. Whoever is interrupted here does it again: to
+        leave twice does no harm, and the bit is given back by who takes the place out. What cannot be said
+        now, for want of memory, is said as soon as the driver does anything of the kind again: nobody else
+        could say it later."""
         ack = None
         try:
             if record.alive:
@@ -168,14 +174,19 @@ class Laying:
         except ActorDiedError:  # just now
             pass
         except Exception as error:
-            self._chores.again(lambda: self._unload(record, bit), error)
+            place = places.pop(actor, None)
+            if place is not None:
+                left = {actor: place}
+                self._chores.again(lambda: self._unload(record, left, actor), error)
             return None
-        record.bits.give_back(bit)
+        place = places.pop(actor, None)
+        if place is not None:
+            record.bits.give_back(place.bit)
         return ack
 
     def _release(self) -> None:
         for record in self.records:
-            self._supervisor.release(record.id)
+            self._supervisor.release(record.id, self.number)
 
     def again(self, first: int) -> None:
         """Bring dead actors back and lay new channels, whose first execution is number ``first``."""
@@ -185,7 +196,8 @@ class Laying:
             # They leave the old program first; both go over the same ordered link.
             for record in survivors:
                 record.order(Unload(self.number))  # and the old bit is given back below
-            layout, places = self._lay(records, first)
+            places: dict[int, Place] = {}
+            layout = self._lay(records, places, first)
         except ActorDiedError:
             if all(record.alive for record in survivors):
                 raise
@@ -214,7 +226,7 @@ class Laying:
         )
 
     def unload(self) -> list[tuple[ActorRecord, Ref]]:
-        """Give back what the graph has; the acknowledgements that are still to come."""
+        """Give back what the graph has, however far it has come; the acknowledgements that are due."""
         with self._lock:
             self._over = True
         acks = self._leave(self.records, self._places)

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from conveyor import _core
@@ -44,8 +44,8 @@ class Actor:
     """What stays the same of an actor, whatever process it has.
 
     ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
-    wants it any more, so it is not started again. ``failures``: processes in a row that died before
-    the constructor had run.
+    wants it any more, so it is not started again. ``graphs``: numbers of those that need it.
+    ``failures``: processes in a row that died before the constructor had run.
     """
 
     class_name: str
@@ -58,6 +58,7 @@ class Actor:
     restarts: int = 0
     failures: int = 0
     handles: int = 0
+    graphs: set[int] = field(default_factory=set)
     held: bool = False  # there has been a handle
     shared: bool = False  # a handle has left this process: it is not known when the last is gone
     stopping: bool = False

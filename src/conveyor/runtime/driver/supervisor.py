@@ -155,16 +155,23 @@ class Supervisor:
 
     # Ending
 
-    def release(self, actor: ActorId) -> None:
-        """One handle, or one graph, less needs the actor; with the last one it ends."""
+    def release(self, actor: ActorId, graph: int | None = None) -> None:
+        """One handle, or that graph, needs the actor no more; with the last one it ends."""
         with self._table.lock:
             record = self._table.known(actor)
             if record is None:
                 return
             known = record.actor
-            known.handles -= 1
+            if graph is None:
+                known.handles -= 1
+            elif graph in known.graphs:
+                known.graphs.discard(graph)
+            else:
+                return
             self._table.forget_actor(record)
-            if known.handles > 0 or known.name is not None or known.shared or known.stopping:
+            if known.handles > 0 or known.graphs or known.name is not None or known.shared:
+                return
+            if known.stopping:
                 return
             known.stopping = True
             if record.calls is None:

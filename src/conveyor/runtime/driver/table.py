@@ -158,10 +158,18 @@ class Table:
     # Who needs them
 
     def retain(self, actor: ActorId) -> None:
-        """One handle, or one graph, more needs the actor."""
+        """One handle more needs the actor."""
         record = self.known(actor)
         if record is not None:
             record.actor.handles += 1
+            record.actor.held = True
+
+    def retain_for(self, actor: ActorId, graph: int) -> None:
+        """Graph ``graph`` needs the actor. Not a count: whoever is interrupted here gives back what may have
+        been taken."""
+        record = self.known(actor)
+        if record is not None:
+            record.actor.graphs.add(graph)
             record.actor.held = True
 
     def share(self, actor: ActorId) -> None:
@@ -194,7 +202,7 @@ class Table:
         """Keep nothing of an actor that is dead and that nobody can ask for any more."""
         actor = record.actor
         with self.lock:
-            asked_for = actor.handles > 0 or actor.shared or not actor.held
+            asked_for = actor.handles > 0 or actor.graphs or actor.shared or not actor.held
             if asked_for or not record.exited.is_set() or record.restarting:
                 return
             if self._records.get(record.id.index) is record:

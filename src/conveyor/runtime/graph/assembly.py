@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
@@ -22,13 +23,41 @@ from conveyor.runtime.graph.submitter import BellWays, Entry, ShortWay, Submitte
 from conveyor.runtime.graph.supervision import Supervisor
 from conveyor.runtime.graph.views import GraphView
 
+#: Is told the number of a graph before anything of it is laid.
+Begun: TypeAlias = Callable[[int], object]
+
+
+def whole(executor: Executor, make: Callable[[Begun], CompiledGraph]) -> CompiledGraph:
+    """The graph that ``make(begun)`` lays and puts together. If it raises, nothing of it stays.
+
+    That is also what a signal handler raises, at any moment: there is nobody yet who would take the graph
+    down. To be dropped twice does it no harm.
+    """
+    numbers: list[int] = []
+    try:
+        return make(numbers.append)
+    except BaseException:
+        for number in numbers:
+            executor.drop(number)
+        raise
+
 
 def compiled_graph(
     executor: Executor, plan: Plan, config: Config, accounts: weakref.WeakSet[ProcessAccount]
 ) -> CompiledGraph:
     """Lay the graph of ``plan``. Its account is entered among ``accounts``."""
+    return whole(executor, lambda begun: _compiled(executor, plan, config, accounts, begun))
+
+
+def _compiled(
+    executor: Executor,
+    plan: Plan,
+    config: Config,
+    accounts: weakref.WeakSet[ProcessAccount],
+    begun: Begun,
+) -> CompiledGraph:
     results = Results(plan, executor.keep)
-    supervisor = supervise(executor, plan, config)
+    supervisor = supervise(executor, plan, config, begun)
     account = ProcessAccount(supervisor)
     source = GraphSource(account, results, executor)
     entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
@@ -37,17 +66,13 @@ def compiled_graph(
     return assemble(account, entry, ways, supervisor, short_way=entry.short_way)
 
 
-def supervise(executor: Executor, plan: Plan, config: Config) -> Supervisor:
+def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervisor:
     """Lay the graph of ``plan``."""
-    laid = executor.lay(plan, config)
+    laid = executor.lay(plan, config, begun)
     number, process = laid.number, executor.process
     name = config.name or f"graph {number}"
     make_epoch = functools.partial(Epoch, plan, config, name, process, MOVED_REFS)
-    try:
-        first = make_epoch(laid, 0)
-    except BaseException:
-        executor.unlay(number)
-        raise
+    first = make_epoch(laid, 0)
     process.limit_spin(number, config.spin_us)
     # From here on the graph is taken down when it is garbage.
     return Supervisor(executor, plan, config, number, name, make_epoch, first)

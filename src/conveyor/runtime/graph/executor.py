@@ -117,8 +117,9 @@ class Executor(Protocol):
 
     process: Process
 
-    def lay(self, plan: Plan, config: Config) -> Laid:
-        """Lay the graph's channels and load every actor's program. All or nothing."""
+    def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
+        """Lay the graph's channels and load every actor's program. All or nothing. ``begun`` is told the
+        number as soon as there is one: whoever is interrupted before he has what this returns drops it."""
         ...
 
     def lay_again(self, number: int, first: int) -> Laid:

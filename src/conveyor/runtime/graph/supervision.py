@@ -188,10 +188,10 @@ class Supervisor:
                 try:
                     self.epoch.leave()
                 finally:  # Ctrl-C comes once, and the actors are to be told all the same
-                    self._finalizer.detach()
                     if kill_actors:
                         self._kill_actors()
                     self._unloading = self._executor.unlay(self.number)
+                    self._finalizer.detach()  # it is there for who is interrupted before
             elif kill_actors and type(self.closed) is GraphTornDownError:
                 self._kill_actors()
         # Several threads may wait here, and one that was interrupted is finished by the next: each waits
