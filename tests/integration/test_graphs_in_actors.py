@@ -188,11 +188,18 @@ def test_errors_reach_the_executing_actor_and_its_caller(engine):
         conveyor.get(controller.run.remote([7]))
 
 
-def test_the_death_of_a_stage_is_told_by_name(local):
+def test_the_death_of_a_stage_is_told_by_name(local, wait_until):
     stages = [Stage.options(name=f"stage{i}").remote() for i in range(2)]
     controller = Controller.remote()
     conveyor.get(controller.compile.remote(stages))
     os.kill(conveyor.get(stages[1].pid.remote()), signal.SIGKILL)
+
+    def told():  # the exit code may come after the death
+        with pytest.raises(ActorDiedError) as death:
+            conveyor.get(stages[1].pid.remote())
+        return "SIGKILL" in str(death.value)
+
+    wait_until(told)
     with pytest.raises(ActorDiedError, match=r"stage1 .*SIGKILL"):
         conveyor.get(controller.run.remote([1]))
     # The graph can be compiled again without it.

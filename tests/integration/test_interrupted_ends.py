@@ -160,7 +160,7 @@ STORM = """
 
     def handler(number, frame):
         global shots
-        if shots:
+        if shots and frame.f_code.co_name != "<module>":  # not between the lines of this program
             shots -= 1
             raise KeyboardInterrupt
 
@@ -182,7 +182,7 @@ STORM = """
         while shots or conveyor.is_initialized():
             try:
                 end()
-            except KeyboardInterrupt:  # between the lines of this program
+            except KeyboardInterrupt:  # between the lines of `end`
                 pass
         signal.setitimer(signal.ITIMER_REAL, 0)
         # A thread that has done its work, and said so, may still be about to end.

@@ -8,6 +8,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode
+from conveyor.exceptions import ArenaFullError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -19,6 +20,12 @@ class Reader:
 
     def echo(self, x):
         return x
+
+
+@pytest.mark.parametrize("shape", [(1 << 50,), (1 << 20, 1 << 20, 1 << 30)])
+def test_what_no_arena_can_hold_is_refused(session, shape):
+    with pytest.raises(ArenaFullError, match="is larger than the session's memory cap"):
+        conveyor.empty(shape, "f8")
 
 
 def test_an_array_of_an_earlier_session_is_copied(leaves_nothing):

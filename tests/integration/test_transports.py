@@ -1,13 +1,22 @@
 """Transports pass the checks that are there for all of them, and what goes wrong in one is told."""
 
 import re
+from concurrent.futures import Future
 
 import pytest
 
 import conveyor
 from conveyor import testing, transport
 from conveyor.dag import InputNode, MultiOutputNode, TransportHint
-from conveyor.exceptions import GraphError, TaskError, TransportError, WaitTimeoutError
+from conveyor.exceptions import (
+    ActorDiedError,
+    DeadlineExceededError,
+    ExecutionCancelledError,
+    GraphError,
+    TaskError,
+    TransportError,
+    WaitTimeoutError,
+)
 from conveyor.plan.route import choose
 from conveyor.testing import FaultyTransport
 from conveyor.testing.peers import RemotePeer
@@ -186,6 +195,17 @@ def test_what_cannot_be_registered(registered):
     nameless = FaultyTransport("")
     with pytest.raises(TypeError, match="has no name"):
         transport.register(nameless)
+    for unshown in ("two\nlines", " spaced"):
+        with pytest.raises(ValueError, match="is shown to people"):
+            transport.register(FaultyTransport(unshown))
+    unable = FaultyTransport("unable")
+    unable.capabilities = ("cpu",)
+    with pytest.raises(
+        TypeError, match=r"the capabilities of 'unable' are a conveyor\.transport\.Capabilities"
+    ):
+        transport.register(unable)
+    with pytest.raises(ValueError, match="delay is"):
+        FaultyTransport(delay=(-1, -5))
     for taken in ("shm", "auto", registered("mine")):
         with pytest.raises(ValueError, match="already"):
             transport.register(FaultyTransport(taken))
@@ -253,6 +273,190 @@ def test_an_end_that_cannot_be_opened_is_the_compiles_error(pair):
     finally:
         transport.unregister("unopened")
     assert conveyor.get([peer.holdings.remote() for peer in pair]) == before
+
+
+class Odd(FaultyTransport):
+    """Over shared memory; one of its methods does what ``does`` says, on transfer 1."""
+
+    def __init__(self, name, does):
+        super().__init__(name)
+        self.does = does
+
+    def open(self, wire):
+        if self.does == "open returns nothing":
+            return None
+        return OddConduit(self.does, super().open(wire), wire)
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class OddConduit(transport.Conduit):
+    def __init__(self, does, inner, wire):
+        self.does = does
+        self.inner = inner
+        self.wire = wire
+        self.raised = False
+
+    def send(self, tensors, number):
+        now = number == 1
+        if now and self.does == "send returns nothing":
+            return None
+        if now and self.does == "the backlog cannot be sent":
+            for _ in range(200):
+                self.wire.send(b"padding")
+            self.wire.send(
+                lambda: (yield),
+            )  # which cannot be pickled
+        inner = self.inner.send(tensors, number)
+
+        def begin():
+            future = Future()
+            match self.does:
+                case "its future is cancelled":
+                    future.cancel()
+                case "begin is interrupted":
+                    raise GeneratorExit
+                case "it fails without words":
+                    future.set_exception(Unspeakable())
+                case _:
+                    return inner.begin()
+            return future
+
+        return transport.Sending(begin if now else inner.begin)
+
+    def receive(self, specs, note, number):
+        now = number == 1
+        if now and self.does == "receive returns nothing":
+            return None
+        if now and self.does == "the wrong tensors come":
+            came = Future()
+            came.set_result([17])
+            return came
+        if now and self.does == "its reading is cancelled":
+            came = Future()
+            came.cancel()
+            return came
+        return self.inner.receive(specs, note, number)
+
+    def drop(self, number):
+        self.inner.drop(number)
+
+    def progress(self):
+        self.inner.progress()
+
+    def abort(self, reason):
+        self.inner.abort(reason)
+
+    def close(self):
+        self.inner.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("send returns nothing", "could not be sent .*: TypeError: send.. has returned a NoneType"),
+        ("its future is cancelled", "could not be sent .* was cancelled"),
+        ("begin is interrupted", "could not be sent .*: GeneratorExit"),
+        (
+            "it fails without words",
+            "could not be sent .*: Unspeakable .whose message cannot be made",
+        ),
+        ("receive returns nothing", "could not be received .*NoneType"),
+        ("the wrong tensors come", "could not be received .*was announced, and a int came"),
+        ("its reading is cancelled", "could not be received .* was cancelled"),
+    ],
+)
+def test_whatever_a_transport_does_its_readers_are_told(does, said, pair):
+    transport.register(Odd("odd", does))
+    try:
+        with total_over("odd", *pair, depth=4) as graph:
+            refs = [graph.execute(number) for number in range(4)]
+            for number, ref in enumerate(refs):
+                if number == 1:
+                    with pytest.raises(TransportError, match=said):
+                        ref.get(timeout=20)
+                else:
+                    assert ref.get(timeout=20)[0] == number
+    finally:
+        transport.unregister("odd")
+
+
+def test_an_end_that_is_none_is_the_compiles_error(pair):
+    transport.register(Odd("odd", "open returns nothing"))
+    try:
+        with pytest.raises(
+            TransportError, match=r"could not be opened .*open\(\) has returned a NoneType"
+        ):
+            total_over("odd", *pair)
+    finally:
+        transport.unregister("odd")
+    conveyor.get([peer.holdings.remote() for peer in pair], timeout=20)
+
+
+def test_who_waits_behind_a_message_that_cannot_be_sent_is_told(pair):
+    transport.register(Odd("odd", "the backlog cannot be sent"))
+    try:
+        with total_over("odd", *pair, depth=4) as graph:
+            assert graph.execute(0).get(timeout=20)[0] == 0
+            for number in (1, 2):
+                with pytest.raises(TransportError):
+                    graph.execute(number).get(timeout=20)
+    finally:
+        transport.unregister("odd")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_tensors_that_nobody_waits_for_hold_nobody_up(how, pair, registered):
+    with total_over(registered(stuck=[1]), *pair, depth=4) as graph:
+        assert graph.execute(0).get(timeout=20)[0] == 0
+        if how == "late":
+            with pytest.raises(DeadlineExceededError):
+                graph.execute(1, deadline=0.2).get(timeout=20)
+        else:
+            ref = graph.execute(1)
+            ref.cancel()
+            with pytest.raises(ExecutionCancelledError):
+                ref.get(timeout=20)
+        assert graph.execute(2).get(timeout=20)[0] == 2
+
+
+def test_a_late_execution_that_nobody_looks_at_holds_nobody_up(pair, registered):
+    with total_over(registered(stuck=[1]), *pair, depth=4) as graph:
+        late = graph.execute(1, deadline=0.2) if graph.execute(0).get(timeout=20) else None
+        assert graph.execute(2).get(timeout=20)[0] == 2
+        with pytest.raises(DeadlineExceededError):
+            late.get(timeout=20)
+
+
+def test_a_graph_keeps_a_transport_that_is_registered_no_more():
+    a, b = (RemotePeer.options(max_restarts=1).remote() for _ in range(2))
+    transport.register(FaultyTransport("gone"))
+    graph = total_over("gone", a, b)
+    transport.unregister("gone")
+    assert graph.execute(1).get(timeout=20)[0] == 1
+    with pytest.raises(ActorDiedError):
+        a.die.remote().get(timeout=20)
+    graph.restart()
+    assert graph.execute(2).get(timeout=20)[0] == 2
+    graph.teardown(kill_actors=True)
+
+
+def test_nothing_of_a_transfer_waits_for_the_collector(pair, registered):
+    """Else large tensors would pile up in the arena of their writer."""
+    name = registered(delay=(0.0001, 0.001), reorder=True, receives=[5])
+    a, b = pair
+    graph = total_over(name, a, b, depth=2, memory_bytes=40 << 20)
+    for number in range(30):
+        ref = graph.execute(number)
+        if number == 5:
+            with pytest.raises(TransportError):
+                ref.get(timeout=20)
+        else:
+            assert ref.get(timeout=20)[0] == number
+    graph.teardown()
 
 
 def test_a_name_is_known_as_long_as_it_is_registered(registered):

@@ -9,8 +9,8 @@ from conveyor.later import import_later
 TRANSPORTS = ("auto", "shm", "nccl", "accelerator")
 DEVICES = ("default", "cpu", "gpu", "cuda")
 
-#: The names that a hint may ask for: these, which Ray's programs use, and those of ``transport.registry``. Whether
-#: such a transport can serve is the plan's to say.
+#: The names that a hint may ask for: these, which Ray's programs use, and those of ``transport.registry``.
+#: Whether such a transport can serve is the plan's to say.
 known_transports = set(TRANSPORTS)
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 else:
     np, torch = LaterModule("numpy"), LaterModule("torch")
 
+#: More bytes than any arena has: what is larger is refused as this is.
+_MOST = 1 << 62
+
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any]:
     """An uninitialised numpy array in this process's arena.
@@ -29,7 +32,7 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> np.ndarray[Any, Any
     if kind.hasobject:
         raise TypeError(f"arrays of {kind} hold Python objects and cannot lie in shared memory")
     sizes = check_shape(shape)
-    buffer = context.current().allocate(math.prod(sizes) * kind.itemsize)
+    buffer = context.current().allocate(min(math.prod(sizes) * kind.itemsize, _MOST))
     array: np.ndarray[Any, Any] = np.ndarray(sizes, kind, buffer=buffer)
     return array
 
@@ -43,5 +46,5 @@ def empty_tensor(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     count = math.prod(sizes)
     if count == 0:
         return torch.empty(sizes, dtype=kind)
-    buffer: Any = context.current().allocate(count * kind.itemsize)
+    buffer: Any = context.current().allocate(min(count * kind.itemsize, _MOST))
     return torch.frombuffer(buffer, dtype=kind, count=count).view(sizes)

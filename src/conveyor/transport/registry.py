@@ -11,8 +11,8 @@ from conveyor.transport.base import Capabilities, Transport
 __all__ = ["get", "names", "register", "unregister"]
 
 _registered: dict[str, Transport] = {}
-#: Imported at once, since a process that compiles a graph may have no descriptor left to open a file with. What is
-#: slow to import in a folder is imported when a conduit is opened.
+#: Imported at once, since a process that compiles a graph may have no descriptor left to open a file
+#: with. What is slow to import in a folder is imported when a conduit is opened.
 _ours: dict[str, Transport] = {
     entry.name: importlib.import_module(f"conveyor.transport.{entry.name}").TRANSPORT
     for entry in sorted(os.scandir(os.path.dirname(__file__)), key=lambda entry: entry.name)

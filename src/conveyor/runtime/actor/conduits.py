@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec import decode_error, encode_error
@@ -220,7 +221,7 @@ class Outbound(_Link):
 
     def _accepts(self, tensor: Any) -> str | None:
         try:
-            why_not = self.transport.accepts(tensor)
+            why_not: Any = self.transport.accepts(tensor)
         except Exception as error:
             return f"cannot go by {self.name!r}: accepts() has raised {_in_words(error)}"
         if why_not is None:
@@ -249,7 +250,8 @@ class Outbound(_Link):
         return note
 
 
-class Coming(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Coming:
     """A value whose tensors are on their way.
 
     head: what its frame held.
@@ -262,6 +264,10 @@ class Coming(NamedTuple):
     transfer: int
     tensors: Future[list[Any]] | None
     deadline: int
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return 0 < self.deadline <= _core.monotonic_ns()
 
 
 class Inbound(_Link):
@@ -300,7 +306,7 @@ class Inbound(_Link):
     def take(self, coming: Coming) -> Any:
         """Give the value, or ``NotImplemented`` while its tensors are on their way. Raises ``Unwanted``
         where nobody waits for them any more."""
-        head, transfer, tensors, deadline = coming
+        head, transfer, tensors = coming.head, coming.transfer, coming.tensors
         if tensors is None:
             return head.open(())
         if tensors.done():
@@ -322,7 +328,7 @@ class Inbound(_Link):
         if self._broken is not None:
             self._give_up(coming)
             raise self.error("tensors could not be received", self._broken) from self._broken
-        if self._limits.cancelled(transfer) or (deadline and _core.monotonic_ns() >= deadline):
+        if self._limits.cancelled(transfer) or coming.is_late():
             self._give_up(coming)
             raise Unwanted(f"{self.wire.edge}: nobody waits for execution {transfer} any more")
         return NotImplemented
