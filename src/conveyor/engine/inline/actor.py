@@ -52,6 +52,7 @@ class Actor:
         #: It is dead, and what ran when it ended still counts.
         self.finishing = False
         # As a member of a graph: this process, and which of the session's deaths its own is.
+        self._session_end: BaseException | None = None
         self.pid = os.getpid()
         self.slot = host.lines.slot
         self.incarnation = 0
@@ -67,7 +68,11 @@ class Actor:
 
     def check_alive(self) -> None:
         if self._end is not None:
-            raise self.death()
+            raise self.why()
+
+    def why(self) -> BaseException:
+        """The error for who waits for it: its death, or the session's end."""
+        return self._session_end or self.death()
 
     def death(self, _label: Callable[[int, int], str | None] | None = None) -> ActorDiedError:
         """The error for whoever needs this actor. It knows itself what it was doing."""
@@ -98,11 +103,12 @@ class Actor:
         error: BaseException | None = None,
     ) -> None:
         """It is dead from now on. A method that still runs is not stopped; nobody hears of it, unless
-        ``finish``. ``orderly``: with what its class does at the end. ``error``: for who waits for it, if
-        that is not its death."""
+        ``finish``. ``orderly``: with what its class does at the end. ``error``: the session's end, if it
+        ends with that."""
         self.lasting.ended = self.lasting.ended or for_good
         if self._end is not None:
             return
+        self._session_end = error
         self._end = (how, doing, code)
         if self.lasting.ended:
             self.lasting.kept = None
@@ -111,14 +117,14 @@ class Actor:
         for call in list(self.calls):
             if finish and self.host.goes_on(call):
                 continue
-            call.settle(error=error or self.death())
+            call.settle(error=self.why())
             self.host.lines.finished(call)
         instance, self.instance = self.instance, None
 
         def at_the_end(run: Run) -> None:
             nonlocal instance
             for call in list(self.calls):  # coroutines that were cancelled before they began
-                call.settle(error=self.death())
+                call.settle(error=self.why())
                 self.host.lines.finished(call)
             interrupt = None
             if orderly:

@@ -103,7 +103,7 @@ class CallJob(Job):
             return None
         instance = actor.instance
         if not actor.alive:  # since its turn has come
-            self.settle(error=actor.death())
+            self.settle(error=actor.why())
             return None
         try:
             method, is_async = find(instance, actor.generators, self.method, self._what)
@@ -138,7 +138,7 @@ class CallJob(Job):
         if interrupts(error):
             raise error
         if self.actor.finishing and is_cancellation(error):
-            self.settle(error=self.actor.death())  # it ended while its coroutine was being started
+            self.settle(error=self.actor.why())  # it ended while its coroutine was being started
             return
         label = f"{self.actor.name}.{self.method}"
         self.settle(error=Failure(error, self.actor.name, label))

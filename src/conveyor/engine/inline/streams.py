@@ -163,7 +163,7 @@ class InlineStream(ExecutionStream):
                     raise production.failure()
                 self._end()
             if not production.actor.alive:
-                raise production.actor.death()
+                raise production.actor.why()
             job = _NextJob(production)
             production.actor.host.run(job)
             if job.interrupt is not None:
