@@ -189,6 +189,14 @@ def test_readers_that_ask_for_different_transports(registered):
         choose("a.f", hints)
 
 
+def test_a_transport_of_another_device(registered):
+    transport.get(registered("far")).capabilities = transport.Capabilities(frozenset({"cuda"}))
+    assert choose("a.f", [TransportHint("far")]).name == "far"
+    assert choose("a.f", [TransportHint("far", "cuda")]).name == "far"
+    with pytest.raises(GraphError, match="asks for tensors on the device 'cpu'"):
+        choose("a.f", [TransportHint("far", "cpu")])
+
+
 def test_what_cannot_be_registered(registered):
     with pytest.raises(TypeError, match=r"a conveyor\.transport\.Transport is registered, not 3"):
         transport.register(3)

@@ -186,6 +186,17 @@ def _values_are_safe(name: str) -> None:
         _expect(_get(b.kept_totals.remote()), wanted, "the values that are held")
 
 
+def _memory_is_used_again(name: str) -> None:
+    """What has been sent is the writer's again: its next task may write to it."""
+    with (
+        _peers(2) as (a, b),
+        _compiled(_chain(name, a, "make_again", b, "total"), depth=8) as graph,
+    ):
+        refs = [graph.execute(number) for number in range(16)]
+        for number, ref in enumerate(refs):
+            _expect(_get(ref), (number, float(number), float(number)), f"execution {number}")
+
+
 def _errors_are_values(name: str) -> None:
     """An error takes the tensors' place, and the next execution is as good as any."""
     with _peers(2) as (a, b), _compiled(_chain(name, a, "make_or_raise", b, "mean")) as graph:
@@ -302,6 +313,7 @@ _CHECKS: tuple[Callable[[str], None], ...] = (
     _several_readers,
     _two_edges,
     _values_are_safe,
+    _memory_is_used_again,
     _errors_are_values,
     _what_cannot_go,
     _teardown,

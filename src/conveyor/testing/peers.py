@@ -16,6 +16,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
+        self.buffer: Any = None
 
     def make(self, kind: str) -> Any:
         """Make a sample, see :func:`conveyor.testing.samples.sample`."""
@@ -34,6 +35,14 @@ class Peer:
         import torch
 
         return {"tensor": torch.full((1 << 20,), float(number)), "number": number}
+
+    def make_again(self, number: int) -> Any:
+        """Make 4 MiB of ``number``, in the memory of the last ones."""
+        import torch
+
+        if self.buffer is None:
+            self.buffer = torch.empty(1 << 20)
+        return {"tensor": self.buffer.fill_(number), "number": number}
 
     def total(self, value: Any) -> tuple[int, float, float]:
         """Say what is in a value of :meth:`make_big`."""

@@ -174,6 +174,7 @@ class Outbound(_Link):
         sending, transfer, size = self._offered
         self._offered = None
         self._sent(size)
+        self.wire.transfer = transfer
 
         def ended(future: Future[None]) -> None:
             error = _failure_of(future)

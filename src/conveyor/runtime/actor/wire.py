@@ -27,6 +27,8 @@ class Wire:
         name, carries = assignment.name, f"beside {source}"
         self.rank = end.rank
         self.members = end.members
+        #: The transfer that begins; what is told of who holds memory names it.
+        self.transfer = 0
         self.edge = f"{name}, edge #{end.edge} ({source})"
         self._others = [0] if end.rank else list(range(1, len(end.members)))
         self._readers = [read.open(process, segment, name, carries) for read in end.receives]
@@ -43,7 +45,7 @@ class Wire:
 
     def send(self, message: Any) -> None:
         """As for :class:`conveyor.transport.Wire`."""
-        self._send(message, 0, _core.KIND_VALUE)
+        self._send(message, self.transfer, _core.KIND_VALUE)
 
     def tell_failure(self, transfer: int, meta: bytes) -> None:
         """Tell the readers that a transfer has failed, whose frame they have been given."""
