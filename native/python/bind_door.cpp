@@ -3,6 +3,7 @@
 
 #include "bind.h"
 #include "exit.h"
+#include "holder.h"
 #include "ref.h"
 
 namespace conveyor {
@@ -27,13 +28,16 @@ struct Door {
 // A lock of Python's, if nobody has it. No bytecode runs in between, so no signal's handler can lose it.
 class Turn {
  public:
-  Turn(nb::handle acquire, nb::handle release, nb::handle at_once) : release_(release) {
+  Turn(nb::handle acquire, nb::handle release, nb::handle at_once, Holder* holder) : release_(release), holder_(holder) {
     const nb::object taken = nb::steal(PyObject_Call(acquire.ptr(), at_once.ptr(), nullptr));
     if (!taken.is_valid()) throw nb::python_error();
     taken_ = taken.is(nb::handle(Py_True));
+    if (taken_) holder_->thread = PyThread_get_thread_ident();
   }
   ~Turn() {
-    if (taken_ && !nb::steal(PyObject_CallNoArgs(release_.ptr())).is_valid()) PyErr_WriteUnraisable(release_.ptr());
+    if (!taken_) return;
+    holder_->thread = 0;
+    if (!nb::steal(PyObject_CallNoArgs(release_.ptr())).is_valid()) PyErr_WriteUnraisable(release_.ptr());
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
@@ -41,16 +45,17 @@ class Turn {
 
  private:
   nb::handle release_;
+  Holder* holder_;
   bool taken_ = false;
 };
 
 // Through the door under the lock of who submits.
 struct ShortWay {
-  nb::object door, acquire, release, source, type, serialization_error, blame;
+  nb::object door, acquire, release, holder, source, type, serialization_error, blame;
   size_t results;  // whose refs are made, as a list; 0: of the first, alone
   nb::tuple at_once = nb::make_tuple(false);
 
-  std::array<nb::handle, 7> all() const { return {door, acquire, release, source, type, serialization_error, blame}; }
+  std::array<nb::handle, 8> all() const { return {door, acquire, release, holder, source, type, serialization_error, blame}; }
 
   // None: it has not begun.
   nb::object enter(nb::handle args, nb::handle kwargs) {
@@ -61,7 +66,7 @@ struct ShortWay {
     const nb::object value = nb::borrow(PyTuple_GET_ITEM(args.ptr(), 0));
     nb::object ref;
     try {
-      const Turn turn(acquire, release, at_once);
+      const Turn turn(acquire, release, at_once, reinterpret_cast<Holder*>(holder.ptr()));
       if (!turn) return nb::none();
       ref = at.start(value, source, type, 0);
     } catch (const nb::python_error& error) {
@@ -110,10 +115,11 @@ void bind_door(nb::module_& m) {
       .def("start", &Door::start, "value"_a.none(), "source"_a, "type"_a, "deadline"_a = 0);
 
   nb::class_<ShortWay>(m, "ShortWay", nb::type_slots(way_slots))
-      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results) {
+      .def("__init__", [](ShortWay* self, nb::object door, nb::object lock, nb::object holder, nb::object source, nb::object type, nb::object serialization_error, nb::object blame, size_t results) {
              nb::cast<Door*>(door);
-             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results};
-           }, "door"_a, "lock"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a)
+             as_holder(holder);
+             new (self) ShortWay{std::move(door), lock.attr("acquire"), lock.attr("release"), std::move(holder), std::move(source), std::move(type), std::move(serialization_error), std::move(blame), results};
+           }, "door"_a, "lock"_a, "holder"_a, "source"_a, "type"_a, "serialization_error"_a, "blame"_a, "results"_a)
       .def("enter", [](ShortWay& self, nb::tuple args, nb::dict kwargs) { return self.enter(args, kwargs); }, "args"_a, "kwargs"_a);
 }
 

@@ -1,8 +1,55 @@
 // Taking a lock of Python's without a moment in which a signal's handler could lose it.
-#include "bind.h"
+#include "holder.h"
 
 namespace conveyor {
 namespace {
+
+PyTypeObject* holder_type = nullptr;  // these live as long as the module
+PyObject* acquire_name = nullptr;
+PyObject* release_name = nullptr;
+
+Holder* holder_of(PyObject* self) { return reinterpret_cast<Holder*>(self); }
+
+PyObject* holder_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject* lock;
+  if (!PyArg_ParseTuple(args, "O:Holder", &lock)) return nullptr;
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  Py_INCREF(lock);
+  holder_of(self)->lock = lock;
+  return self;
+}
+
+void holder_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_CLEAR(holder_of(self)->lock);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* holder_mine(PyObject* self, PyObject*) { return PyBool_FromLong(holder_of(self)->thread == PyThread_get_thread_ident()); }
+
+// The usual turn, which waits as long as it takes: nothing is made for it.
+PyObject* holder_enter(PyObject* self, PyObject*) {
+  PyObject* taken = PyObject_CallMethodNoArgs(holder_of(self)->lock, acquire_name);
+  if (taken != nullptr) holder_of(self)->thread = PyThread_get_thread_ident();
+  return taken;
+}
+
+PyObject* holder_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
+  holder_of(self)->thread = 0;
+  return PyObject_CallMethodNoArgs(holder_of(self)->lock, release_name);
+}
+
+PyMethodDef holder_methods[] = {{"mine", holder_mine, METH_NOARGS, nullptr},
+                                {"__enter__", holder_enter, METH_NOARGS, nullptr},
+                                {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(holder_exit)), METH_FASTCALL, nullptr},
+                                {nullptr, nullptr, 0, nullptr}};
+PyType_Slot holder_slots[] = {{Py_tp_new, reinterpret_cast<void*>(holder_new)},
+                              {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc)},
+                              {Py_tp_methods, holder_methods},
+                              {0, nullptr}};
+PyType_Spec holder_spec = {"conveyor._core.Holder", sizeof(Holder), 0, Py_TPFLAGS_DEFAULT, holder_slots};
 
 // In Python a handler that raises may run between `lock.acquire(...)` and the `try` behind it, and then nobody
 // releases the lock. No bytecode runs between the two here, nor between `__enter__` and the body of `with`.
@@ -13,6 +60,7 @@ namespace {
 struct Turn {
   PyObject_HEAD
   PyObject* lock;
+  PyObject* holder;  // null: nobody asks who has the lock
   double timeout;
   bool taken;
 };
@@ -20,14 +68,20 @@ struct Turn {
 Turn* as_turn(PyObject* self) { return reinterpret_cast<Turn*>(self); }
 
 PyObject* turn_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"lock", "timeout", nullptr};
   PyObject* lock;
+  PyObject* holder = nullptr;
   double timeout = 0.0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|d:Turn", const_cast<char**>(names), &lock, &timeout)) return nullptr;
+  if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) {  // to parse them costs as much as the lock
+    PyErr_SetString(PyExc_TypeError, "Turn takes no keyword arguments");
+    return nullptr;
+  }
+  if (!PyArg_ParseTuple(args, "O|dO!:Turn", &lock, &timeout, holder_type, &holder)) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   Py_INCREF(lock);
   as_turn(self)->lock = lock;
+  Py_XINCREF(holder);
+  as_turn(self)->holder = holder;
   as_turn(self)->timeout = timeout;
   return self;
 }
@@ -35,11 +89,13 @@ PyObject* turn_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 int turn_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(as_turn(self)->lock);
+  Py_VISIT(as_turn(self)->holder);
   return 0;
 }
 
 int turn_clear(PyObject* self) {
   Py_CLEAR(as_turn(self)->lock);
+  Py_CLEAR(as_turn(self)->holder);
   return 0;
 }
 
@@ -50,9 +106,6 @@ void turn_dealloc(PyObject* self) {
   type->tp_free(self);
   Py_DECREF(type);
 }
-
-PyObject* acquire_name = nullptr;  // these live as long as the module
-PyObject* release_name = nullptr;
 
 PyObject* turn_enter(PyObject* self, PyObject*) {
   Turn* turn = as_turn(self);
@@ -66,7 +119,9 @@ PyObject* turn_enter(PyObject* self, PyObject*) {
     taken = PyObject_VectorcallMethod(acquire_name, args, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
     Py_DECREF(seconds);
   }
-  if (taken != nullptr) turn->taken = taken == Py_True;
+  if (taken == nullptr) return nullptr;
+  turn->taken = taken == Py_True;
+  if (turn->taken && turn->holder != nullptr) reinterpret_cast<Holder*>(turn->holder)->thread = PyThread_get_thread_ident();
   return taken;
 }
 
@@ -74,6 +129,7 @@ PyObject* turn_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
   Turn* turn = as_turn(self);
   if (!turn->taken) Py_RETURN_NONE;
   turn->taken = false;
+  if (turn->holder != nullptr) reinterpret_cast<Holder*>(turn->holder)->thread = 0;
   return PyObject_CallMethodNoArgs(turn->lock, release_name);
 }
 
@@ -90,10 +146,19 @@ PyType_Spec turn_spec = {"conveyor._core.Turn", sizeof(Turn), 0, Py_TPFLAGS_DEFA
 
 }  // namespace
 
+Holder* as_holder(nb::handle object) {
+  if (!PyObject_TypeCheck(object.ptr(), holder_type)) throw nb::type_error("a Holder was expected");
+  return reinterpret_cast<Holder*>(object.ptr());
+}
+
 void bind_turn(nb::module_& m) {
   acquire_name = PyUnicode_InternFromString("acquire");
   release_name = PyUnicode_InternFromString("release");
   if (acquire_name == nullptr || release_name == nullptr) nb::raise_python_error();
+  nb::object holder = nb::steal(PyType_FromSpec(&holder_spec));
+  if (!holder.is_valid()) nb::raise_python_error();
+  holder_type = reinterpret_cast<PyTypeObject*>(nb::object(holder).release().ptr());
+  m.attr("Holder") = holder;
   nb::object type = nb::steal(PyType_FromSpec(&turn_spec));
   if (!type.is_valid()) nb::raise_python_error();
   m.attr("Turn") = type;

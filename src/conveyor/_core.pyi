@@ -1097,25 +1097,36 @@ class ShortWay:
         self,
         door: Door,
         lock: Any,
+        holder: Holder,
         source: Any,
         type: type[Any],
         serialization_error: type[Exception],
         blame: Callable[[Any, tuple[Any, ...]], Any],
         results: int,
     ) -> None:
-        """``lock``: held meanwhile. ``source`` and ``type``: of the refs. ``blame(error, args)`` raises what a
+        """``lock``: held meanwhile, as ``holder`` is told. ``source`` and ``type``: of the refs. ``blame(error, args)`` raises what a
         ``serialization_error`` becomes. ``results``: how many refs are made, as a list; 0: that of the first, alone.
         """
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``execute`` returns; ``None``: it has not begun."""
 
+class Holder:
+    """Which thread has ``lock``; the lock is taken for the body of a ``with``, or by a ``Turn``."""
+
+    def __init__(self, lock: Any, /) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, *raised: object) -> None: ...
+    def mine(self) -> bool:
+        """Whether it is this one."""
+
 class Turn:
     """A lock that is taken for the body of a ``with``, if it can be within ``timeout`` seconds (-1: any), and
     given back whatever a signal's handler raises meanwhile.
     """
 
-    def __init__(self, lock: Any, timeout: float = 0.0) -> None: ...
+    def __init__(self, lock: Any, timeout: float = 0.0, holder: Holder = ..., /) -> None:
+        """``holder`` is told whose turn it is."""
     def __enter__(self) -> bool:
         """Whether it has been taken."""
 

@@ -75,6 +75,7 @@ class GateEntry:
         self._name = supervisor.name
         self._process = supervisor.process
         self._lock: threading.Lock = supervisor.lock
+        self._holder = supervisor.holder
         # What the usual execution need not look at.
         self._unlimited = config.deadline is None and not reserved_inputs(plan)
         self._single = results.single
@@ -86,6 +87,7 @@ class GateEntry:
             self._short_way = _core.ShortWay(
                 supervisor.door,
                 supervisor.lock,
+                supervisor.holder,
                 source,
                 ref_type,
                 SerializationError,
@@ -109,7 +111,7 @@ class GateEntry:
             return None
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
-        with self._lock if blocking else _core.Turn(self._lock) as taken:
+        with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
             if not taken or self._supervisor.closed_or_failed():
                 return None
             ref = self._submit_now(inputs, self._source)
@@ -151,6 +153,7 @@ class GateEntry:
     ) -> Attempt:
         if error is not None:
             return self._results.failed(error, execution, self._supervisor.epoch.streams)
+        self._supervisor.check_turn()
         if type(self._supervisor.closed) is SessionEndedError:
             raise ending.ended()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
@@ -160,7 +163,7 @@ class GateEntry:
         else:
             # Held while waiting for room: who comes first goes first.
             timeout = terms.patience.timeout
-            with _core.Turn(self._lock, _shorter(timeout, execution)) as taken:
+            with _core.Turn(self._lock, _shorter(timeout, execution), self._holder) as taken:
                 if not taken:
                     self._check_time(execution)
                     raise WaitTimeoutError(
@@ -193,7 +196,7 @@ class GateEntry:
         return ref
 
     def _submit_once(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        with _core.Turn(self._lock) as taken:
+        with _core.Turn(self._lock, 0, self._holder) as taken:
             return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:

@@ -13,6 +13,7 @@ from conveyor.exceptions import (
     ActorDiedError,
     ActorRestartedError,
     ConveyorError,
+    DeadlockError,
     GraphTornDownError,
     SessionEndedError,
 )
@@ -67,6 +68,8 @@ class Supervisor:
         self.process = executor.process
         #: Held by who submits.
         self.lock = threading.Lock()
+        #: Which thread that is: whoever takes the lock does so through this.
+        self.holder = _core.Holder(self.lock)
         #: The one thing that the hot path looks at.
         self.door = _core.Door()
         #: Why there will be no more executions.
@@ -149,26 +152,41 @@ class Supervisor:
         """What a node of this graph, or of another one that this process knows, is called."""
         return self.label(graph, node) or self._executor.label(graph, node)
 
+    def check_turn(self) -> None:
+        """Refuse what would wait for a submission that this very thread is in the middle of."""
+        if self.holder.mine():
+            raise DeadlockError(
+                f"{self.name} is being executed by this very thread, which would wait for itself: code that "
+                "runs while an argument is encoded, or a signal handler, cannot execute, restart or tear "
+                "down the same graph. Do it before or after that execute()"
+            )
+
     # Restarts
 
     def restart(self) -> None:
+        if not self.closed_or_failed():
+            return
+        self.check_turn()
         with self._restarting:
             if not self.closed_or_failed():
                 return
             cause = self.failure
             if self.closed is not None or cause is None:
                 raise self.why().with_traceback(None)
-            with self.lock:  # after whoever was submitting just now
-                first = self.epoch.gate.submitted
+            with self.holder:  # after whoever was submitting just now
+                left = self.epoch
+                first = left.gate.submitted
             epoch = self._make_epoch(self._executor.lay_again(self.number, first), first)
-            with self.lock, self._failing:
+            with self.holder, self._failing:
                 if self.closed is not None:  # meanwhile: what was laid goes with the rest
                     raise self.closed.with_traceback(None)
-                self.epoch.leave()
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)
                 self.failure = None
+        # It decodes what has come, and with it runs code of the user's, which may use the graph: no lock is
+        # held any more.
+        left.leave()
 
     def restart_if_possible(self) -> None:
         """Before an execution: a graph whose dead actors come back by themselves does so as well, also if
@@ -183,6 +201,7 @@ class Supervisor:
     # The end
 
     def teardown(self, kill_actors: bool = False) -> None:
+        self.check_turn()
         with self._ending:  # who comes second waits for what the first has begun
             if self.close(GraphTornDownError(f"{self.name} has been torn down")):
                 try:
@@ -227,7 +246,7 @@ class Supervisor:
             # Who comes again is told, or kept, when it holds no lock.
             self.door.shut(_look_closer)
         else:
-            with self.lock:  # after whoever was submitting just now
+            with self.holder:  # after whoever was submitting just now
                 pass
         return True
 
