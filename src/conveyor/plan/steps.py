@@ -1,7 +1,8 @@
 """A program has steps of several kinds: what an actor does for one execution.
 
 They are a closed union. Whoever treats steps by their kind does so with ``match`` and ends with
-:func:`assert_never`, so the type checker finds each place that must know of a new kind.
+:func:`assert_never`, so the type checker finds each of these places when there is a new kind. Above
+``Step`` stands what it does not find.
 """
 
 from __future__ import annotations
@@ -109,6 +110,12 @@ class Send(Portable):
         return ("frame", self.edge), ("tensors", self.edge)
 
 
+# The type checker does not find these places, which a new kind of step may have to be told of:
+# - `plan/transfers.py` places steps; a pass that is to place the new ones has its row in `plan/schedule.py`;
+# - `plan/reading.py`: `Values` and `Stage` have a field or a branch for what they tell of each kind;
+# - `plan/explain.py` has words for the kinds that `reading.moves` yields;
+# - `runtime/graph/recording.py` and `runtime/graph/status.py` count and name what an `Outline` lists;
+# - the native program, which is told of each kind by a method (`_core.pyi`, `Program`).
 Step = Recv | Await | Call | Send
 
 

@@ -15,7 +15,7 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.failure import Failure
 from conveyor.exceptions import ExecutionCancelledError, SerializationError
 from conveyor.plan.model import Program, Task
-from conveyor.plan.steps import Await, Call, Step
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
 from conveyor.runtime.actor.program import make_part
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.graph.unsendable import blame_tasks
@@ -134,11 +134,18 @@ class InlinePart:
 def _steps(program: Program) -> tuple[Step, ...]:
     """What of ``program`` is done here: nothing goes beside frames, and items are made as they are asked
     for."""
-    return tuple(
-        replace(step, stream=None) if isinstance(step, Call) else step
-        for step in program.steps
-        if not isinstance(step, Await)
-    )
+    steps: list[Step] = []
+    for step in program.steps:
+        match step:
+            case Call():
+                steps.append(replace(step, stream=None))
+            case Recv() | Send():
+                steps.append(step)
+            case Await():
+                pass
+            case _:
+                assert_never(step)
+    return tuple(steps)
 
 
 def _carried(assignment: Assignment, actor: Actor, crossing: Crossing) -> dict[int, Task]:
