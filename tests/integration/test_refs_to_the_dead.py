@@ -304,7 +304,7 @@ def test_an_actor_whose_process_does_not_start_keeps_no_arguments(monkeypatch, w
         raise OSError("no process for you")
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver._engine, "spawn", refuse)
+        patched.setattr(driver._hosts, "spawn", refuse)
         with pytest.raises(OSError, match="for you"):
             conveyor.remote(Member).remote([conveyor.put(1)])
     wait_until(lambda: kept() == 0)

@@ -21,7 +21,7 @@ from conveyor.engine.local.spec import ChildSpec
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.runtime.driver.driver import Driver
-from conveyor.runtime.driver.engine import Spawned
+from conveyor.runtime.driver.hosts import Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -49,7 +49,7 @@ def _working_directory() -> str:
         return "/"
 
 
-class LocalEngine:
+class LocalHosts:
     """Starts and ends processes for the driver."""
 
     def __init__(self, log_to_driver: bool, env_vars: Mapping[str, str]) -> None:
@@ -164,7 +164,7 @@ def start(**given: Any) -> Driver:
     options = session_options("local", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
-    engine = LocalEngine(options.log_to_driver, options.env_vars)
-    driver = Driver(engine, options.arena, options.grace)
+    hosts = LocalHosts(options.log_to_driver, options.env_vars)
+    driver = Driver(hosts, options.arena, options.grace)
     driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
     return driver

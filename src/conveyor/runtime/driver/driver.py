@@ -28,7 +28,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
 from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.last_steps import LastSteps
 from conveyor.runtime.driver.layer import Layer
@@ -56,20 +56,20 @@ from conveyor.system_limits import explained
 class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
 
-    def __init__(self, engine: Engine, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
+    def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that actors have to end in good order."""
         self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
-        self._engine = engine
+        self._hosts = hosts
         try:
             with explained("start a session"):
-                uninterrupted(lambda: self._begin(engine, arena, grace))
+                uninterrupted(lambda: self._begin(hosts, arena, grace))
         except BaseException:  # the system has refused something: nothing is left of the session
             uninterrupted(self._undo)
             raise
 
     def _undo(self) -> None:
         """As if it had not begun."""
-        self._engine.close()
+        self._hosts.close()
         self._close_descriptors()
         if hasattr(self, "chores"):
             self.chores.waker.close()
@@ -78,7 +78,7 @@ class Driver(CallingRuntime):
         if context.running() is self:
             context.install(None)
 
-    def _begin(self, engine: Engine, arena: ArenaSize | None, grace: float) -> None:
+    def _begin(self, hosts: Hosts, arena: ArenaSize | None, grace: float) -> None:
         arena = arena or arena_size()
         board = _core.Board.create(BOARD_SLOTS)
         board.prepare(DRIVER_SLOT, "driver")
@@ -110,7 +110,7 @@ class Driver(CallingRuntime):
         )
         self.table = Table(board, self.label)
         self.supervisor = Supervisor(
-            self.table, household, engine, self.chores, grace, self._life_event
+            self.table, household, hosts, self.chores, grace, self._life_event
         )
         self.network = Network(self.table, self.chores)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
@@ -121,7 +121,7 @@ class Driver(CallingRuntime):
             lambda: _core.ArenaView(self._arena_fd, arena.file, board, DRIVER_SLOT),
         )
         self.switchboard = Switchboard(
-            engine,
+            hosts,
             self.table,
             self.supervisor,
             self.network,
@@ -143,7 +143,7 @@ class Driver(CallingRuntime):
             self.introductions.end,
             self.watcher.close,
             self._end_hearing,
-            engine.close,
+            hosts.close,
             self.supervisor.close,
             self._forget_all,
             self._close_descriptors,
@@ -151,9 +151,9 @@ class Driver(CallingRuntime):
             hurry=self.supervisor.hurry,
         )
         self.at_shutdown: Callable[[], None] = lambda: None
-        engine.start(self.supervisor.on_exit)
-        engine.watch(self._garbage_event, self._on_garbage)
-        engine.watch(self._life_event, self._on_life_words)
+        hosts.start(self.supervisor.on_exit)
+        hosts.watch(self._garbage_event, self._on_garbage)
+        hosts.watch(self._life_event, self._on_life_words)
         context.install(self)  # so that whoever is interrupted before he has it finds it
 
     def _burial(self) -> Burial:
@@ -343,8 +343,8 @@ class Driver(CallingRuntime):
 
     def _end_hearing(self) -> None:
         self.chores.waker.close()
-        self._engine.unwatch(self._garbage_event)
-        self._engine.unwatch(self._life_event)
+        self._hosts.unwatch(self._garbage_event)
+        self._hosts.unwatch(self._life_event)
         self.switchboard.close()
 
     def _forget_all(self) -> None:

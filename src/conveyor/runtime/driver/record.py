@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import CallRef, Link
-    from conveyor.runtime.driver.engine import Spawned
+    from conveyor.runtime.driver.hosts import Spawned
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
@@ -125,7 +125,7 @@ class ActorRecord:
         self.previous: ActorRecord | None = None  # the one before, for who still asks about it
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
-        self.headless = False  # the engine has been told that its main thread is gone
+        self.headless = False  # the hosts have been told that its main thread is gone
         self.exited = threading.Event()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: tuple[int, int, int, int, int, int, str] | None = None

@@ -16,8 +16,8 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.birth import Birth, Household
 from conveyor.runtime.driver.burial import Burial
 from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.engine import Engine
 from conveyor.runtime.driver.goodbye import Goodbye
+from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.restart import Restarts
 from conveyor.runtime.driver.table import Table
@@ -37,7 +37,7 @@ class Supervisor:
         self,
         table: Table,
         household: Household,
-        engine: Engine,
+        hosts: Hosts,
         chores: Chores,
         grace: float,
         fired: int,
@@ -46,7 +46,7 @@ class Supervisor:
         calls :meth:`on_life_words`."""
         self._table = table
         self._household = household
-        self._engine = engine
+        self._hosts = hosts
         self._chores = chores
         self._board = table.board
         self._watches = DeathWatches(self._board, fired)
@@ -91,7 +91,7 @@ class Supervisor:
             self.on_start(record)
             if actor.ended:  # while it was started
                 record.killed = _KILLED
-                self._engine.kill(record.pid)
+                self._hosts.kill(record.pid)
             record.started = True
             early = record.exit_status
         if early is not None:
@@ -108,7 +108,7 @@ class Supervisor:
                 # Before anybody else can call it, and before there is a process: what cannot be
                 # sent has started nothing. Here, because it runs code of the user's.
                 record.start = construct(record.calls)
-            record.process = self._engine.spawn(
+            record.process = self._hosts.spawn(
                 record.id.name,
                 birth.hello,
                 birth.passed(),
@@ -124,7 +124,7 @@ class Supervisor:
             for pid, known in self._table.pids():
                 if known is record:
                     self._table.forget_pid(pid)  # its end is nobody's concern
-                    self._engine.kill(pid)
+                    self._hosts.kill(pid)
         self.burial.of(record, unborn=True)
         if replaces is None:
             self._table.forget_start(record)
@@ -211,7 +211,7 @@ class Supervisor:
             threads.start(self._goodbye.wait, "goodbye", [record])
 
     def _end_at_once(self, record: ActorRecord) -> None:
-        self._engine.kill(record.pid)
+        self._hosts.kill(record.pid)
         # From now on it is dead for everybody, whatever the kernel still has to do.
         self.announce(record)
 
@@ -243,7 +243,7 @@ class Supervisor:
     # Deaths
 
     def on_exit(self, pid: int, status: int) -> None:
-        """A process has ended. Called by the engine."""
+        """A process has ended. Called by the hosts."""
         ActorRecord.notifier = threading.get_ident()
         with self._table.lock:
             record = self._table.by_pid(pid)
@@ -257,7 +257,7 @@ class Supervisor:
 
     def on_life_words(self) -> None:
         """The main threads of some actors have ended. Their processes most often end with them; those
-        that do not are ended, since everybody takes these actors for dead. Called by the engine."""
+        that do not are ended, since everybody takes these actors for dead. Called by the hosts."""
         with self._table.lock:
             headless = [
                 (pid, record)
@@ -267,7 +267,7 @@ class Supervisor:
             for _, record in headless:
                 record.headless = True
         for pid, _ in headless:
-            self._engine.end_headless(pid)
+            self._hosts.end_headless(pid)
 
     # The supervisor's steps of a burial
 

@@ -1,6 +1,6 @@
 """Answering what actors ask the driver for while they run: other actors, links to them, graphs.
 
-One socketpair for each actor. Requests come on the engine's event thread, which must not block: so each is
+One socketpair for each actor. Requests come on the hosts' event thread, which must not block: so each is
 answered on a thread of its own, as it may wait for the fork server or for another actor's main loop.
 """
 
@@ -48,7 +48,7 @@ from conveyor.runtime.actor.requests import (
 )
 from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.engine import Engine
+from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
@@ -89,7 +89,7 @@ class Switchboard:
 
     def __init__(
         self,
-        engine: Engine,
+        hosts: Hosts,
         table: Table,
         supervisor: Supervisor,
         network: Network,
@@ -98,7 +98,7 @@ class Switchboard:
         introductions: DriverIntroductions,
         watcher: Watcher,
     ) -> None:
-        self._engine = engine
+        self._hosts = hosts
         self._table = table
         self._supervisor = supervisor
         self._network = network
@@ -116,7 +116,7 @@ class Switchboard:
         line = _Line(record, sock)
         with self._lock:
             self._lines[record] = line
-        self._engine.watch(sock.fileno(), lambda: self._on_message(line))
+        self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
 
     def remove(self, record: ActorRecord) -> None:
         """The process is gone, or has broken its socket."""
@@ -125,7 +125,7 @@ class Switchboard:
             for key in [key for key in self._leaving if key[0] is record]:
                 del self._leaving[key]
         if line is not None:
-            self._engine.unwatch(line.sock.fileno())
+            self._hosts.unwatch(line.sock.fileno())
             line.sock.close()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Switchboard:
         with self._lock:
             lines, self._lines = self._lines, {}
         for line in lines.values():
-            self._engine.unwatch(line.sock.fileno())
+            self._hosts.unwatch(line.sock.fileno())
             line.sock.close()
 
     @property

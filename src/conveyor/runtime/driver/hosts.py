@@ -1,4 +1,4 @@
-"""What the driver asks of an engine, which hosts the processes of actors."""
+"""What the driver asks of who hosts the processes of its actors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conveyor.runtime.protocol import ProcessOptions
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A process that an engine has started.
+    """A process that the hosts have started.
 
     ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
     SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
-    ``end_headless`` is :meth:`Engine.end_headless` of it, and ``went_on`` says, once it has ended, whether
+    ``end_headless`` is :meth:`Hosts.end_headless` of it, and ``went_on`` says, once it has ended, whether
     that has ended it.
     """
 
@@ -26,11 +26,16 @@ class Spawned:
     went_on: Callable[[], bool]
 
 
-class Engine(Protocol):
-    """Who hosts actors. Handed to the driver; knows processes, not channels."""
+class Hosts(Protocol):
+    """Who hosts actors as processes. It is handed to the driver, and knows processes but no channels.
+
+    The driver takes for granted that they are processes of this machine, under one kernel with it: they
+    are given descriptors when they are spawned, they share the memory behind them, each has a pid, and
+    its end is told as a wait status.
+    """
 
     def start(self, on_exit: Callable[[int, int], None]) -> None:
-        """``on_exit(pid, status)`` is called on a thread of the engine when a process has ended."""
+        """``on_exit(pid, status)`` is called on a thread of the hosts' when a process has ended."""
         ...
 
     def spawn(
@@ -42,7 +47,7 @@ class Engine(Protocol):
         on_spawned: Callable[[int], object],
     ) -> Spawned:
         """Start a process that runs ``worker.main(payload, fds)``. ``on_spawned(pid)`` is called, on a thread
-        of the engine, before ``on_exit`` for this process, and both may be before this returns."""
+        of the hosts', before ``on_exit`` for this process, and both may be before this returns."""
         ...
 
     def kill(self, pid: int) -> None: ...
@@ -53,7 +58,7 @@ class Engine(Protocol):
         ...
 
     def watch(self, fd: int, callback: Callable[[], object]) -> None:
-        """Call back, on a thread of the engine, whenever ``fd`` can be read."""
+        """Call back, on a thread of the hosts', whenever ``fd`` can be read."""
         ...
 
     def unwatch(self, fd: int) -> None: ...
