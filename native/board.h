@@ -24,7 +24,7 @@ constexpr uint32_t kBoardMagic = 0x42564e43;
 constexpr uint32_t kBoardVersion = 1;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
-constexpr uint32_t kAttentionBit = 0;  // a death, or a control message on the socket
+constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a death, an end, a wish: whoever sleeps looks anew
 
 // An event count with a ready bitmap. A writer publishes, sets its channel's bit, bumps `count`, and
 // makes a system call only if somebody sleeps. A waiter notes `count`, looks, and sleeps only if

@@ -9,7 +9,8 @@ from conveyor.channel.end import make
 from conveyor.channel.receiver import Receiver
 from conveyor.channel.sender import Sender
 from conveyor.runtime import context
-from conveyor.runtime.meeting import RECEIVING, SENDING, slots_of
+from conveyor.runtime.meeting import RECEIVING, SENDING
+from conveyor.runtime.process import slots_of
 from conveyor.typevars import ItemT
 
 #: Values that a channel may hold, at most.

@@ -8,8 +8,8 @@ from conveyor import _core
 from conveyor.channel.end import End
 from conveyor.channel.statistics import ChannelStatistics
 from conveyor.exceptions import ChannelClosedError
-from conveyor.runtime.meeting import CHANNEL_BIT, RECEIVING, Meeting
-from conveyor.runtime.process import Place
+from conveyor.runtime.meeting import RECEIVING, Meeting
+from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.protocol import Runtime
 from conveyor.typevars import ValueT
 
@@ -117,7 +117,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def _open(self, meeting: Meeting) -> None:
         process, writer = (
             self._runtime.process,
-            Place(meeting.slot, meeting.incarnation, CHANNEL_BIT),
+            Place(meeting.slot, meeting.incarnation, RESULT_BIT),
         )
         assert meeting.view is not None
         carries = f"channel {self._number}"

@@ -7,8 +7,8 @@ from typing import Generic
 from conveyor import _core
 from conveyor.channel.end import End
 from conveyor.channel.statistics import ChannelStatistics
-from conveyor.runtime.meeting import CHANNEL_BIT, SENDING, Meeting
-from conveyor.runtime.process import Place
+from conveyor.runtime.meeting import SENDING, Meeting
+from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.protocol import Runtime
 from conveyor.typevars import SentT
 
@@ -77,7 +77,7 @@ class Sender(End, Generic[SentT], side=SENDING):
         return bool(self._there) or self._gone or self._has_room()
 
     def _open(self, meeting: Meeting) -> None:
-        target = Place(meeting.slot, meeting.incarnation, CHANNEL_BIT)
+        target = Place(meeting.slot, meeting.incarnation, RESULT_BIT)
         carries = f"channel {self._number}"
         self._writer = self._runtime.process.writer(meeting.segment, 0, [target], carries)
 

@@ -17,7 +17,7 @@ _header_size = struct.Struct("<I")
 
 
 def pack(definitions: Sequence[Definition], pickled: bytes, claims: Sequence[Any] = ()) -> bytes:
-    """The meta bytes of a frame with definitions, or with claims to refs (``channel.claims``)."""
+    """The meta bytes of a frame with definitions, or with claims to refs (``codec.claims``)."""
     header = pickle.dumps((definitions, claims), 5)
     return b"".join((_header_size.pack(len(header)), header, pickled))
 

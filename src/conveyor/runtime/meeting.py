@@ -7,11 +7,8 @@ from typing import Literal, Protocol
 
 from conveyor import _core
 from conveyor.exceptions import ChannelClosedError, ConveyorError
-from conveyor.runtime.process import CALL_STRIDE
+from conveyor.runtime.process import CALL_STRIDE, slots_of
 from conveyor.runtime.protocol import ActorId
-
-#: What rings the bell of a process for a channel. Nobody is called for it: who waits looks itself.
-CHANNEL_BIT = 1
 
 #: An end of a channel: what is sent goes in at the first, and comes out at the second.
 Side = Literal[0, 1]
@@ -24,11 +21,6 @@ SIDES = "sending", "receiving"
 def other(side: Side) -> Side:
     """The end at the other side."""
     return RECEIVING if side == SENDING else SENDING
-
-
-def slots_of(depth: int) -> int:
-    """How many slots the ring of a channel of this depth has: a power of two."""
-    return 1 << (depth - 1).bit_length()
 
 
 def channel_segment(depth: int) -> _core.Segment:

@@ -21,6 +21,9 @@ from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
 
+#: The bell bit of replies, of results and of channels. Nobody is called for it: who waits looks itself.
+RESULT_BIT = 1
+
 #: Rings for calls: outstanding calls of one caller to one actor (the second: if the actor says that it
 #: runs so many at the same time), and what a slot holds in place.
 CALL_SLOTS = 64
@@ -30,6 +33,11 @@ CALL_STRIDE = 2048
 
 #: Of the sessions that begin from now on.
 IDLE_SECONDS = 3.0
+
+
+def slots_of(depth: int) -> int:
+    """How many slots a ring of this depth has: a power of two."""
+    return 1 << (depth - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.faults import is_of_value
-from conveyor.runtime.graph.layout import RESULT_BIT, make_budget
-from conveyor.runtime.process import Process
+from conveyor.runtime.graph.layout import make_budget
+from conveyor.runtime.process import RESULT_BIT, Process
 
 
 class ArrivalError(Exception):

@@ -20,8 +20,8 @@ from conveyor.plan.reading import in_order
 from conveyor.runtime.graph.assigning import assign
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Laid, LaidChannels
-from conveyor.runtime.graph.layout import RESULT_BIT, lay_out, tasks_by_actor
-from conveyor.runtime.process import Process
+from conveyor.runtime.graph.layout import lay_out, tasks_by_actor
+from conveyor.runtime.process import RESULT_BIT, Process
 from conveyor.runtime.protocol import ActorId
 
 

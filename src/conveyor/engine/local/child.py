@@ -161,7 +161,7 @@ def _set_up_python(spec: ChildSpec) -> None:
 
 def _main_module(spec: ChildSpec) -> types.ModuleType:
     """The actor's ``__main__``: empty but for what is received of the driver's
-    (``channel.byvalue.name_in``), and for what ``multiprocessing`` must know to import that one."""
+    (``codec.byvalue.name_in``), and for what ``multiprocessing`` must know to import that one."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if spec.main_file:

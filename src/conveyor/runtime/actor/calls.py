@@ -13,8 +13,7 @@ from conveyor.runtime.calls.call import START, Call
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
-from conveyor.runtime.graph.layout import RESULT_BIT
-from conveyor.runtime.process import Place
+from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:

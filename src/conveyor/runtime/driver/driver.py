@@ -42,9 +42,9 @@ from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, Member
-from conveyor.runtime.graph.layout import RESULT_BIT, task_labels, tasks_by_actor
+from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.sharing import SharedGraphs
-from conveyor.runtime.process import ArenaSize, Process, arena_size
+from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
 from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref
@@ -172,9 +172,8 @@ class Driver(CallingRuntime):
             Step("the driver's link is let go of", self._forget_link, unborn=True),
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
             Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
-            # After `exited`: whoever lays a link for it just now looks at that.
-            # After `exited`: who holds the lock may wait for that.
             Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
+            # After `exited`: whoever lays a link for it just now looks at that.
             Step("its callees are told to hang up", self.network.hang_up),
             Step("its successor is started", supervisor.succeed),
         )

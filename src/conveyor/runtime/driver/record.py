@@ -20,9 +20,8 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.calls.call import ORDER
-from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
-from conveyor.runtime.process import BellBits
+from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 if TYPE_CHECKING:

@@ -57,9 +57,8 @@ from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.graph.executor import Member
-from conveyor.runtime.graph.layout import RESULT_BIT
 from conveyor.runtime.message import Message
-from conveyor.runtime.process import Place, close_all
+from conveyor.runtime.process import RESULT_BIT, Place, close_all
 from conveyor.runtime.refs.messages import receive_message, send_message
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher

@@ -8,8 +8,8 @@ from conveyor import _core
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import Edge, Plan
 from conveyor.plan.portable import Portable
-from conveyor.runtime.graph.ends import ReadEnd, WriteEnd, slots_of
-from conveyor.runtime.process import Place
+from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
+from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
 from conveyor.transport.base import Transport
 

@@ -60,8 +60,3 @@ class WriteEnd(Portable):
 def carried(name: str, edge: int, source: str) -> str:
     """What goes over an edge of the graph ``name``, in words."""
     return f"{name}, edge #{edge} ({source})"
-
-
-def slots_of(depth: int) -> int:
-    """How many slots the ring of an edge has: a power of two."""
-    return 1 << (depth - 1).bit_length()

@@ -11,14 +11,11 @@ from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
 from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
-from conveyor.runtime.graph.ends import ReadEnd, WriteEnd, slots_of
+from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
-from conveyor.runtime.process import Place
+from conveyor.runtime.process import Place, slots_of
 from conveyor.transport.base import Transport
-
-#: The bell bit of replies and results. Nobody is called for it: who waits for one looks itself.
-RESULT_BIT = 1
 
 Tasks = dict[int, Task] | Sealed
 """The tasks of one actor, by their number; sealed where the driver may not know their constants."""

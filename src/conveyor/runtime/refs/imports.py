@@ -58,7 +58,7 @@ def claim(ref: Ref, readers: Sequence[Reader]) -> Claim:
 
 
 class Claims:
-    """What ``channel.claims`` asks about them."""
+    """What ``codec.claims`` asks about them."""
 
     def take(self, claims: Sequence[Claim]) -> list[Ref]:
         refs = []
