@@ -23,7 +23,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("shape", [(1 << 50,), (1 << 20, 1 << 20, 1 << 30)])
-def test_what_no_arena_can_hold_is_refused(session, shape):
+def test_what_no_arena_can_hold_is_refused(fresh_session, shape):
     with pytest.raises(ArenaFullError, match="is larger than the session's memory cap"):
         conveyor.empty(shape, "f8")
 
