@@ -349,6 +349,11 @@ def test_a_generator_ends_with_its_execution(actors):
         assert len(log) == 2
 
 
+def interrupt_main():
+    """As Ctrl-C does: a signal that another thread takes would not wake the one that waits."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
 def test_an_interrupt_while_a_coroutine_runs(actors):
     waiting = conveyor.remote(Coroutines).remote()
     _, b = actors
@@ -362,7 +367,7 @@ def test_an_interrupt_while_a_coroutine_runs(actors):
 
             def interrupt():
                 begun.wait(WAIT)
-                signal.raise_signal(signal.SIGINT)
+                interrupt_main()
 
             thread = threading.Thread(target=interrupt)
             thread.start()
@@ -381,7 +386,7 @@ def test_a_coroutine_that_ends_after_its_execution_is_not_the_next_ones(actors):
         dag = b.do.bind(staying.either.bind(inp))
 
     def interrupt():
-        threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+        threading.Timer(0.01, interrupt_main).start()
 
     works["begun"] = interrupt
     with dag.compile(depth=1) as graph:
