@@ -22,7 +22,7 @@ SOURCE = Path(conveyor.__file__).parents[1]
 
 # What an error says of how an actor ended must not depend on how busy this machine is: users' errors do
 # not wait for it longer than 50 ms.
-record._EXIT_CODE_WAIT = 5.0
+record._EXIT_CODE_WAIT = 1.0
 
 # Sessions of tests end while methods wait that nobody will let go on.
 os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
