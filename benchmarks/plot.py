@@ -17,6 +17,8 @@ COLOURS = {
     "ray_core": "#6fa3c7",
     "pipe": "#66a182",
     "zmq": "#edae49",
+    "handmade": "#8d6a9f",
+    "gloo": "#5b8e7d",
 }
 
 

@@ -61,6 +61,27 @@ TABLES = (
         "floor",
     ),
     Table("Import", ("start",), "import_ms"),
+    Table(
+        "Steps per second of stages on simulated devices",
+        ("executor",),
+        "per_s",
+        more_is_better=True,
+    ),
+    Table(
+        "The same: share of the devices' time that is idle / p99 between two steps",
+        ("executor",),
+        "device_idle_percent",
+        "p99_us",
+    ),
+    Table(
+        "Allreduce of float32, each rank on a core: p50 / p99", ("collectives",), "p50_us", "p99_us"
+    ),
+    Table(
+        "Tensors of a simulated accelerator, without and with overlap: p50 / as simulated",
+        ("overlap",),
+        "p50_us",
+        "simulated_us",
+    ),
     Table("CPU while idle, all processes", ("idle",), "idle_percent"),
     Table("Memory: PSS per bare actor / all processes", ("memory",), "pss_mib", "tree_mib"),
     Table("SIGKILL to the exception: median / largest", ("death",), "death_ms", "death_max_ms"),

@@ -7,16 +7,19 @@ from functools import cache
 
 from benchmarks.model import (
     PLACEMENTS,
+    AllReduce,
     AsyncEcho,
     Death,
     Device,
     EagerCall,
+    Executor,
     Idle,
     ImportTime,
     InPlace,
     Latency,
     Lifecycle,
     Memory,
+    Overlap,
     Placement,
     Start,
     Throughput,
@@ -26,7 +29,7 @@ from benchmarks.model import (
     Workload,
 )
 
-SYSTEMS = ("conveyor", "floor", "memcpy", "ray_cg", "ray_core", "pipe", "zmq")
+SYSTEMS = ("conveyor", "floor", "memcpy", "ray_cg", "ray_core", "pipe", "zmq", "handmade", "gloo")
 FREE_AND_PINNED: tuple[Placement, ...] = ("free", "pinned")
 
 TOPOLOGIES = {
@@ -208,11 +211,67 @@ def _footprint() -> Iterator[Workload]:
     )
 
 
+def _executors() -> Iterator[Workload]:
+    for stage_ms in (1, 5, 20):
+        tier: Tier = "quick" if stage_ms == 1 else "default"
+        yield Workload(
+            f"executor/4x{stage_ms}ms",
+            "executor",
+            Executor(4, float(stage_ms)),
+            f"executor/4x{stage_ms}ms",
+            {"conveyor": tier, "handmade": tier, "ray_cg": tier},
+            limit_s=90.0,
+        )
+    for stage_ms in (1, 5):
+        yield Workload(
+            f"executor/2x2x{stage_ms}ms",
+            "executor",
+            Executor(2, float(stage_ms), ranks=2),
+            f"executor/2x2x{stage_ms}ms",
+            dict.fromkeys(("conveyor", "handmade", "ray_cg"), "default"),
+            limit_s=90.0,
+        )
+
+
+def _collectives() -> Iterator[Workload]:
+    for ranks in (2, 4):
+        for size_name, size in (("8B", 8), ("4KB", 4 << 10), ("1MB", 1 << 20), ("64MB", 64 << 20)):
+            yield Workload(
+                f"allreduce{ranks}/{size_name}",
+                "collectives",
+                AllReduce(ranks, size),
+                f"allreduce{ranks}",
+                {"conveyor": "default", "gloo": "default"},
+                limit_s=60.0,
+            )
+
+
+def _overlaps() -> Iterator[Workload]:
+    for label, on in (("without", False), ("with", True)):
+        yield Workload(
+            f"overlap/3x(20+30)ms/{label}",
+            "overlap",
+            Overlap(3, 20.0, 30.0, on),
+            "overlap",
+            {"conveyor": "default"},
+            limit_s=60.0,
+        )
+
+
 @cache
 def workloads() -> dict[str, Workload]:
     """All workloads by name, in the order in which they run and are shown."""
     found: dict[str, Workload] = {}
-    for source in (_latency, _transfers, _calls, _lifecycles, _footprint):
+    for source in (
+        _latency,
+        _transfers,
+        _calls,
+        _lifecycles,
+        _footprint,
+        _executors,
+        _collectives,
+        _overlaps,
+    ):
         for workload in source():
             assert workload.name not in found, workload.name
             found[workload.name] = workload

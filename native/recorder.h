@@ -171,6 +171,12 @@ class Recorder : public Shareable<Recorder> {
   void receive_ends(uint32_t i, uint64_t execution, uint64_t bytes, bool failed) {
     if (receive_began_ != 0) trace_receive(i, execution, bytes, failed);
   }
+  // What is waited for is not noted as such until `take_wait_up` has what this returns; or never.
+  uint64_t set_wait_aside() { return std::exchange(since_, 0); }
+  void take_wait_up(uint64_t since) {
+    since_ = since;
+    clock_ = 0;
+  }
   // The time, as good as at the last step.
   uint64_t now() { return clock(); }
   // The time.

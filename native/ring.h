@@ -34,7 +34,10 @@ struct SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 40);
 
-enum RingFlags : uint32_t { kWriterMayWait = 1 };
+enum RingFlags : uint32_t {
+  kWriterMayWait = 1,
+  kSilent = 2,  // nobody waits for a frame: its readers know by other means when it is there
+};
 
 struct alignas(kCacheLine) RingHeader {
   uint32_t magic;
@@ -245,7 +248,8 @@ class RingWriter {
   uint64_t publish() {
     const uint64_t number = head_++;
     ring_.header->head.store(head_, std::memory_order_release);  // the slot's contents come before it
-    for (size_t i = 0; i < targets_.size(); ++i) board_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
+    if (!(ring_.flags & kSilent))
+      for (size_t i = 0; i < targets_.size(); ++i) board_->ring(bells_[i], targets_[i].bit, targets_[i].slot);
     return number;
   }
 

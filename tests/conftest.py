@@ -126,10 +126,11 @@ def leaves_nothing():
 
 
 @pytest.fixture(scope="module")
-def session():
-    """A session on the local engine for a module's tests, and the proof that nothing is left."""
+def session(request):
+    """A session on the local engine for a module's tests, and the proof that nothing is left. ``PRELOAD`` of
+    the module is what all of its actors have imported."""
     with _leaves_nothing():
-        conveyor.init()
+        conveyor.init(preload=getattr(request.module, "PRELOAD", None))
         yield
         conveyor.shutdown()
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import model
-from benchmarks.measure import calls, death, execution, footprint, lifecycle, transfer
+from benchmarks.measure import (
+    calls,
+    collectives,
+    death,
+    execution,
+    executor,
+    footprint,
+    lifecycle,
+    overlap,
+    transfer,
+)
 from benchmarks.measure.bench import Bench, Figures
 
 _MEASURES: dict[type, Callable[[Bench, Any], Figures]] = {
@@ -22,6 +32,9 @@ _MEASURES: dict[type, Callable[[Bench, Any], Figures]] = {
     model.Idle: footprint.idle,
     model.Memory: footprint.memory,
     model.Death: death.death,
+    model.Executor: executor.executor,
+    model.AllReduce: collectives.allreduce,
+    model.Overlap: overlap.overlap,
 }
 
 

@@ -14,6 +14,8 @@ _CLASSES = {
     "ray_core": ("ray_core", "RayCoreSystem"),
     "pipe": ("pipe", "PipeSystem"),
     "zmq": ("zmq", "ZmqSystem"),
+    "handmade": ("handmade", "HandmadeSystem"),
+    "gloo": ("gloo", "GlooSystem"),
 }
 
 

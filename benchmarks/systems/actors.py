@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from benchmarks.model import ARGUMENTS, Topology
+from benchmarks.model import ARGUMENTS, Executor, Topology
+from benchmarks.stage import Stage
 from benchmarks.systems.base import AsyncPath, Path, System
 from benchmarks.worker import Worker
 
@@ -15,9 +16,9 @@ class ActorSystem(System):
 
     api: ModuleType
 
-    def spawn(self, cls: type) -> Any:
+    def spawn(self, cls: type, *args: Any) -> Any:
         """One actor of ``cls`` that reserves nothing."""
-        return self.api.remote(cls).remote()
+        return self.api.remote(cls).remote(*args)
 
     def start_actors(self, count: int, cls: type = Worker) -> tuple[list[Any], list[int]]:
         """``count`` actors that have answered, and their process ids."""
@@ -83,6 +84,46 @@ class GraphSystem(ActorSystem):
                 return get(execute(value))
 
         return Path(once, submit, get, close, pids)
+
+    def executor_path(self, spec: Executor) -> Path:
+        seconds = spec.stage_ms / 1e3
+        actors = [self.spawn(Stage, seconds) for _ in range(spec.stages * spec.ranks)]
+        pids = self.api.get([actor.pid.remote() for actor in actors])
+        stages = [actors[i : i + spec.ranks] for i in range(0, len(actors), spec.ranks)]
+        if spec.ranks > 1:
+            self.join(actors, spec)
+        with self.api.dag.InputNode() as given:
+            made = [actor.first.bind(given) for actor in stages[0]]
+            for workers in stages[1:]:
+                made = self.reduced(made)
+                last = workers is stages[-1] and spec.ranks == 1
+                made = [
+                    (worker.last if last else worker.step).bind(given, node)
+                    for worker, node in zip(workers, made, strict=True)
+                ]
+            node = made[0]
+            if spec.ranks > 1:
+                # Of the other ranks of the last stage nobody uses the result, but they take part.
+                node = self.picked(stages[-1], self.reduced(made))
+        graph = self.compile(node)
+        get, execute = self.api.get, graph.execute
+
+        def close() -> None:
+            graph.teardown()
+            self.stop_actors(actors)
+
+        return Path(lambda step: get(execute(step)), execute, get, close, pids)
+
+    def join(self, actors: list[Any], spec: Executor) -> None:
+        """Have the workers of an executor meet, where ``reduced`` does nothing."""
+
+    def reduced(self, nodes: list[Any]) -> list[Any]:
+        """The hidden states of a stage's ranks, reduced, by the system's own collectives."""
+        return nodes
+
+    def picked(self, workers: list[Any], nodes: list[Any]) -> Any:
+        """The tokens of the last stage."""
+        return workers[0].pick.bind(nodes[0])
 
     async def async_path(self) -> AsyncPath:
         actors, _ = self.start_actors(1)

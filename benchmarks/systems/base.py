@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from benchmarks.model import Topology
+from benchmarks.model import AllReduce, Executor, Overlap, Topology
 
 
 def _nothing() -> None:
@@ -59,6 +59,18 @@ class System:
 
     async def async_path(self) -> AsyncPath:
         """Echo on one actor, awaited."""
+        raise NotImplementedError
+
+    def executor_path(self, spec: Executor) -> Path:
+        """A pipeline of ``benchmarks.stage.Stage``; what is submitted goes to every one of them."""
+        raise NotImplementedError
+
+    def allreduce_path(self, spec: AllReduce) -> Path:
+        """Ranks that time a number of allreduces, which is what is submitted; rank 0's times come back."""
+        raise NotImplementedError
+
+    def overlap_path(self, spec: Overlap) -> tuple[Path, float]:
+        """The program of overlap, and the seconds that an execution of it takes in simulation."""
         raise NotImplementedError
 
     def empty(self, device: str, size: int) -> Any:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import conveyor
+from benchmarks.model import AllReduce, Overlap
+from benchmarks.reducing import bind_to_core, time_allreduce
 from benchmarks.systems.actors import GraphSystem
+from benchmarks.systems.base import Path
+from conveyor.experimental import collective
+
+
+class _Rank:
+    def __init__(self, rank: int) -> None:
+        bind_to_core(rank)
+
+    def time(self, size: int, calls: int) -> list[float]:
+        return time_allreduce(collective.allreduce, collective.barrier, size, calls)
 
 
 class ConveyorSystem(GraphSystem):
@@ -19,6 +31,51 @@ class ConveyorSystem(GraphSystem):
     def compile(self, bound: Any, asyncio: bool = False) -> Any:
         del asyncio  # every graph serves get and await
         return bound.compile()
+
+    def allreduce_path(self, spec: AllReduce) -> Path:
+        actors = [self.spawn(_Rank, rank) for rank in range(spec.ranks)]
+        group = collective.create_collective_group(actors)
+
+        def once(calls: int) -> Any:
+            return conveyor.get([actor.time.remote(spec.size, calls) for actor in actors])[0]
+
+        def close() -> None:
+            collective.destroy_collective_group(group)
+            self.stop_actors(actors)
+
+        return Path(once, once, once, close)
+
+    def overlap_path(self, spec: Overlap) -> tuple[Path, float]:
+        from benchmarks.overlapping import TorchTensorWorker, install
+
+        install(spec)
+        senders = [self.spawn(TorchTensorWorker, spec, 1) for _ in range(spec.senders)]
+        receiver = self.spawn(TorchTensorWorker, spec, 0)
+        with conveyor.dag.InputNode() as given:
+            made = [sender.send.bind(given) for sender in senders]
+            sent = [node.with_tensor_transport("sim_ipc") for node in made]
+            dag = conveyor.dag.MultiOutputNode([receiver.recv_and_matmul.bind(n) for n in sent])
+        graph = dag.compile(overlap=spec.overlap)
+        durations = {"send": 0.0, "recv_and_matmul": spec.kernel_ms / 1e3}
+        sizes = {edge.source: spec.copy_ms / 1e3 for edge in graph.plan.edges if edge.beside}
+        simulated = graph.simulate(durations, sizes=sizes, bandwidth=1, depth=1).latency_p50
+
+        def once(value: Any) -> Any:
+            got = conveyor.get(graph.execute(value))
+            if got != [value] * spec.senders:
+                raise ValueError(f"{value} comes back as {got}")
+            return got
+
+        def close() -> None:
+            graph.teardown()
+            self.stop_actors([*senders, receiver])
+
+        return Path(once, graph.execute, conveyor.get, close), simulated
+
+    def reduced(self, nodes: list[Any]) -> list[Any]:
+        if len(nodes) == 1:
+            return nodes
+        return list(collective.allreduce.bind(nodes, collective.ReduceOp.AVG))
 
     def empty(self, device: str, size: int) -> Any:
         if device == "torch":

@@ -44,5 +44,5 @@ class RayCluster:
     def close(self) -> None:
         ray.shutdown()
 
-    def spawn(self, cls: type) -> Any:
-        return ray.remote(cls).options(num_cpus=0).remote()
+    def spawn(self, cls: type, *args: Any) -> Any:
+        return ray.remote(cls).options(num_cpus=0).remote(*args)

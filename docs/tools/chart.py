@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -21,12 +22,12 @@ _LEFT, _WIDTH, _BAR, _BETWEEN, _TOP = 330.0, 500.0, 11.0, 12.0, 74.0
 
 
 def measured(readme: str) -> dict[str, dict[str, float]]:
-    """Seconds by row and system: those rows of the table that are times."""
-    lines = [line for line in readme.splitlines() if line.startswith("| ")]
-    header = next(line for line in lines if line.startswith("| p50 |"))
-    systems = [cell.strip() for cell in header.strip("|").split("|")][1:]
+    """Seconds by row and system: those rows of the first table that are times."""
+    lines = readme.splitlines()
+    begin = next(place for place, line in enumerate(lines) if line.startswith("| p50 |"))
+    systems = [cell.strip() for cell in lines[begin].strip("|").split("|")][1:]
     rows: dict[str, dict[str, float]] = {}
-    for line in lines[lines.index(header) + 1 :]:
+    for line in itertools.takewhile(lambda line: line.startswith("|"), lines[begin + 2 :]):
         name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         for system, cell in zip(systems, cells, strict=True):
             told = re.match(r"\**([\d.]+) (us|ms|s)\b", cell)

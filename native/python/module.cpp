@@ -95,4 +95,5 @@ NB_MODULE(_core, m) {
   bind_door(m);
   bind_turn(m);
   bind_will(m);
+  bind_collective(m);
 }

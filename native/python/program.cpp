@@ -19,8 +19,16 @@ Program::Program(nb::object inbox, uint32_t graph, uint32_t bit, size_t register
 
 void Program::add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label, nb::object arrived) {
   if (!arrived.is_none() && !spread.empty()) throw nb::value_error("a value whose tensors come by another way is alone in its frame");
+  for (auto& step : steps_)
+    if (auto* tried = std::get_if<Try>(&step); tried != nullptr && tried->index == receives_) tried->receive = steps_.size();
   steps_.push_back(Receive{nb::cast<Reader*>(reader), reg, std::move(spread), std::move(label), receives_++, std::move(arrived)});
   keep_.push_back(std::move(reader));
+}
+
+void Program::add_try(uint32_t receive, double patience, double most, uint32_t vain, uint32_t most_left_out) {
+  if (receive < receives_) throw nb::value_error("the receive stands before this step");
+  steps_.push_back(Try{receive, patience, uint64_t(most * 1e9), vain, most_left_out});
+  tried_.reserve(steps_.size());
 }
 
 void Program::add_await(uint32_t receive, nb::object take) {
@@ -63,13 +71,21 @@ void Program::advance(bool sending) {
     const nb::object done = nb::steal(PyObject_CallNoArgs(progress_.ptr()));
     if (!done.is_valid()) throw nb::python_error();
   }
+  if (suspended_) look();  // a coroutine runs meanwhile
   if (suspended_ || closed_) return;
   for (int turn = 0; turn < kTurn; ++turn) {
     while (pc_ < steps_.size()) {
       if (sending && !std::holds_alternative<Send>(steps_[pc_])) return;
+      const bool tries = !tried_.empty();
+      if (tries) look();
+      if (tries && closed_) return;
+      const bool timed = tries && std::holds_alternative<Call>(steps_[pc_]);
+      const uint64_t begun = timed ? now_ns() : 0;
       if (!std::visit([this](auto& step) { return run(step); }, steps_[pc_])) return;
       ++pc_;
       if (suspended_ || closed_) return;
+      if (timed)
+        for (Try* step : tried_) step->ahead += now_ns() - begun;
     }
     pc_ = 0;
     // Values live no longer than their execution. Taken out first: dropping them may run any code.
@@ -93,6 +109,7 @@ void Program::close() {
       }
     }
   // Steps refer to Python functions that refer to this program: nobody else breaks that circle.
+  tried_.clear();
   auto steps = std::move(steps_);
   auto regs = std::move(regs_);
   steps_.clear();

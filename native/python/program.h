@@ -26,6 +26,12 @@ class Program {
   // tensors come by another way: what `arrived(head, execution)` returns stands in the register, and the frame
   // in the ring, until `add_await` for the same edge has its value.
   void add_receive(nb::object reader, int reg, std::vector<int> spread, std::string label, nb::object arrived);
+  // From here on, until its own place comes, take the frame of receive `receive` (counted from 0), which is
+  // added later and has `arrived`, as soon as it is there and the program looks. Here it is waited for, at most
+  // `most` seconds, and at most the share `patience` of what the calls up to there took last, less what others
+  // that are open have waited. After `vain` waits
+  // in a row that were in vain one is left out, then two, and twice as many up to `most_left_out`.
+  void add_try(uint32_t receive, double patience, double most, uint32_t vain, uint32_t most_left_out);
   // Wait until the tensors for the head in register `reg`, which receive `receive` (counted from 0) has filled,
   // are there: `take(register)` gives the value, or NotImplemented; then it is asked again when the bit is rung.
   void add_await(uint32_t receive, nb::object take);
@@ -74,6 +80,20 @@ class Program {
     nb::object arrived;
     bool held = false;  // the frame is in the ring until its tensors are here
     uint64_t waited = 0;
+    bool taken = false;  // before its place has come
+  };
+  struct Try {
+    uint32_t index;  // of the receive
+    double patience;
+    uint64_t most;
+    uint32_t vain;
+    uint32_t most_left_out;
+    size_t receive = 0;      // the step's place
+    uint64_t ahead = 0;      // what the calls have taken since
+    uint64_t last = 0;       // the same of the execution before
+    uint64_t spent = 0;      // for how long it was waited for
+    uint32_t in_vain = 0;    // waits in a row
+    uint32_t left_out = 0;   // waits that are to be left out
   };
   struct Await {
     size_t receive;  // the step's place
@@ -104,9 +124,15 @@ class Program {
   };
 
   bool run(Receive& step);
+  bool run(Try& step);
   bool run(Await& step);
   bool run(Call& step);
   bool run(Send& step);
+  // Take the frame that is there.
+  void take(Receive& step);
+  // The same of all that are tried.
+  void look();
+  void wait_a_little(Try& step, Reader& reader);
   // False if the value is an error, or not what the step must give.
   bool store(Call& step, nb::object value);
   // The call has come to `value`, unless that is too late.
@@ -138,7 +164,8 @@ class Program {
   uint32_t sends_ = 0;
   int outputs_ = 0;
   std::vector<nb::object> keep_;
-  std::vector<std::variant<Receive, Await, Call, Send>> steps_;
+  std::vector<std::variant<Receive, Try, Await, Call, Send>> steps_;
+  std::vector<Try*> tried_;  // whose receives have not had their turn
   std::vector<nb::object> regs_;
   size_t pc_ = 0;
   uint64_t execution_ = 0;

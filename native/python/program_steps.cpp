@@ -1,4 +1,5 @@
 // The steps of a program, each in its turn.
+#include "exit.h"
 #include "hooks.h"
 #include "program.h"
 
@@ -21,10 +22,70 @@ nb::list Program::registers() const {
 }
 
 bool Program::run(Receive& step) {
+  if (!tried_.empty())
+    std::erase_if(tried_, [&](Try* tried) {
+      if (&std::get<Receive>(steps_[tried->receive]) != &step) return false;
+      tried->last = tried->ahead;
+      return true;
+    });
+  if (std::exchange(step.taken, false)) return true;
   if (step.reader->ring.empty()) {
     recorder_->wait_begins();
     return false;
   }
+  take(step);
+  return true;
+}
+
+bool Program::run(Try& step) {
+  Receive& receive = std::get<Receive>(steps_[step.receive]);
+  step.ahead = step.spent = 0;
+  if (receive.reader->ring.empty()) wait_a_little(step, *receive.reader);
+  tried_.push_back(&step);
+  if (receive.reader->ring.empty()) return true;
+  receive.taken = true;
+  take(receive);
+  return true;
+}
+
+void Program::wait_a_little(Try& step, Reader& reader) {
+  if (step.left_out > 0) {
+    --step.left_out;
+    return;
+  }
+  uint64_t patience = std::min(uint64_t(double(step.last) * step.patience), step.most);
+  for (const Try* other : tried_) patience -= std::min(patience, other->spent);
+  if (patience == 0) return;
+  recorder_->wait_begins();
+  const uint64_t begun = now_ns();
+  {
+    const Unlocked unlocked;
+    // Nobody is called, and no other program of this actor is to run: a sleep will do.
+    const timespec pause{0, 20'000};
+    while (reader.ring.empty() && now_ns() - begun < patience) ::nanosleep(&pause, nullptr);
+  }
+  step.spent = now_ns() - begun;
+  if (!reader.ring.empty()) {
+    step.in_vain = 0;
+    return;
+  }
+  recorder_->set_wait_aside();
+  if (++step.in_vain >= step.vain) step.left_out = std::min(uint32_t(1) << std::min(step.in_vain - step.vain, 31u), step.most_left_out);
+}
+
+void Program::look() {
+  for (size_t i = 0; i < tried_.size(); ++i) {
+    Receive& step = std::get<Receive>(steps_[tried_[i]->receive]);
+    if (step.taken || step.reader->ring.empty()) continue;
+    step.taken = true;
+    // What else is waited for still is afterwards.
+    const uint64_t since = recorder_->set_wait_aside();
+    take(step);
+    recorder_->take_wait_up(since);
+  }
+}
+
+void Program::take(Receive& step) {
   step.waited = recorder_->receive_begins(step.index, execution_, step.reader->decodes_natively());
   const uint64_t before = step.reader->bytes;
   nb::object value;
@@ -47,12 +108,11 @@ bool Program::run(Receive& step) {
   recorder_->receive_ends(step.index, execution_, step.reader->bytes - before, is_error(value));
   if (step.spread.empty()) {
     regs_[size_t(step.reg)] = std::move(value);
-    return true;
+    return;
   }
   const bool error = is_error(value);
   for (size_t i = 0; i < step.spread.size(); ++i)
     if (step.spread[i] >= 0) regs_[size_t(step.spread[i])] = error ? value : nb::object(nb::borrow<nb::tuple>(value)[i]);
-  return true;
 }
 
 bool Program::run(Await& step) {

@@ -61,6 +61,12 @@ bool wait(Inbox& inbox, uint32_t seen, uint64_t deadline) {
   return moved;
 }
 
+bool sleep(Inbox& inbox, uint32_t seen, uint64_t deadline) {
+  if (PyThread_get_thread_ident() == inbox.main_thread()) return park_main(inbox, seen, deadline);
+  Unlocked unlocked;
+  return inbox.park(seen, deadline);
+}
+
 int next(Inbox& inbox, uint64_t deadline) {
   for (;;) {
     const uint32_t seen = inbox.count();

@@ -64,6 +64,8 @@ inline size_t mappings() {
   return found;
 }
 
+// A watch's thread closes what an ended child had in its own time, so a test may begin with one too many of
+// an earlier test's: later there are as many or fewer.
 inline int open_descriptors() {
   int count = 0;
   for (int fd = 0; fd < 1'024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0;

@@ -92,7 +92,7 @@ TEST(a_value_stays_while_a_forked_child_may_read_it) {
   CHECK(!s.is_out(next));  // it was made after the fork
   ::close(std::exchange(pause.ends[0], ::dup(2)));
   ::close(pause.ends[0]);
-  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() <= descriptors; }));
   pause.ends[0] = -1;
 }
 
@@ -107,7 +107,7 @@ TEST(a_child_that_ended_first_delays_nothing) {
     lease.reset();
     CHECK(!s.is_out(block));
   }
-  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() <= descriptors; }));
 }
 
 TEST(only_living_children_cost_descriptors) {
@@ -116,7 +116,7 @@ TEST(only_living_children_cost_descriptors) {
   auto lease = s.lease(s.publish(5'000));
   const int descriptors = open_descriptors();
   for (int i = 0; i < 50; ++i) CHECK(check::Child([] {}).passed());
-  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() <= descriptors; }));
   {
     Pause pause;
     std::vector<check::Child> children;
@@ -125,7 +125,7 @@ TEST(only_living_children_cost_descriptors) {
     pause.go_on();
     for (auto& child : children) CHECK(child.passed());
   }
-  CHECK(check::soon([&] { return open_descriptors() == descriptors; }));
+  CHECK(check::soon([&] { return open_descriptors() <= descriptors; }));
 }
 
 // Whoever lowers the limit later has more of them than it says.

@@ -23,7 +23,7 @@ from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
-    from conveyor import channel, metrics, observe, testing, transport
+    from conveyor import channel, device, metrics, observe, testing, transport
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
 
@@ -45,6 +45,7 @@ __all__ = [
     "channel",
     "cluster_resources",
     "dag",
+    "device",
     "empty",
     "empty_tensor",
     "exceptions",
@@ -74,6 +75,7 @@ __getattr__, __dir__ = names_later(
         "CompiledGraph": "conveyor.runtime.graph.compiled",
         "GraphRef": "conveyor.runtime.graph.results",
         "channel": "conveyor.channel",
+        "device": "conveyor.device",
         "metrics": "conveyor.metrics",
         "observe": "conveyor.observe",
         "testing": "conveyor.testing",

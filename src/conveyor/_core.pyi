@@ -443,6 +443,22 @@ class MemoryBudget:
     def out(self) -> int:
         """Bytes of values that were sent and were not seen to be let go of yet."""
 
+class Duplicates:
+    """Duplicates of descriptors. They are closed when nobody has this object any more, whatever a signal
+    handler has broken off."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        """Duplicate all of ``fds``, or none. Raises OSError."""
+
+    def numbers(self) -> list[int]:
+        """Their numbers, which they have as long as this object."""
+
+    def taken(self) -> list[int]:
+        """Give them to the caller, who closes them."""
+
+    def close(self) -> None:
+        """Close those that are left."""
+
 class ArenaView:
     """Another process's arena as this one reads it, mapped where it is used."""
 
@@ -966,6 +982,12 @@ class Program:
         ``arrived``, the frame is only the head of a value whose tensors come by another way: what
         ``arrived(head, execution)`` returns is in the register until ``add_await`` has the value."""
 
+    def add_try(
+        self, receive: int, patience: float, most: float, vain: int, most_left_out: int
+    ) -> None:
+        """From here on, take the frame of the ``receive``-th receive, which is added later, as soon as it
+        is there; ``conveyor.plan.steps.Try`` says for how long it is waited for."""
+
     def add_await(self, receive: int, take: Callable[[Any], Any]) -> None:
         """Wait for the tensors of the ``receive``-th receive that was added: ``take(register)`` gives
         the value, or ``NotImplemented``, and is called again when the program is rung. ``ValueError`` where
@@ -1142,3 +1164,83 @@ class Will:
 
     def revoke(self) -> None:
         """Nothing is to be done any more."""
+
+MOST_RANKS: int
+"""How many ranks a ``CollectiveGroup`` can have."""
+
+def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None:
+    """Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a
+    type of ``conveyor.dag.collective.elements.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
+    written to may be one of the sources. ``ValueError`` for what does not fit, and for the average of integers."""
+
+class CollectiveGroup:
+    """One rank of a group of processes that do collective operations over one segment."""
+
+    @staticmethod
+    def bytes(ranks: int) -> int:
+        """Of the segment of such a group."""
+    @staticmethod
+    def ring_at(ranks: int, rank: int) -> int:
+        """Where the ring lies in it that ``rank`` writes, and all ranks read."""
+    @staticmethod
+    def prepare(segment: Segment, ranks: int) -> None:
+        """Lay out a fresh segment, and give it its memory; ``OSError`` if there is none."""
+    @staticmethod
+    def destroy(segment: Segment, board: Board, members: Sequence[tuple[int, int]]) -> None:
+        """Break the group, for its end."""
+    def __init__(
+        self, segment: Segment, inbox: Inbox, rank: int, members: Sequence[tuple[int, int]]
+    ) -> None:
+        """``members`` are slot and incarnation of each rank's process; ``inbox`` is this one's."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def run(
+        self,
+        inbox: Inbox,
+        operation: int,
+        op: int,
+        type: int,
+        count: int,
+        shape: tuple[int, ...],
+        tensors: int,
+        shapes: int,
+        root: int,
+        sources: tuple[Any, ...],
+        to: tuple[Any, ...],
+        timeout: float | None,
+        until: Callable[[], int],
+    ) -> int:
+        """One operation: 0 done, 1 the ranks have not called the same (see ``called``), 2 the group is broken
+        (see ``broken``), 3 timed out, 4 another thread is in one, 5 this is a forked child, 6 nobody waits
+        for it. Tensors are addresses or buffers, each of ``count`` elements. ``until``, asked before each
+        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is."""
+    def exchange(
+        self,
+        inbox: Inbox,
+        form: int,
+        root: int,
+        gives: bool,
+        value: Any,
+        takes: Sequence[int],
+        writer: Writer,
+        readers: tuple[Reader, ...],
+        timeout: float | None,
+        until: Callable[[], int],
+    ) -> int | list[Any]:
+        """The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it.
+        ``value`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``
+        and ``readers`` are this rank's ends of the rings of all ranks."""
+    def forget(self, readers: tuple[Reader, ...]) -> None:
+        """After a mismatch: let go of what the others have given."""
+    def called(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], int, int]:
+        """What a rank has called, after ``run`` has returned 1: operation, op, type, count, shape, tensors,
+        root."""
+    def note_failure(self, why: str) -> None:
+        """What this process ran has raised: ranks that wait for it are told."""
+    def set_unaware(self, unaware: bool) -> None:
+        """Whether what runs now was asked for before anybody can have known of the noted failures."""
+    @property
+    def broken(self) -> tuple[int, int, str] | None:
+        """Why nothing can be done any more: the cause, the rank, and more in words."""

@@ -120,6 +120,23 @@ def check_env_vars(value: Any, name: str = "env_vars") -> Mapping[str, str]:
     return value
 
 
+def check_modules(value: Any, name: str) -> tuple[str, ...]:
+    """``value`` as names of modules; ``None`` is none.
+
+    Raises:
+        TypeError: it is no list or tuple of str.
+        ValueError: no module can have one of these names.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"{name} must be a list of names of modules, not {value!r}")
+    for module in value:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"{name} has {module!r}, which is no name that a module can have")
+    return tuple(value)
+
+
 def check_flag(value: Any, name: str) -> bool:
     """``value``, where it is ``True`` or ``False``; ``TypeError`` otherwise."""
     if not isinstance(value, bool):

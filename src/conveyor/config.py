@@ -8,6 +8,7 @@ from typing import Any
 
 from conveyor.checks import MOST_BYTES, MOST_SECONDS, check_name
 from conveyor.exceptions import GraphError
+from conveyor.later import import_later
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,16 @@ class Config:
         result comes to what it depends on, and every task runs whose inputs are there.
     cancel_with_await: an execution is cancelled when the last task that awaits one of its results is
         (``asyncio.wait_for``, a client that disconnects). ``False``: it goes on.
+    overlap: tensors that travel beside the frames (``docs/guide/transports.md``) are received as early as the
+        order in which tasks were bound allows, and waited for as late as they are needed, so that they come
+        while their actor computes. It changes nothing for values that travel in the frames, which are read in
+        place. ``explain()`` says what it has done.
     debug: note where the driver gets results, so that ``ArenaFullError`` can say where those were got
         that fill an arena. Costs a microsecond for each ``get``. ``CONVEYOR_DEBUG=1`` in the environment
         turns it on for all graphs.
+    default_communicator: what ``with_tensor_transport("accelerator")`` (also ``"nccl"``) means where it
+        names no communicator: ``"create"`` is the transport ``"nccl"``, ``None`` refuses such a node,
+        and a ``conveyor.experimental.channel.Communicator`` is used.
     ignore_unused: compile also where tasks are bound to the graph's nodes that it does not run,
         because they belong to another graph.
     """
@@ -57,7 +65,9 @@ class Config:
     get_timeout: float | None = None
     fail_fast: bool = True
     cancel_with_await: bool = True
+    default_communicator: Any = "create"
     ignore_unused: bool = False
+    overlap: bool = False
     debug: bool = field(default_factory=lambda: os.environ.get("CONVEYOR_DEBUG") == "1")
 
     def __post_init__(self) -> None:
@@ -82,7 +92,15 @@ class Config:
         spin = self.spin_us
         if spin is not None and (type(spin) not in (int, float) or not 0 <= spin < 1e6):
             raise GraphError(f"spin_us must be a number from 0 to a million or None, not {spin!r}")
-        for name in ("fail_fast", "cancel_with_await", "ignore_unused", "debug"):
+        communicator = self.default_communicator
+        named = communicator is None or communicator == "create"
+        # What is above is asked for when it is needed.
+        if not named and not import_later("conveyor.transport.communicator").is_one(communicator):
+            raise GraphError(
+                f"default_communicator must be 'create', None or a "
+                f"conveyor.experimental.channel.Communicator, not {communicator!r}"
+            )
+        for name in ("fail_fast", "cancel_with_await", "ignore_unused", "overlap", "debug"):
             if type(getattr(self, name)) is not bool:
                 raise GraphError(f"{name} must be True or False, not {getattr(self, name)!r}")
         try:

@@ -18,6 +18,10 @@ __all__ = [
     "CapacityError",
     "ChannelClosedError",
     "ChannelError",
+    "CollectiveBrokenError",
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
     "ConstructorError",
     "ConveyorError",
     "DeadlineExceededError",
@@ -78,6 +82,24 @@ class ChannelClosedError(ChannelError, RuntimeError):
 
 class TransportError(ChannelError):
     """Tensors could not be moved from one actor to another. The message says which, by which transport."""
+
+
+class CollectiveError(ConveyorError):
+    """An operation of a collective group has not taken place at this rank."""
+
+
+class CollectiveMismatchError(CollectiveError, ValueError):
+    """The ranks of a group have not called the same operation, or not for tensors of the same shape and type.
+    Every rank gets this, nothing was moved, and the group can be used as before."""
+
+
+class CollectiveBrokenError(CollectiveError, RuntimeError):
+    """A collective group can do nothing any more: a rank has died, has raised, or was interrupted in an
+    operation, or the group was destroyed. Tensors of the operation may be half written."""
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """The others have not come to an operation within its ``timeout``. That breaks the group."""
 
 
 class WaitTimeoutError(ChannelError, TimeoutError):

@@ -17,13 +17,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the whole run; drawn by lot if not said")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one round, again and again")
     parser.add_argument("--times", type=int, default=20, help="how often with --replay (20)")
+    parser.add_argument("--only", metavar="KIND", help="only rounds of kinds that begin so")
     parser.add_argument("--hang", type=float, default=30, help="seconds that are a hang (30)")
     options = parser.parse_args()
     faulthandler.enable()
     if options.replay is not None:
-        return run(options.replay, options.seconds, None, options.hang, options.times)
+        return run(options.replay, options.seconds, None, options.hang, options.times, options.only)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    return run(seed, options.seconds, options.rounds, options.hang)
+    return run(seed, options.seconds, options.rounds, options.hang, only=options.only)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from chaos_forks import Children
+from chaos_left import left_in_this_process
 from chaos_values import Payload, arrays, digest, make, scribble
 
 import conveyor
@@ -163,6 +164,9 @@ class Chaos:
             now = mmap.PAGESIZE * int(statm.read().split()[0])
         limit = resource.RLIM_INFINITY if more is None else now + more
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+    def beside(self) -> list[str]:
+        return left_in_this_process()
 
     def load(self, refs: list[Any]) -> Any:
         return refs[0].get()

@@ -12,7 +12,7 @@ import psutil
 from chaos_around import SOON, Around, Running, Wrong
 from chaos_course import Course
 from chaos_faults import NOBODY, Fault
-from chaos_graphs import Graph, build, evaluate, plain_objects, random_graph
+from chaos_graphs import Graph, evaluate, plain_objects, random_graph
 from chaos_pool import Member
 
 import conveyor
@@ -29,12 +29,13 @@ class Apart(Course):
         super().__init__(seed, around, rng)
         self._choose_members(least=2)
         asynchronous = [member.asynchronous for member in self.members]
-        theirs = random_graph(rng, "theirs", asynchronous, False, 40)
+        theirs = self._routed(random_graph(rng, "theirs", asynchronous, False, 40))
         self._victim = NOBODY if rng.random() < 0.2 else rng.choice(sorted(theirs.actors))
         self._others = [i for i in range(len(self.members)) if i != self._victim]
         self._times = rng.randint(1, 4)
         self._kills = rng.random() < 0.3
-        ours = random_graph(rng, "ours", [asynchronous[i] for i in self._others], False, 10)
+        others = [asynchronous[i] for i in self._others]
+        ours = self._routed(random_graph(rng, "ours", others, False, 10))
         self.specs = [theirs, ours]
 
     def describe(self) -> str:
@@ -75,9 +76,7 @@ class Apart(Course):
         self._doing(f"compile {spec.name}")
         objects = plain_objects({}, set(range(len(members))))
         expected = evaluate(spec, objects, spec.executions * self._times)
-        graph = build(spec, [m.handle for m in members]).compile(
-            depth=spec.depth, name=spec.name, stream_items=spec.credit
-        )
+        graph = self._dag(spec, members).compile(**self._options(spec))
         self.running.append(Running(len(self.running), spec, graph, expected, exact=False))
         self.tally.graphs += 1
 

@@ -40,6 +40,8 @@ class Around:
     holdings: Holdings
     elsewhere: Elsewhere
     exits: Exits
+    #: Ours that this machine can run; none where torch is missing.
+    transports: tuple[str, ...] = ()
 
 
 class Holdings:
@@ -95,6 +97,8 @@ class Running:
     fail_fast: bool = True
     next: int = 0
     cancelled: set[int] = field(default_factory=set)
+    #: Those that have a deadline.
+    limited: set[int] = field(default_factory=set)
     #: Whether some execution was dropped before its end, so that nobody can tell what it came to.
     dropped: bool = False
     #: Of each execution that has failed the first fault, and its refs, if they are still there.
@@ -103,6 +107,7 @@ class Running:
     taken: dict[tuple[int, int], int | None] = field(default_factory=dict)
     #: After each restart the first execution, and the first fault that can have had to do with it.
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    interrupted: bool = False  # in ``execute``: more may have been begun than is known
     died: bool = False  # somebody was told
     torn: bool = False
     pending: dict[int, list[Any]] = field(default_factory=dict)

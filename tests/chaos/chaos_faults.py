@@ -133,7 +133,8 @@ class Draw:
         rng = self._rng
         if graph is None:
             graph = rng.randrange(len(self._graphs))
-        task = rng.choice(self._graphs[graph].tasks)
+        # Of a collective's tasks it is what they are given that fails.
+        task = rng.choice([t for t in self._graphs[graph].tasks if t.meeting is None])
         kind = rng.choice(kinds)
         number, code = ENDS.get(kind, (None, None))
         if run is None:

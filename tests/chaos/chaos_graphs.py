@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeAlias
 
 from chaos_actors import AsyncChaos, Chaos, Step, Strikes
+from chaos_collectives import Meeting, bind, met, random_meeting
 from chaos_values import MB, Pair, Payload, digest, make, random_payload
 
 from conveyor.dag import InputNode, MultiOutputNode
@@ -38,6 +39,7 @@ class Task:
     step: Step
     args: tuple[Any, ...]  # with In and Out in them
     kwargs: Mapping[str, Any]
+    meeting: Meeting | None = None
 
 
 #: Methods whose items are a result of the graph.
@@ -59,6 +61,11 @@ class Graph:
 
     #: Items of its generators that may be on their way.
     credit: int = 64
+    #: Tasks whose tensors go by a transport: by its name, or "communicator".
+    routes: Mapping[int, str] = field(default_factory=dict)
+    #: The executions of which a transfer fails, by the name of the transport; those in which one is stuck.
+    broken: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    stuck: frozenset[int] = frozenset()
 
     @property
     def actors(self) -> set[int]:
@@ -182,7 +189,14 @@ def random_graph(
     tasks: list[Task] = []
     streams: list[Any] = []
     streaming = rng.random() < 0.4
-    for number in range(rng.randint(1, 10)):
+    meets = rng.random() < 0.4
+    for _ in range(rng.randint(1, 10)):
+        number = len(tasks)
+        if meets and rng.random() < 0.3:
+            ends = _meeting(rng, name, tasks, len(asynchronous), counted, argument)
+            pool += ends
+            unused += rng.sample(ends, rng.randint(1, len(ends)))
+            continue
         actor = rng.randrange(len(asynchronous))
         if streaming and rng.random() < 0.3:
             args = tuple(argument() for _ in range(rng.randint(0, 2)))
@@ -260,6 +274,24 @@ def random_graph(
     )
 
 
+def _meeting(
+    rng: Random, name: str, tasks: list[Task], actors: int, counted: bool,
+    argument: Callable[[], Any],
+) -> list[Any]:  # fmt: skip
+    """Add a collective to ``tasks``, with what its ranks put in; what the ranks get."""
+    ranks = rng.sample(range(actors), rng.randint(1, min(actors, 4)))
+    first = len(tasks) + len(ranks)
+    meetings, size = random_meeting(rng, len(ranks), first)
+    given = tuple(Out(len(tasks) + rank) for rank in range(len(ranks)))
+    for actor in ranks:
+        step = Step(name, len(tasks), Payload("array", size), counted, False, 0)
+        tasks.append(Task(actor, "mix", step, (argument(),), {}))
+    for actor, meeting in zip(ranks, meetings, strict=True):
+        step = Step(name, len(tasks), Payload("array", size * len(ranks)), counted, False, 0)
+        tasks.append(Task(actor, meeting.operation, step, given, {}, meeting))
+    return [Out(first + rank) for rank in range(len(ranks))]
+
+
 def _generator(
     rng: Random, name: str, number: int, actor: int, asynchronous: bool, counted: bool,
     args: tuple[Any, ...],
@@ -324,8 +356,8 @@ def chain(
 # Using
 
 
-def build(graph: Graph, handles: Sequence[Any]) -> Any:
-    """The graph as conveyor's nodes."""
+def build(graph: Graph, handles: Sequence[Any], communicator: Any = None) -> Any:
+    """The graph as conveyor's nodes. ``communicator``: what its routes call so."""
     inp = InputNode()
     made: list[Any] = []
 
@@ -337,10 +369,21 @@ def build(graph: Graph, handles: Sequence[Any]) -> Any:
             at = at[key]
         return at
 
+    meetings: dict[int, list[Any]] = {}
     for task in graph.tasks:
+        if task.meeting is not None:
+            if task.meeting.rank == 0:
+                nodes = [made[rank.task] for rank in task.args]
+                meetings[task.meeting.first] = bind(task.meeting, nodes)
+            made.append(meetings[task.meeting.first][task.meeting.rank])
+            continue
         method = getattr(handles[task.actor], task.method)
         kwargs = {key: fill(value, node) for key, value in task.kwargs.items()}
-        made.append(method.bind(task.step, *fill(task.args, node), **kwargs))
+        bound = method.bind(task.step, *fill(task.args, node), **kwargs)
+        route = graph.routes.get(task.step.task)
+        if route is not None:
+            bound.with_tensor_transport(communicator if route == "communicator" else route)
+        made.append(bound)
     if isinstance(graph.outputs, Out):
         return node(graph.outputs)
     effects = [made[task] for task in graph.effects]
@@ -397,8 +440,11 @@ def _execution(graph: Graph, objects: Mapping[int, Chaos], number: int) -> list[
             failed = Failed(blamed)
             made.append(Stream((), failed) if task.method in STREAMING else failed)
             continue
-        method = getattr(objects[task.actor], task.method)
         filled = fill(task.args, value)
+        if task.meeting is not None:
+            made.append(met(task.meeting, filled))
+            continue
+        method = getattr(objects[task.actor], task.method)
         named = {key: fill(item, value) for key, item in task.kwargs.items()}
         if task.method in STREAMING:
             made.append(_all_items(method(task.step, *filled, **named), task.step.task))

@@ -19,6 +19,7 @@ from chaos_watch import busy_ns
 
 from conveyor.exceptions import (
     ActorDiedError,
+    DeadlineExceededError,
     ExecutionCancelledError,
     GraphTornDownError,
     TaskError,
@@ -75,6 +76,11 @@ class Judge:
         if isinstance(error, GraphTornDownError):
             if not running.torn:
                 raise Wrong(f"{where}: nobody has torn it down") from error
+            return
+        if isinstance(error, DeadlineExceededError):
+            if number not in running.limited:
+                raise Wrong(f"{where}: it had no deadline") from error
+            self.tally.late += 1
             return
         if isinstance(error, ExecutionCancelledError):
             if number not in running.cancelled:
@@ -190,6 +196,14 @@ class Judge:
                 f"{allowed:.0f} ms of them"
             )
         tally.excused += 1
+
+    def _check_late(self, what: str, ms: float, since: int) -> None:
+        """``what`` has taken ``ms`` to break off what was begun at ``since``."""
+        allowed = self.around.hiccups.worst(since, time.monotonic_ns()) / 1e6
+        allowed += (busy_ns() - self.busy_at.ns) / 1e6
+        allowed += 1e3 * sum(fault.holds_up for fault in self.faults.planned)
+        if ms > REPORT_WITHIN + allowed:
+            raise Wrong(f"{what} took {ms:.0f} ms; this machine explains {allowed:.0f} ms of them")
 
     def _doing(self, what: str) -> int:
         self.around.watchdog.doing(what)

@@ -13,7 +13,7 @@ from chaos_actors import ENDS
 from chaos_around import SOON, Around, Running, Wrong
 from chaos_course import Course
 from chaos_faults import Draw, Fault, Faults
-from chaos_graphs import Expected, Graph, build, evaluate, plain_objects, random_graph
+from chaos_graphs import Expected, Graph, evaluate, plain_objects, random_graph
 
 import conveyor
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
@@ -38,7 +38,7 @@ class Restarts(Course):
         self._restarts = [-1 if by_themselves else rng.choice([0, 0, -1]) for _ in range(count)]
         asynchronous = [kind == "coroutines" for kind in self._kinds]
         self.specs = [
-            random_graph(rng, f"g{i}", asynchronous, False, 12, PAUSES)
+            self._routed(random_graph(rng, f"g{i}", asynchronous, False, 12, PAUSES))
             for i in range(rng.choice([1, 1, 2]))
         ]
         self._epochs = rng.randint(2, 5)
@@ -72,8 +72,7 @@ class Restarts(Course):
             # Two more in each epoch to see that the graph is there again.
             expected = evaluate(spec, objects, (spec.executions + 2) * self._epochs)
             self._doing(f"compile {spec.name}")
-            dag = build(spec, [m.handle for m in self.members])
-            graph = dag.compile(depth=spec.depth, name=spec.name, stream_items=spec.credit)
+            graph = self._dag(spec, self.members).compile(**self._options(spec))
             self.running.append(Running(index, spec, graph, expected, exact=False))
             self.tally.graphs += 1
 

@@ -23,7 +23,9 @@ from chaos_pool import Member
 import conveyor
 from conveyor.exceptions import (
     ActorDiedError,
+    DeadlineExceededError,
     TaskError,
+    TransportError,
 )
 
 
@@ -42,7 +44,8 @@ class Round(Course):
         asynchronous = [member.asynchronous for member in self.members]
         count = rng.choice([1, 1, 1, 1, 2, 2, 3])
         self.specs = [
-            random_graph(rng, f"g{i}", asynchronous, counted, 40 // count) for i in range(count)
+            self._routed(random_graph(rng, f"g{i}", asynchronous, counted, 40 // count))
+            for i in range(count)
         ]
         self.faults = random_faults(rng, self.specs)
 
@@ -94,15 +97,10 @@ class Round(Course):
 
     def _compile(self, expected: list[list[list[Expected]]]) -> bool:
         for index, spec in enumerate(self.specs):
-            dag = build(spec, [m.handle for m in self.members])
+            dag = self._dag(spec, self.members)
             self.waiting_since = self._doing(f"compile {spec.name}")
             try:
-                graph = dag.compile(
-                    depth=spec.depth,
-                    name=spec.name,
-                    fail_fast=self.fail_fast,
-                    stream_items=spec.credit,
-                )
+                graph = dag.compile(fail_fast=self.fail_fast, **self._options(spec))
             except ActorDiedError as error:
                 self._died(error, spec)
                 return False
@@ -180,7 +178,7 @@ class Round(Course):
                 since = self._doing(f"get from {running.spec.name} without {member.name}")
                 try:
                     ref.get()
-                except TaskError:
+                except (TaskError, TransportError, DeadlineExceededError):
                     continue
         except ActorDiedError as error:
             self._died(error, running.spec, since)
@@ -193,7 +191,9 @@ class Round(Course):
         if self.style != "one thread" or self.faults.planned:
             return
         for running in self.running:
-            if running.torn or running.cancelled:
+            if running.torn or running.cancelled or running.limited or running.interrupted:
+                continue
+            if self._transfers_may_fail(running.spec):
                 continue
             objects = plain_objects({}, set(range(len(self.members))))
             evaluate(running.spec, objects, running.next)

@@ -12,9 +12,11 @@ import traceback
 from collections.abc import Iterator
 from random import Random
 
+import chaos_transports
 import psutil
 from chaos_apart import Apart
 from chaos_around import Wrong
+from chaos_beside import BesideApart, BesideRestarts, BesideRound
 from chaos_course import Course
 from chaos_memory import Memory
 from chaos_restarts import Restarts
@@ -36,29 +38,46 @@ SHARED_GROWTH = 256 * MB
 IDLE_EVERY = 40.0
 
 
-def kind_of(rng: Random) -> type[Course]:
-    """What kind of round a seed stands for."""
-    return rng.choices([Round, Restarts, Apart, Memory], [78, 10, 8, 4])[0]
+#: With how often each is chosen.
+KINDS: dict[type[Course], int] = {Round: 68, Restarts: 9, Apart: 7, Memory: 4}
+BESIDE: dict[type[Course], int] = {BesideRound: 8, BesideRestarts: 2, BesideApart: 2}
 
 
-def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int = 0) -> int:
+def kind_of(rng: Random, only: str | None, transports: bool) -> type[Course]:
+    """What kind of round a seed stands for. ``only``: the title of all, or how it begins."""
+    kinds = {**KINDS, **(BESIDE if transports else {})}
+    if only is not None:
+        kinds = {kind: often for kind, often in kinds.items() if kind.title.startswith(only)}
+    return rng.choices(list(kinds), list(kinds.values()))[0]
+
+
+def run(
+    seed: int,
+    seconds: float,
+    rounds: int | None,
+    hang: float,
+    replay: int = 0,
+    only: str | None = None,
+) -> int:
     """Rounds until ``seconds`` are over or there were ``rounds``. Exit code of the program.
 
     replay: only the round with seed ``seed``, so often.
+    only: only rounds of kinds that begin so.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.setswitchinterval(0.001)  # the threads that measure are to run when they can
     tally = Tally()
-    before = find_descriptors()
     shared_before = set(os.listdir("/dev/shm"))
     limit = replay or rounds
     draw = Random(seed)
     seeds = iter(lambda: seed if replay else draw.randrange(1 << 48), None)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # for whatever dumps core all the same
-        everything = Run(seeds, hang, os.path.join(folder, "clock"), tally)
-        good = everything.rounds(seconds, limit)
-        everything.close()
+        with chaos_transports.usable() as transports:
+            before = find_descriptors()  # with the memory of a simulated device, which stays
+            everything = Run(seeds, hang, os.path.join(folder, "clock"), tally, transports, only)
+            good = everything.rounds(seconds, limit)
+            everything.close()
         os.chdir("/")
     gc.collect()
     left = psutil.Process().children(recursive=True)
@@ -75,7 +94,17 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
 class Run:
     """The rounds, the sessions that they need, and who watches."""
 
-    def __init__(self, seeds: Iterator[int], hang: float, clock: str, tally: Tally) -> None:
+    def __init__(
+        self,
+        seeds: Iterator[int],
+        hang: float,
+        clock: str,
+        tally: Tally,
+        transports: tuple[str, ...],
+        only: str | None,
+    ) -> None:
+        self._transports = transports
+        self._only = only
         self._seeds = seeds
         self._clock = clock
         self._tally = tally
@@ -115,7 +144,7 @@ class Run:
 
     def _round(self, seed: int) -> None:
         rng = Random(seed)
-        kind = kind_of(rng)
+        kind = kind_of(rng, self._only, bool(self._transports))
         cap = Memory.session_cap(seed) if kind is Memory else None
         if self._session is not None and cap != self._session.cap:
             self.watchdog.doing("the end of a session")
@@ -124,7 +153,9 @@ class Run:
             self._session = None
         if self._session is None:
             self.watchdog.doing("the beginning of a session")
-            self._session = Session(self._clock, cap, self.watchdog, self.hiccups, self._tally)
+            self._session = Session(
+                self._clock, cap, self._transports, self.watchdog, self.hiccups, self._tally
+            )
         self._current[:] = [kind(seed, self._session.around, rng)]
         self._current[0].run()
         self._current.clear()
@@ -140,17 +171,16 @@ class Run:
         self._idle_at = time.monotonic()
 
     def _describe(self) -> str:
-        return "\n".join(f"{_how_to(r.seed)}\n{r.describe()}\n{r.state()}" for r in self._current)
+        again = "again: python tests/chaos" + (f" --only {self._only!r}" if self._only else "")
+        return "\n".join(
+            f"{again} --replay {r.seed}\n{r.describe()}\n{r.state()}" for r in self._current
+        )
 
     def _pids(self) -> list[int]:
         members = [] if self._session is None else self._session.around.pool.members
         return [member.pid for round_ in self._current for member in round_.members] or [
             member.pid for member in members
         ]
-
-
-def _how_to(seed: int) -> str:
-    return f"again: python tests/chaos --replay {seed}"
 
 
 def _check_memory(tally: Tally) -> None:

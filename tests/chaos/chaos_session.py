@@ -27,20 +27,30 @@ SOON = 8.0
 
 
 class Session:
-    """``cap``: of its memory, in bytes."""
+    """``cap``: of its memory, in bytes. ``transports``: those that its rounds may use."""
 
     def __init__(
-        self, clock: str, cap: int | None, watchdog: Watchdog, hiccups: Hiccups, tally: Tally
+        self,
+        clock: str,
+        cap: int | None,
+        transports: tuple[str, ...],
+        watchdog: Watchdog,
+        hiccups: Hiccups,
+        tally: Tally,
     ) -> None:
         self.cap = cap
         self._tally = tally
-        conveyor.init(log_to_driver=False, **({} if cap is None else {"arena_bytes": cap}))
+        conveyor.init(
+            log_to_driver=False,
+            preload=["torch"] if transports else None,  # which takes each actor seconds
+            **({} if cap is None else {"arena_bytes": cap}),
+        )
         self._deaths, self._hand, holdings = DeathTimes(), Hand(), Holdings()
         pool = Pool(clock, self._deaths, tally)
         self._elsewhere = Elsewhere(pool.server, holdings.some_arrays)
         self.around = Around(
             pool, Clock(clock), self._hand, hiccups, self._deaths, watchdog, tally, holdings,
-            self._elsewhere, Exits(clock + ".exits"),
+            self._elsewhere, Exits(clock + ".exits"), transports,
         )  # fmt: skip
         self._rounds = 0
         gc.collect()  # what is left of the last session

@@ -31,6 +31,10 @@ class Tally:
     eager: int = 0
     torn_down: int = 0
     cancelled: int = 0
+    late: int = 0  # results that a deadline has cut off
+    interrupts: list[float] = field(default_factory=list)  # ms from a Ctrl-C to the end of a wait
+    transports: int = 0  # errors of transfers
+    routes: Counter[str] = field(default_factory=Counter)  # graphs that have used each
     forks: int = 0  # by the driver
     started_actors: int = 0
     unknown_ends: int = 0
@@ -62,12 +66,16 @@ class Tally:
             f"{self.errors} exceptions right",
             f"{self.eager} eager calls, {self.dropped} refs dropped, {self.held} results held, "
             f"{self.timeouts} timeouts, {self.torn_down} graphs torn down in mid-flight, "
-            f"{self.cancelled} executions cancelled",
+            f"{self.cancelled} executions cancelled, {self.late} results cut off by deadlines, "
+            f"{self.transports} errors of transfers",
+            f"{len(self.interrupts)} waits broken off by Ctrl-C, "
+            f"each within {max(self.interrupts, default=0):.1f} ms",
             f"{self.started_actors} actors started, {self.restarts} started again, "
             f"{self.forks} forks of the driver, {self.fulls} times no memory",
             f"{self.items} items of streams, {self.streams} streams of calls, "
             f"{self.streams_dropped} streams dropped; {self.failed_as_one} executions failed as one, "
             f"with {self.siblings} other errors told",
+            f"graphs with tensors beside their frames: {dict(self.routes)}",
             "",
             "ms from the fault (or from the wait, if that began later) to the error, "
             "and to what a pidfd tells",

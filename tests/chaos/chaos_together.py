@@ -26,7 +26,7 @@ class Together(Streams):
         if failure is None or failure.refs is not None:
             return
         failure.refs = refs
-        if number in running.cancelled or running.torn or running.died:
+        if number in running.cancelled | running.limited or running.torn or running.died:
             return
         for place, ref in enumerate(refs):
             if ref is None:
@@ -54,7 +54,8 @@ class Together(Streams):
             clock, actors = self.around.clock, running.spec.actors
             ended = any(f.victim in actors and clock.read(f.slot) for f in self.faults.deadly)
             unknown = any(failure.refs is None for failure in running.failures.values())
-            if running.dropped or running.cancelled or ended or unknown:
+            unsure = running.dropped or running.cancelled or running.limited or running.interrupted
+            if unsure or ended or unknown:
                 continue
             for fault in self.faults.planned:
                 here = fault.raises and fault.graph == running.index and clock.read(fault.slot)

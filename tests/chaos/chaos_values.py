@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from dataclasses import dataclass, fields, is_dataclass
 from random import Random
@@ -13,6 +14,10 @@ from conveyor import ObjectRef
 from conveyor.dag.parts import InputData
 
 KINDS = ("int", "str", "bytes", "array", "array", "tuple", "dict", "pair", "none")
+#: Those of torch, which rounds with transports have among theirs.
+TENSORS = ("tensor", "tensors")
+#: The same of the simulated accelerator, and one of it beside others of the CPU.
+ON_DEVICE = ("tensor on a device", "tensors on a device", "tensors of both")
 MB = 1 << 20
 #: s for the value of a ref that somebody has put before.
 REF_LIMIT = 60
@@ -56,6 +61,10 @@ def make(payload: Payload, seed: int) -> Any:
         return f"{seed:08x}" * (size // 8)
     if kind == "bytes":
         return seed.to_bytes(4, "little") * (size // 4)
+    if kind in TENSORS:
+        return _tensors(kind, size, seed)
+    if kind in ON_DEVICE:
+        return _on_device(kind, size, seed)
     array = np.full(size // 8 + 1, seed, np.int64)
     if kind == "array":
         return array
@@ -66,10 +75,44 @@ def make(payload: Payload, seed: int) -> Any:
     return Pair(array, [seed])
 
 
+def _tensors(kind: str, size: int, seed: int) -> Any:
+    import torch  # slow
+
+    made = torch.full((size // 8 + 1,), seed, dtype=torch.int64)
+    if kind == "tensor":
+        return made
+    # A view of the one before, another dtype, one without elements, and one that is there twice.
+    small = torch.arange(seed % 50, dtype=torch.float32)
+    return {"whole": made, "part": made[1:], "small": [small, small], "empty": made[:0], "n": seed}
+
+
+def _on_device(kind: str, size: int, seed: int) -> Any:
+    from conveyor.testing import accelerator
+
+    accelerator.install()
+    value = _tensors("tensors", size, seed)
+    whole = value["whole"].new_empty(value["whole"].shape, device="sim")
+    # It may be filled long after it was made.
+    accelerator.kernel(seed % 3 / 1e3, lambda tensor: tensor.fill_(seed), whole)
+    if kind == ON_DEVICE[0]:
+        return whole
+    value |= {"whole": whole, "part": whole[1:]}
+    if kind == ON_DEVICE[1]:
+        value["small"] = [tensor.to("sim") for tensor in value["small"]]
+    return value
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def digest(value: Any, so_far: int = 0) -> int:
     """A checksum of everything in ``value``, its types among it. A ref counts as its value."""
     if isinstance(value, ObjectRef):
         return digest(value.get(timeout=REF_LIMIT), so_far)
+    if _is_tensor(value):
+        return digest(value.cpu().numpy(), zlib.crc32(b"tensor", so_far))
     crc = zlib.crc32(type(value).__name__.encode(), so_far)
     if isinstance(value, np.ndarray):
         crc = zlib.crc32(f"{value.dtype.str}{value.shape}".encode(), crc)
@@ -94,7 +137,9 @@ def digest(value: Any, so_far: int = 0) -> int:
 
 
 def arrays(value: Any) -> list[np.ndarray]:
-    """Every array in ``value``; not those behind refs."""
+    """Every array in ``value``, and those that tensors of the CPU lie in; not those behind refs."""
+    if _is_tensor(value):
+        return [value.numpy()] if value.device.type == "cpu" else []
     if isinstance(value, np.ndarray):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -117,8 +162,8 @@ def scribble(value: Any) -> None:
 
 def bulk(value: Any) -> int:
     """About how many bytes ``value`` holds."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        return int(value.nbytes)
     if isinstance(value, (bytes, str)):
         return len(value)
     if isinstance(value, (list, tuple)):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from chaos_around import Running, Wrong
 from chaos_graphs import Failed, Stream, arguments, flatten
+from chaos_interrupts import Interrupted, interrupt
 from chaos_together import Together
 from chaos_values import scribble
 
@@ -19,6 +21,7 @@ from conveyor.exceptions import (
     ActorDiedError,
     CapacityError,
     ConveyorError,
+    DeadlineExceededError,
     GraphTornDownError,
     WaitTimeoutError,
 )
@@ -26,6 +29,14 @@ from conveyor.exceptions import (
 
 class Ways(Together):
     running: list[Running]
+
+    def _deadline(self, running: Running, number: int, rng: Random) -> float | None:
+        """s until which this execution must end, if it must."""
+        if number in running.spec.stuck:
+            return rng.uniform(0.02, 0.1)
+        if running.exact or rng.random() > 0.04:
+            return None
+        return rng.uniform(0.0001, 0.01)
 
     # Executing in one thread
 
@@ -58,12 +69,20 @@ class Ways(Together):
                 first = args[0]
                 inside = [conveyor.put(first["b"][0]), first["b"][1]]
                 args = ({"a": conveyor.put(first["a"]), "b": inside}, *args[1:])
+        limit = self._deadline(running, number, rng)
+        if limit is not None:
+            running.limited.add(number)
+            kwargs = {**kwargs, "deadline": limit}
         return args, kwargs
 
     def _submit(self, running: Running) -> None:
+        """Execute it, in the main thread."""
         number, rng = running.next, self.rng
         args, kwargs = self._arguments(running, number, rng)
         way = rng.choice(["execute", "execute", "execute", "try", "timeout"])
+        # Whether what is broken off has begun is not known, so nobody can tell what it did.
+        if rng.random() < 0.04 and not (running.exact or running.spec.broken):
+            way = "interrupted"
         if not running.spec.roomy and self._open_streams(running):
             way = "try"  # while nobody takes their items it may wait for ever
         while True:
@@ -73,12 +92,23 @@ class Ways(Together):
                     refs = running.graph.try_execute(*args, **kwargs)
                 elif way == "timeout":
                     refs = running.graph.execute(*args, timeout=rng.random() * 0.003, **kwargs)
+                elif way == "interrupted":
+                    refs = self._interrupt(lambda: running.graph.execute(*args, **kwargs))
+                    if isinstance(refs, Interrupted):
+                        way, running.interrupted = "execute", True
+                        continue
                 else:
                     refs = running.graph.execute(*args, **kwargs)
                 break
             except (CapacityError, WaitTimeoutError):
                 self.tally.timeouts += 1
                 way = "execute"
+                if not running.spec.roomy:
+                    self._take_what_is_in_the_way(running)
+            except DeadlineExceededError as error:
+                # There was no room until then. It has no number yet, so the next one is in its place.
+                self._check_error(error, running, number, 0, since, "execute")
+                kwargs["deadline"] *= 2
                 if not running.spec.roomy:
                     self._take_what_is_in_the_way(running)
             except ActorDiedError as error:
@@ -93,7 +123,9 @@ class Ways(Together):
         rng = self.rng
         numbers = list(running.pending)
         what = rng.choice(["get", "get", "get all", "newest", "glance", "drop", "eager", "wait"])
-        if rng.random() < 0.15:
+        if rng.random() < 0.06:
+            what = "interrupted"
+        elif rng.random() < 0.15:
             what = "get together" if running.exact or rng.random() < 0.6 else "cancel"
         elif rng.random() < 0.25:
             what = "some items" if running.spec.streams else "eager stream"
@@ -125,6 +157,8 @@ class Ways(Together):
                 running.cancelled.add(number)
                 self.tally.cancelled += 1
             self._get(running, number)
+        elif what == "interrupted" and numbers:
+            self._break_off(running, rng.choice(numbers))
         elif what == "eager":
             self._eager(rng.randrange(len(self.members)))
         elif what == "wait" and numbers:
@@ -136,6 +170,37 @@ class Ways(Together):
             ready, rest = conveyor.wait(refs, timeout=rng.choice([None, 0.001]))
             if len(ready) + len(rest) != len(refs):
                 raise Wrong("wait() lost refs")
+
+    def _break_off(self, running: Running, number: int) -> None:
+        """Ctrl-C while a result is waited for, which can be got afterwards all the same."""
+        refs = running.pending[number]
+        places = [i for i, ref in enumerate(refs) if ref and not isinstance(ref, StreamRef)]
+        if not places:
+            return
+        place = self.rng.choice(places)
+        where = f"{running.spec.name}, execution {number}, result {place}, which is broken off"
+        if not running.spec.roomy:
+            self._take_what_is_in_the_way(running, number)
+        since = self._doing(f"get of {where}")
+        expected = running.expected[number][place]
+        try:
+            value = self._interrupt(refs[place].get)
+        except BaseException as error:
+            self._check_error(error, running, number, expected, since, where)
+        else:
+            if not isinstance(value, Interrupted):
+                self._check_value(value, expected, where, keep=False)
+        self._get(running, number)
+
+    def _interrupt(self, work: Callable[[], Any]) -> Any:
+        rng = self.rng
+        delay = rng.choice([0, rng.uniform(0, 0.0005), rng.uniform(0, 0.01)])
+        since = time.monotonic_ns()
+        done = interrupt(delay, work)
+        if isinstance(done, Interrupted):
+            self.tally.interrupts.append(done.ms)
+            self._check_late("Ctrl-C", done.ms, since)
+        return done
 
     def _get_together(self, running: Running, number: int) -> None:
         """All results of an execution at once: the first error of any of them is raised."""
@@ -255,7 +320,7 @@ class Ways(Together):
         since = self._doing(f"{where} in a thread")
         try:
             refs = list(flatten(running.graph.execute(*args, **kwargs), running.spec.outputs))
-        except (ActorDiedError, GraphTornDownError) as error:
+        except (ActorDiedError, GraphTornDownError, DeadlineExceededError) as error:
             self._check_error(error, running, number, 0, since, where)
             return
         self.tally.executions += 1
@@ -277,7 +342,7 @@ class Ways(Together):
             since = time.monotonic_ns()
             try:
                 refs = await running.graph.execute_async(*args, **kwargs)
-            except (ActorDiedError, GraphTornDownError) as error:
+            except (ActorDiedError, GraphTornDownError, DeadlineExceededError) as error:
                 self._check_error(error, running, number, 0, since, where)
                 return
             self.tally.executions += 1

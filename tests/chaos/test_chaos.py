@@ -11,7 +11,7 @@ import conveyor
 
 SECONDS = 20
 #: Rounds in this time if the machine is as slow as can be thought of.
-ENOUGH = 10
+ENOUGH = 5
 
 
 @pytest.mark.timeout(9 * SECONDS)

@@ -37,14 +37,14 @@ def number_of(graph):
     return parts_of(graph).number
 
 
-def supervisor_of(graph):
+def supervision_of(graph):
     """What holds the channels of a graph over processes, in the process that compiled it."""
     return parts_of(graph).upkeep
 
 
 def gate_of(graph):
     """What such a graph's results come out of."""
-    return supervisor_of(graph).epoch.gate
+    return supervision_of(graph).epoch.gate
 
 
 def hold(path):

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration_helpers import supervisor_of
+from integration_helpers import supervision_of
 
 import conveyor
 from conveyor.dag import InputData, InputNode, MultiOutputNode
 from conveyor.exceptions import GraphError, SerializationError
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +230,8 @@ def test_a_teardown_that_was_interrupted_is_finished_by_the_next(two, monkeypatc
     a, _ = two
     graph = a.add.bind(InputNode()).compile()
     assert isinstance(graph, conveyor.CompiledGraph)
-    supervisor = supervisor_of(graph)
-    if isinstance(supervisor, Supervisor):  # on processes
+    supervisor = supervision_of(graph)
+    if isinstance(supervisor, Supervision):  # on processes
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt

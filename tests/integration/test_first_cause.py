@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.usefixtures("session")
 class Actor:
     def echo(self, x):
         return x
+
+    def both(self, x, y):
+        return x, y
 
     def pid(self):
         return os.getpid()
@@ -259,3 +263,40 @@ def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
         assert get(ref) == "held"
         assert get(actor.echo.remote(1)) == 1
         assert get(graph.execute(inside.path)) == "held"
+
+
+class DeadlyToLoad:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __reduce__(self):
+        return _die, (self.seconds,)
+
+
+def _die(seconds):
+    if seconds:  # when it has answered
+        threading.Timer(seconds, _die, (0,)).start()
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(WAIT)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.2], ids=["instead of an answer", "behind its answer"])
+def test_a_death_ends_a_compile_that_another_holds_up(tmp_path, wait_until, seconds):
+    """Who is busy takes its part of the graph later, and nobody waits for that once there can be none."""
+    busy, struck = Actor.remote(), Actor.remote()
+    inside, go = tmp_path / "inside", tmp_path / "go"
+    held = busy.hold.remote(str(inside), str(go))
+    wait_until(inside.exists)
+    with InputNode() as inp:
+        root = struck.both.bind(busy.echo.bind(inp), DeadlyToLoad(seconds))
+    too_late = threading.Timer(WAIT / 2, go.touch)
+    too_late.start()
+    with pytest.raises(ActorDiedError) as died:
+        root.compile()
+    too_late.cancel()
+    assert died.value.signal == signal.SIGKILL
+    assert not go.exists()
+    go.touch()
+    assert get(held) == "held"
+    assert get(busy.echo.remote(1)) == 1

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime import context
+from conveyor.runtime.driver import record
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -316,3 +318,25 @@ def test_what_is_kept_of_an_actor_that_is_gone_is_small():
     finally:
         tracemalloc.stop()
     assert (after - before) / count < 12_000
+
+
+def test_who_is_told_of_ends_waits_for_none(fresh_session, wait_until, monkeypatch):
+    """The thread that is told of an actor's end also lets go of handles: it must not wait for an end's code,
+    not even for the first one, of which it has told nobody yet."""
+    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 60.0)
+    actor, other = Actor.remote(), Actor.remote()
+    pids = conveyor.get([actor.pid.remote(), other.pid.remote()])
+    deaths = context.current().process.board.deaths
+    server = psutil.Process(pids[0]).parent()
+    server.suspend()  # so that no end is told
+    try:
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: context.current().process.board.deaths > deaths)
+        del actor
+        wait_until(lambda: not context.current().chores._left)  # it is being let go of
+    finally:
+        server.resume()
+    begun = time.monotonic()
+    del other  # which is let go of behind the first one
+    wait_until(lambda: not psutil.pid_exists(pids[1]))
+    assert time.monotonic() - begun < 30

@@ -37,12 +37,23 @@ def test_the_graph_says_what_the_model_says(stages: int) -> None:
     assert float(table["graph's own overhead per token, us"]) > 0
 
 
+@pytest.mark.parametrize(("stages", "ranks"), [(2, 2), (1, 3)])
+def test_ranks_of_tensor_parallelism_say_what_the_model_says(stages: int, ranks: int) -> None:
+    split = ("--stages", str(stages), "--tensor-parallel", str(ranks))
+    demo = run("demo.py", "Count to five.", *split, "--max-new-tokens", "8")
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    table = dict(line.strip().rsplit(maxsplit=1) for line in demo.stdout.splitlines()[-4:])
+    assert table["tokens equal to the single process's"] == "yes"
+
+
 TWO_PROMPTS = """
 import torch
 import conveyor
+from model_file import LIBRARIES
 from pipeline import compile_pipeline, generate, start_stages
 from tokens import ChatTokenizer
 
+conveyor.init(preload=LIBRARIES)
 tokenizer = ChatTokenizer()
 stages = start_stages(2, 30)
 

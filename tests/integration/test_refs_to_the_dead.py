@@ -96,7 +96,7 @@ def other_result(size):
 def wait_for_room():
     """How many executions of handles of the driver's graphs do. What an actor that dies has not sent yet is
     not among them, and nobody can give it up."""
-    served = [wire._on_message.__self__ for wire in context.running()._connections._wires]
+    served = [one._on_message.__self__ for one in context.running()._connections._open]
     services = [service for service in served if type(service) is GraphService]
     return sum(len(service._queue) + service._busy for service in services)
 

@@ -36,8 +36,8 @@ from conveyor.runtime.actor.orders import Stop, Unload
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import Done, Find, Numbered
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.refs.connection import SHARE_FROM, received
 from conveyor.runtime.refs.messages import send_message
-from conveyor.runtime.refs.wire import SHARE_FROM, received
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

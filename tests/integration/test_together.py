@@ -12,7 +12,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from integration_helpers import WAIT, gate_of, get, hold, supervisor_of
+from integration_helpers import WAIT, gate_of, get, hold, supervision_of
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -538,7 +538,7 @@ def test_what_an_actor_told_before_it_died_is_heard(latches, wait_until, size):
     graph = dag.compile()
     pid = get(bad.pid.remote())
     refs = graph.execute(1)
-    wait_until(lambda: supervisor_of(graph).epoch.limits.failed(0))  # nothing has been read of it
+    wait_until(lambda: supervision_of(graph).epoch.limits.failed(0))  # nothing has been read of it
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorDiedError):
         get(bad.pid.remote())

@@ -2,7 +2,8 @@
 
 ``compiled_graphs_*`` are the cells of "Quickstart with Ray Compiled Graphs" that need no GPU, each
 file one part of it; ``overview_*`` is the first listing of "Ray Compiled Graph (beta)", which the
-page sets beside its compiled form.
+page sets beside its compiled form. ``overlap_cpu`` is the program of "Overlapping communication and
+computation" in its form for CPUs: there is another device, transport and size in it.
 """
 
 import importlib.util
@@ -45,6 +46,11 @@ def check_tensors(lines):
     assert lines == ["cpu"]
 
 
+def check_overlap(lines):
+    said = [re.sub(r"\d+\.\d+(e-\d+)?", "N", line) for line in lines]
+    assert said == [f"overlap_gpu_communication={on}, duration=N" for on in (False, True)]
+
+
 def check_overview(lines):
     assert [re.sub(r"pid=\d+", "pid=N", line) for line in lines] == [
         "(Receiver pid=N) received some data"
@@ -61,11 +67,12 @@ def lines_of(output):
         ("compiled_graphs_hello_world.py", check_hello_world),
         ("compiled_graphs_multiple_actors.py", check_multiple_actors),
         pytest.param("compiled_graphs_tensors.py", check_tensors, marks=needs_torch),
+        pytest.param("overlap_cpu.py", check_overlap, marks=needs_torch),
         ("overview_core_and_compiled.py", check_overview),
     ],
 )
 def test_program_as_a_script(scripts, program, check):
-    check(lines_of(scripts.run(PROGRAMS / program)))
+    check(lines_of(scripts.run(PROGRAMS / program, timeout=120)))
     assert "Traceback" not in scripts.stderr
 
 

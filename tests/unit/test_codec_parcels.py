@@ -136,6 +136,17 @@ def test_a_view_that_comes_before_what_it_views_brings_its_own():
     assert [tensor.tolist() for tensor in head.open(beside)] == [[2, 3, 4], list(range(10))]
 
 
+def test_what_comes_behind_both_lies_in_the_larger_one():
+    base = torch.arange(10.0)
+    parts = [base[2:5], base, base[6:], base[3:5], base[::3]]
+    head, beside = there(parts)
+    assert len(beside) == 2
+    first, whole, end, middle, thirds = head.open(beside)
+    whole.fill_(7)
+    assert first.tolist() == [2, 3, 4]
+    assert [set(part.tolist()) for part in (end, middle, thirds)] == [{7}] * 3
+
+
 def test_classes_by_value_and_refs_of_the_same_frame_go_with_it():
     scope = {"__name__": "__main__", "Any": Any}
     exec("class Local:\n    def __init__(self, tensor): self.tensor = tensor", scope)

@@ -112,11 +112,37 @@ def test_a_view_brings_only_its_part():
         assert carried.untyped_storage().nbytes() == 80
 
 
-def test_expanded_tensor():
-    tensor = torch.arange(3.0).expand(4, 3)
-    for carried in both_ways(tensor):
-        check_same(carried, tensor)
-        assert carried.is_contiguous()
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(3.0).expand(4, 3),
+        torch.arange(3).reshape(3, 1).expand(3, 5).t(),
+        torch.ones(1, dtype=torch.bfloat16).expand(7),
+        torch.arange(24.0).reshape(4, 6)[:, ::2].expand(5, 4, 3),
+        torch.arange(3.0, requires_grad=True).expand(4, 3),
+        torch.tensor([1 + 2j]).conj().expand(6),
+    ],
+    ids=str,
+)
+def test_what_is_expanded_travels_once(tensor):
+    for readonly in (False, True):
+        for carried in both_ways(tensor, readonly):
+            check_same(carried, tensor)
+            assert [s == 0 for s in carried.stride()] == [s == 0 for s in tensor.stride()]
+    for value in (tensor, {"in": tensor}):
+        sent = sum(memoryview(b).nbytes for b in codec.encode(value, None)[3])
+        assert sent == len(set(tensor.flatten().tolist())) * tensor.element_size()
+
+
+def test_views_of_what_is_expanded_still_alias():
+    tensor = torch.arange(3.0)
+    wide = tensor.expand(1000, 3)
+    value = [wide, wide[7], tensor, wide[:, 1:]]
+    _, _, _, buffers = codec.encode(value, None)
+    assert sum(memoryview(b).nbytes for b in buffers) == 12
+    carried = Channel().carry(value)
+    carried[2][1] = 9
+    assert [part.unique().tolist() for part in carried] == [[0, 2, 9], [0, 2, 9], [0, 2, 9], [2, 9]]
 
 
 def test_conjugate_negative_and_zero_tensors():
@@ -210,6 +236,11 @@ def test_sparse_and_quantized_tensors():
     sparse = torch.eye(3).to_sparse()
     for carried in both_ways(sparse):
         assert torch.equal(carried.to_dense(), sparse.to_dense())
+    for layout in ("to_sparse", "to_sparse_csr", "to_sparse_csc"):
+        for kept in (True, False):
+            original = getattr(torch.eye(3), layout)().requires_grad_(kept)
+            for carried in both_ways(original):
+                assert (carried.requires_grad, carried.is_leaf) == (kept, True)
     quantized = torch.quantize_per_tensor(torch.arange(3.0), 0.5, 0, torch.qint8)
     for carried in both_ways(quantized):
         assert torch.equal(carried.dequantize(), quantized.dequantize())
@@ -244,6 +275,52 @@ def test_storage_is_shared_within_a_value():
     assert turned[:, 1].tolist() == [7] * 4
     assert ints[1, 0] != 4
     assert tensor[1].tolist() == [4, 5, 6, 7]
+
+
+def test_what_comes_behind_a_view_and_its_whole_lies_in_the_whole():
+    tensor = torch.arange(12.0)
+    value = [tensor[2:5], tensor, tensor[6:], tensor[3:5], tensor[::3]]
+    _, _, _, buffers = codec.encode(value, None)
+    assert sum(memoryview(b).nbytes for b in buffers) == 4 * (3 + 12)
+    first, whole, *others = Channel(readonly=True).carry(value)
+    for part, original in zip((first, whole, *others), value, strict=True):
+        check_same(part, original)
+    whole.fill_(7)
+    assert first.tolist() == [2, 3, 4]
+    assert [set(part.tolist()) for part in others] == [{7}] * 3
+
+
+def test_what_is_sparse_lets_go_of_its_memory():
+    for original in (
+        torch.eye(300).to_sparse(),
+        torch.eye(300).to_sparse().coalesce(),
+        torch.eye(300).to_sparse_csr(),
+        torch.eye(300).to_sparse_bsc((3, 3)),
+    ):
+        channel = Channel(readonly=True)
+        frame = channel.send([original])
+        held = [weakref.ref(buffer) for buffer in frame[3]]
+        (carried,) = channel.receive(frame)
+        assert carried.layout is original.layout
+        assert torch.equal(carried.to_dense(), original.to_dense())
+        if original.layout is torch.sparse_coo:
+            assert carried.is_coalesced() == original.is_coalesced()
+        del frame, carried
+        gc.collect()
+        assert [buffer() for buffer in held] == [None] * len(held)
+
+
+def test_a_view_with_gaps_behind_its_whole_is_a_view():
+    tensor = torch.arange(12.0).reshape(3, 4)
+    value = [tensor, tensor[:, ::2], tensor[::2], tensor[:, 1], tensor.t()[1:3]]
+    _, _, _, buffers = codec.encode(value, None)
+    assert sum(memoryview(b).nbytes for b in buffers) == 48
+    carried = Channel(readonly=True).carry(value)
+    for part, original in zip(carried, value, strict=True):
+        check_same(part, original)
+        assert part.stride() == original.stride()
+    carried[0].fill_(7)
+    assert [part.unique().tolist() for part in carried] == [[7]] * 5
 
 
 def test_part_before_the_whole_is_a_copy():

@@ -32,6 +32,7 @@ from conveyor.dag.node import hint_of, record_of, upstream_of
 from conveyor.dag.parts import InputData, Path, given
 from conveyor.dag.survey import survey
 from conveyor.exceptions import GraphError, RuntimeStateError
+from conveyor.experimental.channel import TorchTensorType
 
 
 @dataclass(frozen=True)
@@ -408,7 +409,7 @@ def test_experimental_compile_takes_rays_parameters(host):
     )
     node.experimental_compile()
     assert [config for _, config in host.compiled] == [
-        Config(depth=3, submit_timeout=1.0),
+        Config(depth=3, submit_timeout=1.0, overlap=True, default_communicator=None),
         Config(),
     ]
     with pytest.raises(TypeError, match="_inflight"):
@@ -473,6 +474,29 @@ def test_a_hint_on_several_outputs_holds_for_each():
     assert [hint_of(node) for node in ends.nodes] == [TransportHint("shm")] * 2
 
 
+def test_what_is_said_of_an_argument_holds_for_its_parts():
+    inp = InputNode()
+    parts = [inp[0]["a"], inp[0]["a"][3], inp["k"].x]
+    inp.with_tensor_transport("shm")
+    inp[0].with_tensor_transport(device="cpu")
+    inp[0]["a"].with_tensor_transport(device="cuda")
+    assert [hint_of(part).device for part in parts] == ["cuda", "cuda", "default"]
+    assert hint_of(inp[0]["b"]) == TransportHint(device="cpu")
+    assert hint_of(parts[2]) == TransportHint("shm")
+
+
+def test_the_older_form_of_a_hint():
+    node = call(A, "f", InputNode())
+    given = TorchTensorType("nccl", _static_shape=True, _direct_return=True)
+    assert node.with_type_hint(given) is node
+    assert hint_of(node) == TransportHint("nccl", "default", True, True)
+    assert TorchTensorType(device="cuda", transport=None) == TransportHint(device="cuda")
+    with pytest.raises(ValueError, match=r"with_type_hint takes a .*TorchTensorType, not 'nccl'"):
+        node.with_type_hint("nccl")
+    with pytest.raises(ValueError, match="unknown transport 'pigeon'"):
+        TorchTensorType("pigeon")
+
+
 def test_a_hint_takes_rays_private_parameters():
     node = call(A, "f", InputNode())
     hinted = node.with_tensor_transport("nccl", _static_shape=True, _direct_return=True)
@@ -486,6 +510,8 @@ def test_a_hint_takes_rays_private_parameters():
         ({"transport": ["shm"]}, "unknown transport"),
         ({"device": "tpu"}, "unknown device 'tpu'; known are default, cpu, gpu, cuda"),
         ({"device": None}, "unknown device None"),
+        ({"_static_shape": 1}, "_static_shape is True or False, not 1"),
+        ({"_direct_return": "yes"}, "_direct_return is True or False, not 'yes'"),
     ],
 )
 def test_unknown_transports_and_devices(hint, text):

@@ -52,14 +52,14 @@ def _threads():
             if not isinstance(node, ast.Call):
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if called in {"start", "start_or_run"} and len(node.args) > 1:
+            if called in {"start", "start_or_run", "start_thread"} and len(node.args) > 1:
                 found |= {node.args[1].value} if isinstance(node.args[1], ast.Constant) else set()
-            if getattr(node.func, "id", "") in {"EventLoop", "Wire"}:
+            if getattr(node.func, "id", "") in {"EventLoop", "Connection"}:
                 for argument in node.args:
                     if isinstance(argument, ast.Constant):
                         name = argument.value
-                        wire = node.func.id == "Wire"
-                        found |= {f"{name}-in", f"{name}-out"} if wire else {name}
+                        two = node.func.id == "Connection"
+                        found |= {f"{name}-in", f"{name}-out"} if two else {name}
     return sorted(found)
 
 
@@ -88,5 +88,5 @@ def test_the_table_names_no_lock_that_is_gone():
 
 
 def test_there_are_locks_and_threads_to_be_found():
-    assert "Supervisor.lock" in _locks()
+    assert "Supervision.lock" in _locks()
     assert {"pump", "output", "refs-in"} <= set(_threads())

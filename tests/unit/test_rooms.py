@@ -24,6 +24,7 @@ TOGETHER = [
         "runtime.context",
         "runtime.meeting",
         "runtime.protocol",
+        "runtime.ranks",
         "runtime.refs.imports",
         "runtime.refs.ref",
         "runtime.waiting.aio",

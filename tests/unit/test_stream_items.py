@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from conveyor.runtime.refs.ref import EMPTY
 from conveyor.runtime.refs.streams import Items
 
 
@@ -86,3 +87,13 @@ def test_one_is_dropped_while_another_thread_looks(items, reader, dropped, look,
     except KeyboardInterrupt:
         assert interrupted
     assert dropped == [2]
+
+
+def test_what_comes_behind_the_end_of_a_stream_is_not_given(items, reader):
+    """Its graph may have failed while the generator goes on: what was skipped would be missing before it."""
+    assert items.take(0) == "a"
+    items.end(1)
+    reader.items.append((1, "d"))
+    assert items.take(1) is EMPTY
+    assert not items.is_there(1)
+    assert items.take(2) == "c"

@@ -26,7 +26,7 @@ class Peer:
         self.number = reader[0]
         self.reader = reader
         self.failed = set()
-        self.wire = SimpleNamespace(send=lambda message: None)
+        self.connection = SimpleNamespace(send=lambda message: None)
 
     def push(self, export, outcome):
         if not outcome.ok:

@@ -44,6 +44,8 @@ def init(
             the signal as always. Only if nothing else handles it, and the session is started on the
             main thread.
         **options: the engine's own options: ``arena_bytes`` (the memory cap), ``env_vars`` of all actors,
+            ``preload`` (modules that are imported once, before actors start, and that all of them have then:
+            an actor that needs torch starts in a fraction of the time, and shares its memory),
             and ``raise_descriptor_limit=False``, which leaves this process's soft limit of descriptors as
             it is instead of raising it to the hard one (at most to 65,536). Of Ray's, ``address`` may be
             ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``,

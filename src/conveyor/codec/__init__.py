@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from conveyor import _core
+from conveyor.codec.afresh import afresh
+from conveyor.codec.alone import held_alone
 from conveyor.codec.arena_full import arena_full
 from conveyor.codec.claims import Reader
 from conveyor.codec.definitions import SentDefinitions
@@ -17,7 +19,6 @@ from conveyor.codec.pickling import (
 )
 from conveyor.codec.refused import refused
 from conveyor.codec.siblings import add_sibling, summarize_error
-from conveyor.codec.tensors import held_alone
 from conveyor.codec.unpickling import loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
@@ -27,6 +28,7 @@ __all__ = [
     "SentDefinitions",
     "add_reducers",
     "add_sibling",
+    "afresh",
     "append_to_message",
     "blamed",
     "decode_error",

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conveyor.codec.tensors import alias, dense, dtype_name, lies_within, plain_values
+from conveyor.codec.layouts import (
+    alias,
+    dense,
+    is_dense,
+    lies_within,
+    plain_values,
+    widest,
+)
+from conveyor.codec.staged import bring, place_for
+from conveyor.codec.tensors import dtype_name
+from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -18,14 +28,28 @@ if TYPE_CHECKING:
 class Collected:
     """The tensors of a value that travel beside its frame: contiguous, each once."""
 
-    def __init__(self, accepts: Callable[[torch.Tensor], str | None]) -> None:
-        """``accepts`` says why a tensor cannot, in words that follow "a tensor"; ``None``: it can."""
+    def __init__(
+        self,
+        accepts: Callable[[torch.Tensor], str | None],
+        device: str | None = None,
+        kinds: frozenset[str] | None = None,
+    ) -> None:
+        """``accepts`` says why a tensor cannot, in words that follow "a tensor"; ``None``: it can.
+        ``device``: where the readers put them; ``None``: they stay where they come.
+        ``kinds``: the kinds of device whose tensors travel so, those of others stay in the frame; ``None``:
+        all do."""
+        self._device = device
+        self._kinds = kinds
         self.tensors: list[torch.Tensor] = []
         self._accepts = accepts
         #: By the tensor's identity. A value may be pickled twice before it is right.
         self._taken: dict[int, tuple[torch.Tensor, Any]] = {}
-        #: By the address of its storage, the first tensor that lies in it.
+        #: By the address of its storage, the tensor that lies in it and has travelled with most of it.
         self._first: dict[Any, torch.Tensor] = {}
+
+    def wants(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` travels beside the frame, or is refused."""
+        return self._kinds is None or tensor.device.type in self._kinds
 
     def take(self, tensor: torch.Tensor) -> Any:
         """Reduce ``tensor`` to its place.
@@ -53,7 +77,11 @@ class Collected:
         storage = tensor.device, tensor.untyped_storage().data_ptr()
         first = self._first.setdefault(storage, tensor)
         offset = tensor.data_ptr() - first.data_ptr()
-        if first is tensor or not _is_dense(first) or not lies_within(tensor, first, offset):
+        if first is tensor:
+            return None
+        if not is_dense(first) or not lies_within(tensor, first, offset):
+            if is_dense(tensor):
+                self._first[storage] = widest(first, tensor)
             return None
         shape, strides = tuple(tensor.shape), tensor.stride()
         return alias, (first, tensor.dtype, offset, shape, strides, tensor.requires_grad)
@@ -62,14 +90,11 @@ class Collected:
         contiguous, strides = dense(plain_values(tensor))
         self.tensors.append(contiguous)
         place = len(self.tensors) - 1
-        return _from_beside, (place, tuple(tensor.shape), strides, tensor.requires_grad)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether what travels for ``tensor`` is laid out as its own memory is."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.ndim), key=lambda i: -strides[i])
-    return bool(tensor.permute(order).is_contiguous())
+        shape, requires_grad = tuple(tensor.shape), tensor.requires_grad
+        if self._device is None:
+            return _from_beside, (place, shape, strides, requires_grad)
+        device = "cpu" if self._device == "cpu" else place_for(tensor, self._device)
+        return _from_beside, (place, shape, strides, requires_grad, device)
 
 
 class _Beside(threading.local):
@@ -91,8 +116,16 @@ def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _from_beside(
-    place: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, requires_grad: bool
+    place: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    requires_grad: bool,
+    device: str | tuple[Device, str | None] | None = None,
 ) -> torch.Tensor:
     made = _beside.tensors[place].detach()
+    if isinstance(device, str):
+        made = made.to(device)
+    elif device is not None and made.device.type != device[0].kind:
+        made = bring(made.cpu(), *device)
     made = made.view(shape) if strides is None else made.as_strided(shape, strides)
     return made.requires_grad_() if requires_grad else made

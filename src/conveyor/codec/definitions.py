@@ -12,12 +12,13 @@ from conveyor.codec.header import Definition, Token, unpack
 
 if TYPE_CHECKING:
     from conveyor.codec.beside import Collected
+    from conveyor.codec.promises import Keeper
 
 
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""
 
-    __slots__ = ("by_value", "collected", "groups", "readers")
+    __slots__ = ("by_value", "collected", "groups", "in_band", "keeper", "readers")
 
     def __init__(self, readers: tuple[Reader, ...] = ()) -> None:
         # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
@@ -28,6 +29,10 @@ class SentDefinitions:
         self.by_value = False
         # While a value is pickled whose tensors travel beside its frame: those.
         self.collected: Collected | None = None
+        # While a value is pickled of which something was promised: who keeps to it.
+        self.keeper: Keeper | None = None
+        # While a value is pickled into one string: memory that it refers to is read at once.
+        self.in_band = False
 
     def forget(self) -> None:
         """A reader has lost a frame with definitions: they are all sent again."""

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, parcels, pickling, tensors, unpickling
+from conveyor.codec import arrays, claims, keeping, parcels, pickling, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
 from conveyor.codec.parcels import PARCEL, Parcel
+from conveyor.codec.promises import Promised
 from conveyor.codec.tensors import TENSOR
 from conveyor.exceptions import SerializationError
 
@@ -46,6 +47,8 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
             return encoded
     if type(value) is Parcel:
         return parcels.encode(value, sent)
+    if type(value) is Promised:
+        return keeping.encode(value, sent)
     return pickling.dump(value, sent)
 
 

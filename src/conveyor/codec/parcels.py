@@ -16,6 +16,8 @@ from conveyor.codec import claims, pickling, unpickling
 from conveyor.codec.beside import Collected, placing
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
+from conveyor.codec.keeping import end_of
+from conveyor.codec.promises import Keeper
 from conveyor.codec.tensors import dtype_name
 from conveyor.later import LaterModule
 
@@ -55,11 +57,15 @@ class Parcel(NamedTuple):
     accepts: says why a tensor cannot go beside the frame, in words that follow "a tensor"; ``None``: it can.
     offer: gets the tensors, contiguous and each once, and returns the note. What it raises keeps the frame
         from being sent.
+    keeper: keeps to what was promised of the tensors, if anything was.
+    kinds: the kinds of device whose tensors go beside the frame; those of others go in it. ``None``: all do.
     """
 
     value: Any
     accepts: Callable[[torch.Tensor], str | None]
     offer: Callable[[list[torch.Tensor]], bytes]
+    keeper: Keeper | None = None
+    kinds: frozenset[str] | None = None
 
 
 class Head(NamedTuple):
@@ -117,11 +123,15 @@ def _kind(value: Any) -> str:
 def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
     """As :func:`conveyor.codec.frames.encode`."""
     sent = SentDefinitions() if sent is None else sent
-    sent.collected = collected = Collected(parcel.accepts)
+    keeper = sent.keeper = parcel.keeper
+    device = None if keeper is None else keeper.device
+    sent.collected = collected = Collected(parcel.accepts, device, parcel.kinds)
     try:
         codec, flags, meta, buffers = pickling.dump(parcel.value, sent)
     finally:
-        sent.collected = None
+        sent.collected = sent.keeper = None
+    if keeper is not None:
+        end_of(keeper, sent, flags, meta)
     try:
         note = parcel.offer(collected.tensors)
         headers = [tuple(TensorSpec.of(tensor)) for tensor in collected.tensors]

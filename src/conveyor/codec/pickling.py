@@ -29,6 +29,7 @@ from conveyor.codec.encoded import (
 )
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import pack
+from conveyor.codec.staged import STAGED
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -148,9 +149,13 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         if pickler is None:  # not in the handler, of which a Ctrl-C would tell
             pickler = _FastPickler()
         pickler.notes[SENT] = sent
+        if sent.keeper is not None:
+            sent.keeper.begin()
         failed = False
         try:
             pickler.dump(value)
+            if pickler.buffers and STAGED in pickler.notes:
+                pickler.notes.pop(STAGED).finish()
         except BaseException as error:
             if not _may_be_tried_again(error):
                 claims.drop_noted(pickler.notes, sent.readers)
@@ -244,7 +249,10 @@ def _pickled(
     error = _attempt(pickler, value, sent, None)
     if error is None:
         return pickler
-    raise SerializationError(blame.cannot_send(value, error, _why_not)) from error
+    try:
+        raise SerializationError(blame.cannot_send(value, error, _why_not)) from error
+    finally:
+        del error  # it refers to this frame
 
 
 def _attempt(
@@ -255,10 +263,14 @@ def _attempt(
 ) -> BaseException | None:
     """Why ``pickler`` could not do it, if another one may. Where it has failed, claims are given back."""
     pickler.notes[SENT] = sent
+    if sent.keeper is not None:
+        sent.keeper.begin()
     if made:
         pickler.notes[claims.CLAIMS] = made
     try:
         pickler.dump(value)
+        if STAGED in pickler.notes:
+            pickler.notes.pop(STAGED).finish()
     except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
         if not _may_be_tried_again(error):
@@ -290,7 +302,7 @@ def _why_not(value: Any) -> BaseException | None:
     except BaseException as error:
         if not is_fault(error):
             raise
-        return error
+        return error.with_traceback(None)  # its frames refer to those that keep it
     finally:
         claims.drop_noted(pickler.notes, ())
     return None
@@ -304,6 +316,14 @@ def dumps_by_value(value: Any, sent: SentDefinitions | None = None) -> bytes:
     """
     if sent is None:
         sent = SentDefinitions()
+    sent.in_band = True
+    try:
+        return _dump_in_band(value, sent)
+    finally:
+        sent.in_band = False
+
+
+def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
     _catch_up()
     fast = _FastPickler(out_of_band=False)
     fast.notes[SENT] = sent

@@ -1,4 +1,4 @@
-"""Torch CPU tensors: a header and the raw memory, as for arrays.
+"""Torch tensors: a header and the raw memory, as for arrays; those of devices by way of the host's memory.
 
 What arrives is a leaf with the same values, dtype, shape, strides (of a dense tensor) and
 ``requires_grad``. The autograd graph stays behind. A view brings the part that it views, not the
@@ -11,13 +11,24 @@ from __future__ import annotations
 import functools
 import pickle
 import struct
-import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec.encoded import SENT, Encoded, Reducer
-from conveyor.exceptions import SerializationError
+from conveyor.codec.layouts import (
+    alias,
+    dense,
+    is_dense,
+    is_plain,
+    lies_here,
+    lies_within,
+    plain_values,
+    widest,
+)
+from conveyor.codec.sparse import reduce_sparse
+from conveyor.codec.staged import STAGED, Staged, bring, check, place_for, reduced
+from conveyor.device import Device
 
 if TYPE_CHECKING:
     import torch
@@ -54,51 +65,6 @@ def _make_header(
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """``tensor`` with its memory in one piece, and its strides if they are unusual."""
-    if tensor.is_contiguous():
-        return tensor, None
-    strides = tensor.stride()
-    ordered = tensor.permute(sorted(range(tensor.ndim), key=lambda i: -strides[i]))
-    if ordered.is_contiguous():
-        return ordered, strides
-    return tensor.contiguous(), None
-
-
-def _check_device(on: torch.Tensor | torch.UntypedStorage) -> None:
-    if on.device.type == "meta":
-        raise SerializationError(
-            "a tensor on device 'meta' has no values that could be sent: send its shape and dtype, or "
-            "make it on a real device (torch.empty_like(x, device='cpu'))"
-        )
-    if on.device.type != "cpu":
-        raise SerializationError(
-            f"a tensor on device {str(on.device)!r} cannot be sent through shared memory: call "
-            ".cpu() on it, or use a tensor transport for this edge"
-        )
-
-
-def plain_values(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` detached, with its conjugation or negation carried out."""
-    import torch
-
-    if torch._is_zerotensor(tensor):
-        tensor = tensor.clone()
-    return tensor.detach().resolve_conj().resolve_neg()
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a header can describe ``tensor``; sparse, quantized and decorated ones: pickle."""
-    import torch
-
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.__dict__
-    )
 
 
 @functools.cache
@@ -182,8 +148,7 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
 
     def describe_any(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
         requires_grad = tensor.requires_grad
-        _check_device(tensor)
-        if not is_plain(tensor):
+        if not tensor.is_cpu or not is_plain(tensor):
             return None
         shape = tuple(tensor.shape)
         contiguous, strides = dense(plain_values(tensor))
@@ -207,25 +172,6 @@ def make_encoder() -> Callable[[torch.Tensor], Encoded | None]:
         return TENSOR, 0, header, None if memory is None else [memory]
 
     return encode
-
-
-def held_alone(value: Any) -> bool:
-    """Whether ``value`` is a tensor and no other tensor or array refers to its memory."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(value) is not torch.Tensor:
-        return False
-    global _alone_count
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:  # not a public function: without it, values are copied
-        return False
-    if not _alone_count:
-        # What a tensor has that nobody shares: measured, because this look at it counts as well.
-        fresh = torch.frombuffer(bytearray(8), dtype=torch.uint8).view(2, 4)
-        _alone_count = count(fresh.untyped_storage()._cdata)
-    return bool(count(value.untyped_storage()._cdata) <= _alone_count)
-
-
-_alone_count = 0
 
 
 _read: dict[bytes, Callable[[Any], torch.Tensor]] = {}
@@ -312,7 +258,7 @@ def _writable(buffer: Any) -> Any:
 
 
 def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
-    """``notes`` maps a storage's address to the first tensor of the value that lies in it."""
+    """``notes`` maps a storage's address to the tensor of the value that has brought most of it."""
     import torch
 
     describe = _make_describe()
@@ -320,34 +266,94 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
         sent = notes.get(SENT)  # none while something is defined by value
-        collected = (
-            None if sent is None else sent.collected
-        )  # what travels beside the frame, if any does
-        if collected is not None and is_plain(tensor) and tensor.numel():
+        # What travels beside the frame, if any does; and who knows what was promised, if anything was.
+        collected, keeper = (None, None) if sent is None else (sent.collected, sent.keeper)
+        if keeper is not None:
+            keeper.note(tensor)
+        if (
+            collected is not None
+            and is_plain(tensor)
+            and tensor.numel()
+            and collected.wants(tensor)
+        ):
             return collected.take(tensor)
+        if (keeper is not None or not tensor.is_cpu) and is_plain(tensor):
+            target = tensor.device.type if keeper is None else keeper.target(tensor)
+            if target != "cpu" or not tensor.is_cpu:
+                return reduce_placed(tensor, target)
+        if is_plain(tensor) and not tensor.is_contiguous() and lies_here(tensor):
+            # It may lie in another one, and is copied only if it does not.
+            aliased = alias_of(tensor, False)
+            if aliased is not None:
+                return aliased
         described = describe(tensor)
         if described is None:
+            if tensor.layout is not torch.strided and not tensor.__dict__:
+                return reduce_sparse(tensor) or tensor.__reduce_ex__(5)
             return tensor.__reduce_ex__(5)
         header, memory, its_own = described
         if memory is None:
             return rebuild, (header, None)
-        if its_own:
-            address = tensor.untyped_storage().data_ptr()
-            first = notes.setdefault(address, tensor)
-            if first is not tensor:
-                offset = tensor.data_ptr() - first.data_ptr()
-                if lies_within(tensor, first, offset):
-                    shape, strides = tuple(tensor.shape), tensor.stride()
-                    requires_grad = tensor.requires_grad
-                    return alias, (first, tensor.dtype, offset, shape, strides, requires_grad)
+        if its_own and (aliased := alias_of(tensor, True)) is not None:
+            return aliased
         return rebuild, (header, pickle.PickleBuffer(memory))
 
+    def alias_of(tensor: torch.Tensor, sent_whole: bool) -> Any:
+        """Reduce a tensor that lies in an earlier one of the value; ``None``: it does not, but what
+        comes later may lie in it if it is ``sent_whole``, as it lies here."""
+        address = tensor.untyped_storage().data_ptr()
+        first = notes.setdefault(address, tensor) if sent_whole else notes.get(address)
+        if first is None or first is tensor:
+            return None
+        offset = tensor.data_ptr() - first.data_ptr()
+        if not lies_within(tensor, first, offset):
+            if sent_whole:
+                notes[address] = widest(first, tensor)
+            return None
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        return alias, (first, tensor.dtype, offset, shape, strides, tensor.requires_grad)
+
+    def reduce_placed(tensor: torch.Tensor, target: str) -> Any:
+        """Of a tensor that is on another device here, or is to be there: by way of the host's memory."""
+        check(tensor)
+        storage = str(tensor.device), tensor.untyped_storage().data_ptr()
+        first = notes.setdefault(storage, tensor)
+        if first is not tensor and tensor.numel():
+            offset = tensor.data_ptr() - first.data_ptr()
+            if is_dense(first) and lies_within(tensor, first, offset):
+                shape, strides = tuple(tensor.shape), tensor.stride()
+                return alias, (first, tensor.dtype, offset, shape, strides, tensor.requires_grad)
+            if is_dense(tensor):
+                notes[storage] = widest(first, tensor)
+        memory, strides = dense(plain_values(tensor))
+        header = _make_header(tensor.dtype, tuple(tensor.shape), strides, tensor.requires_grad)
+        buffer = None
+        if memory.numel():
+            buffer = pickle.PickleBuffer(memory_of(reduced(memory, staged())))
+        if target == "cpu":
+            return rebuild, (header, buffer)
+        return _rebuild_on, (header, buffer, *place_for(tensor, target))
+
+    def staged() -> Staged | None:
+        """What is finished before the buffers are read; ``None``: they are read at once."""
+        sent = notes.get(SENT)
+        if sent is None or sent.in_band:
+            return None
+        found: Staged = notes.setdefault(STAGED, Staged())
+        return found
+
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
-        _check_device(storage)
+        sent = notes.get(SENT)
+        keeper = None if sent is None else sent.keeper
+        if keeper is not None:
+            keeper.note_storage(storage)
+        check(storage)
+        target = storage.device.type if keeper is None else keeper.target(storage)
+        where = place_for(storage, target) if target != "cpu" else ()
         if not storage.nbytes():
-            return torch.UntypedStorage, (0,)
-        memory = memory_of(torch.empty(0, dtype=torch.uint8).set_(storage))
-        return _rebuild_storage, (pickle.PickleBuffer(memory),)
+            return _rebuild_storage, (None, *where)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return _rebuild_storage, (pickle.PickleBuffer(memory_of(reduced(whole, staged()))), *where)
 
     def reduce_typed_storage(storage: torch.storage.TypedStorage) -> Any:
         return _rebuild_typed_storage, (storage._untyped_storage, storage.dtype)
@@ -360,35 +366,21 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     }
 
 
-def lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
-    """Whether ``tensor``, ``offset`` bytes behind ``first``, lies in what travels for that one."""
-    size = tensor.element_size()
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    end = offset + extent * size
-    return offset >= 0 and offset % size == 0 and end <= first.numel() * first.element_size()
+def _rebuild_on(header: bytes, buffer: Any, device: Device, identity: str | None) -> torch.Tensor:
+    made = rebuild(header, buffer)
+    return bring(made.detach(), device, identity).requires_grad_(made.requires_grad)
 
 
-def alias(
-    first: torch.Tensor,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    requires_grad: bool,
-) -> torch.Tensor:
-    """The tensor that begins ``offset`` bytes behind ``first``, in its memory."""
+def _rebuild_storage(
+    buffer: Any, device: Device | None = None, identity: str | None = None
+) -> torch.UntypedStorage:
     import torch
 
-    made = torch.empty(0, dtype=dtype, device=first.device)
-    offset += first.storage_offset() * first.element_size()
-    made.set_(first.untyped_storage(), offset // made.element_size(), shape, strides)
-    return made.requires_grad_() if requires_grad else made
-
-
-def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:
-    import torch
-
-    return torch.frombuffer(_writable(buffer), dtype=torch.uint8).untyped_storage()
+    if buffer is None:
+        made = torch.empty(0, dtype=torch.uint8)
+    else:
+        made = torch.frombuffer(_writable(buffer), dtype=torch.uint8)
+    return (made if device is None else bring(made, device, identity)).untyped_storage()
 
 
 def _rebuild_typed_storage(storage: Any, dtype: torch.dtype) -> Any:

@@ -13,8 +13,9 @@ class DAGContext:
     submit_timeout, get_timeout: seconds; our settings of the same names for graphs that are compiled
         later with ``experimental_compile``. -1 or ``None``: no limit, which is the default here.
     max_inflight_executions: our ``depth``; ``None``: the default of ``Config``.
-    teardown_timeout, read_iteration_timeout, buffer_size_bytes, max_buffered_results,
-    overlap_gpu_communication: accepted, and nothing depends on them.
+    overlap_gpu_communication: our ``overlap``; ``None``: the default of ``Config``.
+    teardown_timeout, read_iteration_timeout, buffer_size_bytes, max_buffered_results: accepted, and nothing
+        depends on them.
     """
 
     submit_timeout: float | None = None
@@ -40,6 +41,8 @@ class DAGContext:
                 options[name] = seconds
         if self.max_inflight_executions is not None:
             options["depth"] = self.max_inflight_executions
+        if self.overlap_gpu_communication is not None:
+            options["overlap"] = self.overlap_gpu_communication
         return options
 
 

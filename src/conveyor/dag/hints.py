@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from conveyor.device import registry
 from conveyor.later import import_later
 
-TRANSPORTS = ("auto", "shm", "nccl", "accelerator")
+TRANSPORTS = ("auto", "shm", "gloo", "nccl", "nixl", "cuda_ipc", "accelerator")
 DEVICES = ("default", "cpu", "gpu", "cuda")
 
 #: The names that a hint may ask for: these, which Ray's programs use, and those of ``transport.registry``.
@@ -18,29 +20,46 @@ known_transports = set(TRANSPORTS)
 class TransportHint:
     """How the tensors of a node's value should reach their readers.
 
-    transport: ``"auto"`` leaves the choice to the plan, the others force it.
-    device: where the reader wants the tensors; ``"default"`` is the kind of device they came from.
-    static_shape: shapes and types of the first execution hold for all.
+    transport: ``"auto"`` leaves the choice to the plan, the others force it; it may be a
+        ``conveyor.experimental.channel.Communicator`` as well.
+    device: where the reader wants the tensors; ``"default"`` is the kind of device they came from. Beside
+        those below it is any kind that ``conveyor.device`` knows.
+    static_shape: shapes, types and devices of the first execution hold for all.
     direct_return: the value is one tensor, not something that contains tensors.
     """
 
-    transport: str = "auto"
+    transport: Any = "auto"
     device: str = "default"
     static_shape: bool = False
     direct_return: bool = False
 
     def __post_init__(self) -> None:
-        if self.transport not in _transports():
-            import_later("conveyor.transport.registry")  # it is above, and knows more names
-        if self.transport not in _transports():
-            raise ValueError(
-                f"unknown transport {self.transport!r}; known are {', '.join(_transports())}"
-            )
-        if self.device not in DEVICES:
-            raise ValueError(f"unknown device {self.device!r}; known are {', '.join(DEVICES)}")
+        if not isinstance(self.transport, str):
+            # What is above is asked for when it is needed.
+            if not import_later("conveyor.transport.communicator").is_one(self.transport):
+                raise ValueError(
+                    f"unknown transport {self.transport!r}: it is a name or a "
+                    f"conveyor.experimental.channel.Communicator; known are {', '.join(_transports())}"
+                )
+        elif self.transport not in _transports():
+            import_later("conveyor.transport.registry")  # it knows more names
+            if self.transport not in _transports():
+                raise ValueError(
+                    f"unknown transport {self.transport!r}; known are {', '.join(_transports())}"
+                )
+        for name in ("static_shape", "direct_return"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"_{name} is True or False, not {getattr(self, name)!r}")
+        if self.device not in DEVICES and self.device not in registry.kinds():
+            known = dict.fromkeys([*DEVICES, *registry.kinds()])
+            raise ValueError(f"unknown device {self.device!r}; known are {', '.join(known)}")
 
     def __str__(self) -> str:
-        return f"with_tensor_transport(transport={self.transport!r}, device={self.device!r})"
+        promises = f", _static_shape={self.static_shape}" if self.static_shape else ""
+        promises += f", _direct_return={self.direct_return}" if self.direct_return else ""
+        return (
+            f"with_tensor_transport(transport={self.transport!r}, device={self.device!r}{promises})"
+        )
 
 
 def _transports() -> list[str]:

@@ -150,8 +150,11 @@ class InputAttributeNode(DAGNode):
         self._input._hints[self._key] = hint
 
     def _get_hint(self) -> TransportHint | None:
-        # What was said of the whole input holds for parts of which nothing was said.
-        return self._input._hints.get(self._key, self._input._hint)
+        # What was said of a whole holds for parts of which nothing was said.
+        hints, key = self._input._hints, self._key
+        while key not in hints and isinstance(key, Path):
+            key = Path(key.root, key.steps[:-1]) if len(key.steps) > 1 else key.root
+        return hints.get(key, self._input._hint)
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return (self._input,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -12,6 +13,22 @@ from conveyor.dag.functions import Function
 from conveyor.dag.node import ActorRef, DAGNode, Record, assign
 from conveyor.exceptions import GraphError
 from conveyor.typevars import ResultT
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What a task is a rank's part of.
+
+    title: what people are told of it: ``"allreduce(SUM)"``.
+    nodes: what its ranks put in.
+    actors: who gets something, in the order of ranks.
+    meets: the tasks of its ranks wait for each other while they run.
+    """
+
+    title: str
+    nodes: tuple[DAGNode, ...]
+    actors: tuple[ActorRef, ...]
+    meets: bool = False
 
 
 class MethodNode(DAGNode[ResultT]):
@@ -23,6 +40,7 @@ class MethodNode(DAGNode[ResultT]):
     __slots__ = (
         "_actor",
         "_args",
+        "_collective",
         "_function",
         "_is_async",
         "_kwargs",
@@ -41,6 +59,7 @@ class MethodNode(DAGNode[ResultT]):
     _streams: bool
     _is_async: bool
     _function: Function | None
+    _collective: Collective | None
     _needs: tuple[DAGNode, ...]
     # The handle this was bound through: the actor must live as long as the graph may be compiled.
     _owner: object
@@ -56,9 +75,10 @@ class MethodNode(DAGNode[ResultT]):
         streams: bool = False,
         is_async: bool = False,
         function: Function | None = None,
+        collective: Collective | None = None,
         owner: object = None,
     ) -> None:
-        label = f"{actor.name}.{method}"
+        label = label_of(actor.name, method, collective)
         needs: dict[DAGNode, None] = {}
         arguments = [(f"argument {i}", value) for i, value in enumerate(args, 1)]
         arguments += [(f"argument {name!r}", value) for name, value in kwargs.items()]
@@ -89,6 +109,7 @@ class MethodNode(DAGNode[ResultT]):
             _streams=streams,
             _is_async=is_async,
             _function=function,
+            _collective=collective,
             _needs=tuple(needs),
             _owner=owner,
         )
@@ -136,13 +157,18 @@ class MethodNode(DAGNode[ResultT]):
         return self._function
 
     @property
+    def collective(self) -> Collective | None:
+        """The collective that it is a rank's part of."""
+        return self._collective
+
+    @property
     def number(self) -> int:
         """Its place in the order of all ``bind`` calls of this process."""
         return self._record.number
 
     @property
     def label(self) -> str:
-        """``"actor.method"``, for messages."""
+        """``"actor.method"``, for messages; ``"allreduce on actor"`` of a collective's rank."""
         return self._record.label
 
     @property
@@ -159,7 +185,7 @@ class MethodNode(DAGNode[ResultT]):
         )
 
     def __repr__(self) -> str:
-        return f"<MethodNode {self.label}>"
+        return f"<{type(self).__name__} {self.label}>"
 
     def _upstream(self) -> tuple[DAGNode, ...]:
         return self._needs
@@ -236,6 +262,12 @@ def bind(
     if num_returns == 1:
         return task
     return tuple(OutputElementNode(task, index) for index in range(num_returns))
+
+
+def label_of(actor: str, method: str, collective: Collective | None, time: int = 1) -> str:
+    """Name a task in messages. ``time``: so many of its name were bound to the actor until then."""
+    again = "" if time == 1 else f"#{time}"
+    return f"{actor}.{method}{again}" if collective is None else f"{method}{again} on {actor}"
 
 
 def check_arguments(

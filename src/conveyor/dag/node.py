@@ -37,7 +37,7 @@ class Record:
     actors alive in cycles. So what points downward is only this: a number and a label.
     """
 
-    __slots__ = ("consumers", "ends_graph", "label", "number")
+    __slots__ = ("consumers", "ends_graph", "label", "number", "together")
 
     def __init__(self, label: str) -> None:
         self.number = next(_numbers)
@@ -47,6 +47,8 @@ class Record:
         self.ends_graph = False
         # Only ever appended to, which is atomic; readers take a copy.
         self.consumers: list[Record] = []
+        # The tasks of a collective's ranks, of which one must be used, but not all.
+        self.together: tuple[Record, ...] = ()
 
 
 NodeT = TypeVar("NodeT", bound="DAGNode[Any]")
@@ -140,7 +142,9 @@ class DAGNode(Generic[ResultT]):
         """``compile`` under Ray's name and with Ray's parameters.
 
         ``_max_inflight_executions`` is our ``depth``, and ``_submit_timeout`` (seconds; -1: no limit)
-        our ``submit_timeout``. The other parameters are accepted and have nothing to do here: values
+        our ``submit_timeout``; ``_overlap_gpu_communication`` is our ``overlap``, and
+        ``_default_communicator`` our ``default_communicator``. The other parameters are accepted and have
+        nothing to do here: values
         of any size pass without a buffer size, every graph serves ``get`` and ``await`` alike,
         results are not counted, and transfers are planned per edge. What is left out is taken from
         ``DAGContext.get_current()``, as far as the program has changed that.
@@ -150,6 +154,9 @@ class DAGNode(Generic[ResultT]):
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:
             options["submit_timeout"] = None if _submit_timeout < 0 else _submit_timeout
+        if _overlap_gpu_communication is not None:
+            options["overlap"] = _overlap_gpu_communication
+        options["default_communicator"] = _default_communicator
         return self.compile(**options)
 
     def execute(self, /, *args: Any, **kwargs: Any) -> ResultT:
@@ -168,7 +175,7 @@ class DAGNode(Generic[ResultT]):
 
     def with_tensor_transport(
         self: NodeT,
-        transport: str = "auto",
+        transport: Any = "auto",
         device: str = "default",
         _static_shape: bool = False,
         _direct_return: bool = False,
@@ -180,15 +187,35 @@ class DAGNode(Generic[ResultT]):
         The latest call counts, for graphs that are compiled after it.
 
         Args:
-            transport: ``"auto"``, ``"shm"`` (host memory), or ``"nccl"``, also spelled
-                ``"accelerator"``.
+            transport: ``"auto"``, ``"shm"`` (host memory), another name of ``conveyor.transport``
+                (``"gloo"``, ``"nccl"``, ``"nixl"``, ``"cuda_ipc"``), ``"accelerator"`` (the default
+                communicator of the graph, else ``"nccl"``), or a
+                ``conveyor.experimental.channel.Communicator``. Whether it can be used here is found
+                out when the graph is compiled.
             device: where the readers want the tensors: ``"default"`` (the kind of device they come
                 from), ``"cpu"``, or ``"cuda"``, also spelled ``"gpu"``.
+            _static_shape: shape, dtype and device of all tensors are those of the first execution. An
+                execution that differs fails, and no other one does.
+            _direct_return: the value is one tensor. An execution where it is not fails, and no other
+                one does.
 
         Raises:
             ValueError: an unknown transport or device.
         """
         self._set_hint(TransportHint(transport, device, _static_shape, _direct_return))
+        return self
+
+    def with_type_hint(self: NodeT, typ: Any) -> NodeT:
+        """Say the same with a ``conveyor.experimental.channel.TorchTensorType``, as older programs do.
+
+        Raises:
+            ValueError: ``typ`` is something else.
+        """
+        if not isinstance(typ, TransportHint):
+            raise ValueError(
+                f"with_type_hint takes a conveyor.experimental.channel.TorchTensorType, not {typ!r}"
+            )
+        self._set_hint(typ)
         return self
 
     def _set_hint(self, hint: TransportHint) -> None:

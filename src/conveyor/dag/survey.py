@@ -136,7 +136,10 @@ def _unused(nodes: list[InputNode | MethodNode], used: set[int]) -> tuple[Record
                 continue
             seen.add(task.number)
             stack.append(task)
-            if not (task.consumers or task.ends_graph or task.number in used):
+            if not any(
+                one.consumers or one.ends_graph or one.number in used
+                for one in (task, *task.together)
+            ):
                 ends[task.number] = task
     return tuple(ends[number] for number in sorted(ends))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from conveyor.checks import check_env_vars, spin_of_environment
+from conveyor.checks import check_env_vars, check_modules, spin_of_environment
 from conveyor.runtime.process import ArenaSize, arena_size
 
 #: Seconds of grace that actors have at their end, if nobody says.
@@ -23,6 +23,7 @@ class SessionOptions:
     arena: the memory cap of the session: bytes behind the arenas of all its processes together.
     env_vars: environment variables of all actors, in addition to the driver's; an actor's own win.
     grace, handle_sigterm: ``grace_seconds`` and ``handle_sigterm`` of ``conveyor.init``.
+    preload: modules that are imported once for all actors, before any of them starts.
     raise_descriptor_limit: raise this process's soft limit of descriptors to the hard one, at most to
         65,536. Processes that it starts later have that limit too.
     """
@@ -30,6 +31,7 @@ class SessionOptions:
     log_to_driver: bool
     arena: ArenaSize
     env_vars: Mapping[str, str]
+    preload: tuple[str, ...]
     grace: float
     handle_sigterm: bool
     raise_descriptor_limit: bool
@@ -41,6 +43,7 @@ def session_options(
     log_to_driver: bool = True,
     arena_bytes: int | None = None,
     env_vars: Mapping[str, str] | None = None,
+    preload: Sequence[str] | None = None,
     grace_seconds: float | None = None,
     handle_sigterm: bool = True,
     raise_descriptor_limit: bool = True,
@@ -51,10 +54,10 @@ def session_options(
     if unknown:
         raise TypeError(f"the {engine} engine has no option {next(iter(unknown))!r}")
     size, grace = arena_size(arena_bytes), _grace_period(grace_seconds)
-    env_vars = check_env_vars(env_vars)
+    env_vars, modules = check_env_vars(env_vars), check_modules(preload, "preload")
     spin_of_environment()
     return SessionOptions(
-        log_to_driver, size, env_vars, grace, handle_sigterm, raise_descriptor_limit
+        log_to_driver, size, env_vars, modules, grace, handle_sigterm, raise_descriptor_limit
     )
 
 

@@ -19,7 +19,7 @@ class Row:
     peers: who it is sent to or received from; empty for a call.
     """
 
-    kind: Literal["recv", "wait", "call", "send"]
+    kind: Literal["recv", "try", "wait", "call", "send"]
     what: str
     peers: str
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from conveyor.config import Config
 from conveyor.dag.parts import Key
+from conveyor.plan.communicators import Communicators
 from conveyor.plan.flow import Flow
 from conveyor.plan.model import EXECUTOR, Edge, InputBundle
 from conveyor.plan.route import Route, choose, for_executor, for_items, in_frames
@@ -28,30 +30,44 @@ class Channels:
         self.result_of: dict[Made, int] = {}
         self._flow = flow
         self._config = config
+        self._communicators = Communicators(config.name or "the graph")
         self.inputs = self._lay_inputs(keys)
         self._lay_results()
         self._lay_effects()
 
     def _lay_inputs(self, keys: Sequence[Key]) -> tuple[InputBundle, ...]:
-        """Lay the edges on which the executor gives what an execution begins with."""
+        """Lay the edges on which the executor gives what an execution begins with. What travels in one way
+        to the same readers is in one frame, but for a part of which something is promised."""
         readers = self._flow.readers
-        bundles: dict[tuple[int, ...], list[Part]] = {}
+        bundles: dict[Any, list[Part]] = {}
         for part in map(Part, keys):
             if part in readers:  # else only the executor uses it, as a result
-                bundles.setdefault(readers[part], []).append(part)
+                route = self._input_route(part)
+                promise = route.promise
+                promised = promise is not None and (promise.static_shape or promise.direct_return)
+                alone = part if promised else None
+                bundles.setdefault((readers[part], route, alone), []).append(part)
         laid = [
-            InputBundle(self._lay(EXECUTOR, to, parts), tuple(part.key for part in parts))
-            for to, parts in bundles.items()
+            InputBundle(self._lay(to, parts, route), tuple(part.key for part in parts))
+            for (to, route, _), parts in bundles.items()
         ]
         whole = Part(None)
         if whole in readers:
             # Alone in its frame, which then is the value itself.
-            laid.append(InputBundle(self._lay(EXECUTOR, readers[whole], [whole]), (None,)))
+            edge = self._lay(readers[whole], [whole], self._input_route(whole))
+            laid.append(InputBundle(edge, (None,)))
         starts = [value for value in readers if isinstance(value, Start)]
         if starts:
             to = tuple(sorted(value.actor for value in starts))
-            laid.append(InputBundle(self._lay(EXECUTOR, to, starts), ()))
+            laid.append(InputBundle(self._lay(to, starts, in_frames("same host")), ()))
         return tuple(laid)
+
+    def _input_route(self, part: Part) -> Route:
+        return for_executor(self._flow.label(part), self._choose(part), alone=True)
+
+    def _choose(self, value: Part | Made) -> Route:
+        hints = self._flow.hints.get(value, ())
+        return choose(self._flow.label(value), hints, self._config.default_communicator)
 
     def _lay_results(self) -> None:
         """Lay the edges of what tasks make."""
@@ -60,7 +76,7 @@ class Channels:
         for value in sorted(made, key=_in_order):
             writer, label = flow.actor_of[value.task], flow.label(value)
             if flow.nodes[value.task].streams:
-                for_items(label, choose(label, flow.hints.get(value, ())))
+                for_items(label, self._choose(value))
                 self._lay_plain(value, writer, label, depth, "only that its items have ended")
                 credit = self._config.stream_items
                 self._lay_plain(
@@ -70,7 +86,7 @@ class Channels:
                 self._lay_made(value, writer, flow.readers[value], label)
             else:
                 # It stays on its actor, in a register; but what was asked for it must still exist.
-                choose(label, flow.hints.get(value, ()))
+                self._choose(value)
 
     def _lay_effects(self) -> None:
         """Lay the edges on which the executor hears that a task has run for its effect."""
@@ -79,12 +95,10 @@ class Channels:
             reason = "an effect: only that it has run"
             self._lay_plain(Done(value), writer, label, self._config.depth, reason)
 
-    def _lay(self, writer: int, readers: tuple[int, ...], values: Sequence[Value]) -> int:
+    def _lay(self, readers: tuple[int, ...], values: Sequence[Value], route: Route) -> int:
         """Lay an edge that the executor writes."""
         label = ", ".join(dict.fromkeys(map(self._flow.label, values)))
-        hints = [hint for value in values for hint in self._flow.hints.get(value, ())]
-        route = for_executor(label, choose(label, hints), alone=True)
-        edge = self._add(writer, readers, label, self._config.depth, route)
+        edge = self._add(EXECUTOR, readers, label, self._config.depth, route)
         for value in values:
             self.edge_of[value] = edge
         return edge
@@ -92,12 +106,15 @@ class Channels:
     def _lay_made(self, value: Made, writer: int, readers: tuple[int, ...], label: str) -> None:
         """Lay the edge of what a task makes; two where the executor cannot be on one with the others."""
         depth = self._config.depth
-        route = choose(label, self._flow.hints.get(value, ()))
+        route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
         if route.in_frame or actors == readers:
             self.edge_of[value] = self._add(writer, readers, label, depth, route)
             return
         plain = for_executor(label, route, alone=not actors)
+        if not actors:
+            self.edge_of[value] = self._add(writer, readers, label, depth, plain)
+            return
         self.edge_of[value] = self._add(writer, actors, label, depth, route)
         self.result_of[value] = self._add(writer, (EXECUTOR,), label, depth, plain)
 
@@ -111,9 +128,27 @@ class Channels:
         self, writer: int, readers: tuple[int, ...], label: str, depth: int, route: Route
     ) -> int:
         edge = len(self.edges)
+        transport = None
+        if route.communicator is not None:
+            members = [self._flow.actors[actor] for actor in (writer, *readers)]
+            transport = self._communicators.transport(label, route, members)
         beside = not route.in_frame
+        name = route.name if transport is None else transport.name
+        promise = route.promise
         self.edges.append(
-            Edge(edge, writer, readers, label, depth, route.name, route.reason, beside)
+            Edge(
+                edge,
+                writer,
+                readers,
+                label,
+                depth,
+                name,
+                route.reason,
+                beside,
+                promise,
+                transport,
+                route.streams,
+            )
         )
         return edge
 

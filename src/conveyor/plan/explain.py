@@ -11,6 +11,7 @@ from conveyor.plan.model import (
     EXECUTOR,
     Argument,
     Const,
+    Edge,
     Fields,
     Leaf,
     Nested,
@@ -19,8 +20,9 @@ from conveyor.plan.model import (
     Reg,
     Task,
 )
+from conveyor.plan.overlap import early_receives
 from conveyor.plan.reading import Held, Values, moves
-from conveyor.plan.values import Made, value_label
+from conveyor.plan.values import Made, few, value_label
 
 #: The widest column of the table of edges, in characters.
 _WIDEST = 48
@@ -54,6 +56,8 @@ def explain(plan: Plan, name: str = "") -> str:
         *(_block(_name(plan, place), _steps(plan, place, values)) for place in (EXECUTOR, *actors)),
         _edges(plan),
     ]
+    if plan.overlap:
+        blocks.append("\n".join(["overlap", *(f"  {line}" for line in _overlap(plan))]))
     return "\n\n".join(blocks)
 
 
@@ -102,6 +106,8 @@ def _steps(plan: Plan, place: int, values: Values) -> list[tuple[str, str, str]]
 
 
 def _call(plan: Plan, task: Task, held: Mapping[int, Held]) -> str:
+    if task.collective is not None:
+        return task.collective
     labels = [task.label for task in plan.tasks]
     names = {reg: value_label(known.value, labels) for reg, known in held.items()}
     shown = [_argument(argument, names) for argument in task.args]
@@ -131,14 +137,14 @@ def _nested(value: Any, names: Mapping[int, str]) -> str:
     if isinstance(value, (Reg, Const)):
         return _argument(value, names)
     if isinstance(value, Fields):
-        items = _few(f"{name}={_nested(item, names)}" for name, item in value.changed)
+        items = few(f"{name}={_nested(item, names)}" for name, item in value.changed)
         return f"{type(value.instance).__name__}({items}, ...)"
     if isinstance(value, list):
-        return f"[{_few(_nested(item, names) for item in value)}]"
+        return f"[{few(_nested(item, names) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{_few(f'{_value(k)}: {_nested(v, names)}' for k, v in value.items())}}}"
+        return f"{{{few(f'{_value(k)}: {_nested(v, names)}' for k, v in value.items())}}}"
     if isinstance(value, tuple):
-        items = _few(_nested(item, names) for item in value)
+        items = few(_nested(item, names) for item in value)
         kind = type(value).__name__ if hasattr(value, "_fields") else ""
         return f"{kind}({items}{',' if len(value) == 1 and not kind else ''})"
     return _value(value)
@@ -149,29 +155,31 @@ def _value(value: Any) -> str:
     return " ".join(_short.repr(value).split())
 
 
-def _few(items: Iterable[str], most: int = 6) -> str:
-    shown = list(items)
-    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], "..."])
-
-
 def _edges(plan: Plan) -> str:
     rows = [
         (
             f"#{edge.id}",
             edge.source,
             f"{_name(plan, edge.writer)} → {_names(plan, edge.readers)}",
-            f"{edge.route}, depth {edge.depth}: {edge.reason}",
+            f"{edge.route}, depth {edge.depth}: {edge.reason}{_streams(plan, edge)}",
         )
         for edge in plan.edges
     ]
     return "\n".join(["edges", *_columns(rows)])
 
 
+def _streams(plan: Plan, edge: Edge) -> str:
+    if edge.streams is None:
+        return ""
+    own = plan.overlap or edge.streams == "own"
+    return "; on streams of its own" if own else "; on the stream of the program"
+
+
 def _block(title: str, steps: list[tuple[str, str, str]]) -> str:
     # What is called may be long: it takes no part in the alignment of what is sent and received.
     values = max((len(what) for kind, what, _ in steps if kind != "call"), default=0)
     lines = [
-        f"  {number:>{len(str(len(steps)))}}  {kind}  {what.ljust(values)}  {rest}".rstrip()
+        f"  {number:>{len(str(len(steps)))}}  {kind:4}  {what.ljust(values)}  {rest}".rstrip()
         for number, (kind, what, rest) in enumerate(steps, 1)
     ]
     return "\n".join([title, *lines])
@@ -191,6 +199,36 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
             line += cell.ljust(width) + "  "
             at += " " * (width + 2)
         lines.append(line.rstrip())
+    return lines
+
+
+def _overlap(plan: Plan) -> list[str]:
+    """Say what stands early, and why nothing else does."""
+    sends = "every send stands right behind the task that makes its value: it waits for nothing"
+    beside = [edge for edge in plan.edges if edge.beside]
+    if not beside:
+        return [
+            sends,
+            "nothing is received early: all values travel in their frames, which their writers copy and "
+            "their readers read in place",
+        ]
+    early = {(one.actor, one.edge): one for one in early_receives(plan)}
+    lines = [sends]
+    for edge in beside:
+        for reader in edge.readers:
+            one = early.get((reader, edge.id))
+            what = f"#{edge.id} {edge.source} at {_name(plan, reader)}"
+            if one is None:
+                lines.append(
+                    f"{what}: not early; no other task there is bound between its maker and its reader"
+                )
+            else:
+                tasks = ", ".join(plan.tasks[task].label for task in one.ahead)
+                user = plan.tasks[one.user].label
+                lines.append(
+                    f"{what}: tried ahead of {tasks}, bound after its maker and before {user}, which needs "
+                    "it; taken from there on as soon as it has come"
+                )
     return lines
 
 

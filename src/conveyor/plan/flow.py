@@ -16,10 +16,11 @@ from conveyor.dag import (
     TransportHint,
 )
 from conveyor.dag.inputs import key_of
+from conveyor.dag.methods import Collective, label_of
 from conveyor.dag.node import hint_of, upstream_of
 from conveyor.dag.survey import Survey
 from conveyor.plan.model import EXECUTOR, ActorInfo
-from conveyor.plan.values import Made, Part, Start, Value, value_label
+from conveyor.plan.values import Made, Part, Start, Value, few, value_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class Flow:
     def label(self, value: Value) -> str:
         """Name ``value`` in the user's words."""
         return value_label(value, self.labels)
+
+    def summary(self, collective: Collective) -> str:
+        """Say what the ranks of a collective do together."""
+        values = [self.label(self.value(node)) for node in collective.nodes]
+        keys = {actor.key: actor.name for actor in self.actors}
+        names = [keys[actor] for actor in collective.actors if actor in keys]
+        return f"{collective.title} of {few(values)} on {few(names)}"
 
     def value(self, node: DAGNode) -> Value:
         """Find the value that ``node`` stands for."""
@@ -154,11 +162,13 @@ def _named(actors: list[Any]) -> tuple[ActorInfo, ...]:
 def _labels(
     nodes: tuple[MethodNode, ...], actor_of: tuple[int, ...], actors: tuple[ActorInfo, ...]
 ) -> tuple[str, ...]:
-    """Call each task ``actor.method``, with ``#2``, ``#3`` where it is bound again."""
+    """Call each task ``actor.method`` (or ``allreduce on actor``), with ``#2``, ``#3`` where it is bound
+    again."""
     times: dict[str, int] = {}
     labels = []
     for node, actor in zip(nodes, actor_of, strict=True):
-        label = f"{actors[actor].name}.{node.method}"
+        name = actors[actor].name
+        label = label_of(name, node.method, node.collective)
         times[label] = time = times.get(label, 0) + 1
-        labels.append(label if time == 1 else f"{label}#{time}")
+        labels.append(label_of(name, node.method, node.collective, time))
     return tuple(labels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor.plan.model import Program
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 
 
 def hoist(program: Program) -> Program:
@@ -23,6 +23,8 @@ def hoist(program: Program) -> Program:
                 filled = (step.reg,) if step.spread is None else step.spread
             case Await():
                 filled = (step.reg,)
+            case Try():
+                filled = ()
             case Call():
                 filled = (step.out, *step.outs)
             case Send():

@@ -30,7 +30,7 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
     flow = flow_of(graph, placement or {})
     channels = Channels(flow, graph.keys, config)
     edge_of = channels.edge_of
-    order, tasks, programs = make_schedule(flow, channels)
+    order, tasks, programs = make_schedule(flow, channels, config.overlap)
     positional, keywords = graph.parameters
     return Plan(
         actors=flow.actors,
@@ -52,6 +52,7 @@ def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | N
             for items, edge in edge_of.items()
             if isinstance(items, Items)
         ),
+        overlap=config.overlap,
     )
 
 

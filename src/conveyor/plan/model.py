@@ -91,6 +91,8 @@ class Task(Portable):
     label: what errors call it: ``"stage1.forward"``, with ``#2`` where a graph binds the same method of
         the same actor once more.
     function: what is called, where it is no method of the actor's.
+    collective: of a collective's rank, what is done by all of them:
+        ``"allreduce(SUM) of a.grad, b.grad on a, b"``.
     """
 
     id: int
@@ -101,6 +103,21 @@ class Task(Portable):
     num_returns: int | None
     label: str
     function: Callable[..., Any] | None = None
+    collective: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Promise(Portable):
+    """What a reader may rely on about the tensors of an edge.
+
+    device: the kind of device that they are put on; ``None``: the one that they come from.
+    static_shape: shape, dtype and device are those of the first execution.
+    direct_return: each value is one tensor.
+    """
+
+    device: str | None = None
+    static_shape: bool = False
+    direct_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,9 @@ class Edge(Portable):
     route: the name of its transport.
     reason: why this transport was chosen.
     beside: tensors travel beside the frames, by that transport; else in them.
+    promise: what holds for its tensors, if anything was said about them.
+    transport: what moves them, where it is the graph's own and no registered one.
+    streams: where on a device its work is enqueued, see :class:`conveyor.transport.Capabilities`.
     """
 
     id: int
@@ -126,6 +146,9 @@ class Edge(Portable):
     route: str
     reason: str
     beside: bool = False
+    promise: Promise | None = None
+    transport: Any = None
+    streams: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +224,7 @@ class Plan(Portable):
     effects: the edges on which the executor hears that a task without a result has run.
     streams: pairs of edges: an output that says that a generator has ended, and the one on which its
         items come.
+    overlap: receives of what travels beside the frames stand as early as ``plan/overlap.py`` says.
     """
 
     actors: tuple[ActorInfo, ...]
@@ -218,3 +242,4 @@ class Plan(Portable):
     shape: Shape | None = None
     effects: tuple[int, ...] = ()
     streams: tuple[tuple[int, int], ...] = ()
+    overlap: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from conveyor.plan.model import EXECUTOR, Plan, Program, Task
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.plan.template import registers
 from conveyor.plan.values import Made, Part, Start, Value
 
@@ -16,7 +16,7 @@ from conveyor.plan.values import Made, Part, Start, Value
 def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tuple[int, ...]:
     """List the registers that ``step`` reads, in order; ``tasks`` are those of the Plan, by number."""
     match step:
-        case Recv():
+        case Recv() | Try():
             return ()
         case Call():
             task = tasks[step.task]
@@ -55,17 +55,20 @@ class Outline:
                         self.streams.append((step.task, step.stream))
                 case Send():
                     self.sends.append(step.edge)
-                case Await():
+                case Await() | Try():
                     pass
                 case _:
                     assert_never(step)
 
 
 class Stage(NamedTuple):
-    """One task, with what its actor's program has it receive before and send afterwards."""
+    """One task, with what its actor's program has it receive, look for and wait for before, and send
+    afterwards."""
 
     actor: int
     receives: list[Recv]
+    tries: list[Try]
+    awaits: list[Await]
     call: Call
     sends: list[Send]
 
@@ -74,31 +77,35 @@ def stages(program: Program) -> list[Stage]:
     """Split ``program`` into its tasks."""
     made: list[Stage] = []
     receives: list[Recv] = []
+    tries: list[Try] = []
+    awaits: list[Await] = []
     for step in program.steps:
         match step:
             case Recv():
                 receives.append(step)
+            case Try():
+                tries.append(step)
             case Call():
-                made.append(Stage(program.actor, receives, step, []))
-                receives = []
+                made.append(Stage(program.actor, receives, tries, awaits, step, []))
+                receives, tries, awaits = [], [], []
             case Send():
                 made[-1].sends.append(step)
             case Await():
-                pass
+                awaits.append(step)
             case _:
                 assert_never(step)
     return made
 
 
 def task_of_each_step(program: Program) -> list[int | None]:
-    """Find for each step the task on whose behalf it is there: a receive or a wait for tensors is for the
-    task after it, a send for the task before it. ``None`` says that there is none."""
+    """Find for each step the task on whose behalf it is there: a receive, a look or a wait for tensors is for
+    the task after it, a send for the task before it. ``None`` says that there is none."""
     found: list[int | None] = []
     received: list[int] = []
     task = None
     for place, step in enumerate(program.steps):
         match step:
-            case Recv() | Await():
+            case Recv() | Try() | Await():
                 received.append(place)
                 found.append(None)
             case Call():
@@ -123,9 +130,10 @@ def in_order(plan: Plan) -> tuple[Stage, ...]:
     return tuple(stage_of[task] for task in plan.order)
 
 
-Move = tuple[Literal["recv", "wait", "call", "send"], int]
+Move = tuple[Literal["recv", "try", "wait", "call", "send"], int]
 """Something that a process does in each execution, as people are shown it: its kind, and the number of the
-task that is called or of the edge. ``"wait"`` is for what travels beside the edge's frames."""
+task that is called or of the edge. ``"try"`` opens a receive that comes later, ``"wait"`` is for what travels
+beside the edge's frames."""
 
 
 def moves(plan: Plan, place: int) -> Iterator[Move]:
@@ -143,6 +151,8 @@ def moves(plan: Plan, place: int) -> Iterator[Move]:
         match step:
             case Recv():
                 yield "recv", step.edge
+            case Try():
+                yield "try", step.edge
             case Await():
                 yield "wait", step.edge
             case Call():

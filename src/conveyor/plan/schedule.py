@@ -8,6 +8,7 @@ from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
 from conveyor.plan.hoist import hoist
 from conveyor.plan.model import EXECUTOR, Edge, Program, Task
+from conveyor.plan.overlap import place_tries
 from conveyor.plan.prove import prove
 from conveyor.plan.reading import task_of_each_step
 from conveyor.plan.steps import Event
@@ -15,10 +16,10 @@ from conveyor.plan.transfers import place_transfers
 
 
 def make_schedule(
-    flow: Flow, channels: Channels
+    flow: Flow, channels: Channels, overlap: bool = False
 ) -> tuple[tuple[int, ...], tuple[Task, ...], tuple[Program, ...]]:
     """Return the order of the tasks, the tasks with the registers of their arguments, and a program for
-    each actor.
+    each actor. ``overlap``: what travels beside the frames is received early if it is there.
 
     Raises:
         GraphError: the programs would wait for each other.
@@ -26,6 +27,8 @@ def make_schedule(
     order = order_tasks(flow)
     tasks, programs = place_transfers(flow, order, channels)
     programs = tuple([hoist(program) for program in programs])
+    if overlap:
+        programs = place_tries(programs, channels.edges, order, True)
     prove_programs(programs, tasks, channels.edges)
     return order, tasks, programs
 
@@ -71,3 +74,5 @@ class _Words:
                 return self.edges[edge].source
             case ("tensors", edge):
                 return f"the tensors of {self.edges[edge].source}"
+            case ("call", task):
+                return self.tasks[task].label

@@ -12,9 +12,10 @@ from typing import Literal, NoReturn
 
 from conveyor.plan.portable import Portable
 
-Event = tuple[Literal["frame", "tensors"], int]
+Event = tuple[Literal["frame", "tensors", "call"], int]
 """What a step can wait for: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
-execution has been published on edge e. ``("tensors", e)``: the tensors that go beside it are under way."""
+execution has been published on edge e. ``("tensors", e)``: the tensors that go beside it are under way.
+``("call", t)``: an actor has come to task t."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,37 @@ class Recv(Portable):
     def enables(self) -> tuple[Event, ...]:
         """Return the events that happen when an actor comes to the step, before it waits."""
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Try(Portable):
+    """Opens a receive that comes later in the program: from here on until there, the frame is taken as soon
+    as it has come and the actor looks. It does so between two steps, while it waits for something else, and
+    while a coroutine runs; what goes beside the frame is under way then.
+
+    It never waits for as long as others like. Where the frame is not there it waits for ``PATIENCE`` of the
+    time that the tasks between here and the receive took last, at most for ``MOST_PATIENCE`` seconds, less
+    what others that are still open have waited. After ``VAIN`` waits in a row that were in vain it leaves out
+    one, then two, then twice as many, up to ``MOST_LEFT_OUT``; one that was not in vain ends that.
+
+    edge: the edge that the frame comes on.
+    """
+
+    edge: int
+
+    def waits_for(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`; what it waits for comes or does not."""
+        return ()
+
+    def enables(self) -> tuple[Event, ...]:
+        """As for :class:`Recv`."""
+        return ()
+
+
+PATIENCE = 0.05
+MOST_PATIENCE = 0.005
+VAIN = 3
+MOST_LEFT_OUT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +103,23 @@ class Call(Portable):
         nobody uses.
     stream: the edge that a generator's items go out on, as they come. They may wait for room, which
         whoever reads them gives without a step of any program.
+    meets: of a rank's part of an operation that ends for nobody before all have come to it, the tasks of
+        all ranks.
     """
 
     task: int
     out: int | None
     outs: tuple[int | None, ...] = ()
     stream: int | None = None
+    meets: tuple[int, ...] = ()
 
     def waits_for(self) -> tuple[Event, ...]:
         """As for :class:`Recv`."""
-        return ()
+        return tuple([("call", task) for task in self.meets])
 
     def enables(self) -> tuple[Event, ...]:
         """As for :class:`Recv`."""
-        return ()
+        return (("call", self.task),) if self.meets else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +151,7 @@ class Send(Portable):
 # - `plan/explain.py` has words for the kinds that `reading.moves` yields;
 # - `runtime/graph/recording.py` and `runtime/graph/status.py` count and name what an `Outline` lists;
 # - the native program, which is told of each kind by a method (`_core.pyi`, `Program`).
-Step = Recv | Await | Call | Send
+Step = Recv | Try | Await | Call | Send
 
 
 def assert_never(step: NoReturn) -> NoReturn:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from conveyor.dag import DAGNode
+from conveyor.dag import DAGNode, MethodNode
 from conveyor.dag.containers import find_nodes
+from conveyor.dag.node import record_of
 from conveyor.plan.channels import Channels
 from conveyor.plan.flow import Flow
 from conveyor.plan.model import Argument, Const, Nested, Program, Reg, Task
@@ -86,6 +87,7 @@ class _Placing:
             num_returns=node.num_returns,
             label=flow.labels[index],
             function=None if node.function is None else node.function.call,
+            collective=None if node.collective is None else flow.summary(node.collective),
         )
         self.steps[actor].append(self.call(index))
         return task
@@ -99,7 +101,15 @@ class _Placing:
         out, *outs = [self.register(m, actor) if m in readers else None for m in made]
         if out is None and Done(whole) in edge_of:
             out = self.register(whole, actor)
-        return Call(index, out, tuple(outs), edge_of[Items(whole)] if node.streams else None)
+        items = edge_of[Items(whole)] if node.streams else None
+        return Call(index, out, tuple(outs), items, self.met_by(node))
+
+    def met_by(self, node: MethodNode) -> tuple[int, ...]:
+        """Find the tasks that wait for each other with the one of ``node``, itself among them."""
+        if node.collective is None or not node.collective.meets:
+            return ()
+        ranks = {record.number for record in record_of(node).together}
+        return tuple([task for task, each in enumerate(self.flow.nodes) if each.number in ranks])
 
     def results(self) -> None:
         """Place the sends of what only the executor reads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,3 +58,9 @@ def value_label(value: Value, task_labels: Sequence[str]) -> str:
         return "start"
     label = task_labels[value.task]
     return label if value.element is None else f"{label}[{value.element}]"
+
+
+def few(items: Iterable[str], most: int = 6) -> str:
+    """List ``items``, short even where there are many."""
+    shown = list(items)
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], "..."])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -112,6 +112,9 @@ class Process:
         self.ended = False
         #: This is an actor's process, and its loop is over: it begins no more calls.
         self.loop_over = False
+        #: Hears of what a method has raised here, before who has called it does, or (``None``) that a call
+        #: was cancelled.
+        self.on_failure: Callable[[BaseException | None], object] = lambda _: None
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.lanes = Lanes(self.inbox, board, slot)
         # As long as the arena's thread waits for more leases to end.
@@ -152,6 +155,10 @@ class Process:
                 self._peers[slot] = incarnation, view
                 self.board.set_eventfd(slot, eventfd, incarnation)
         return view
+
+    def own_view(self, arena_fd: int) -> _core.ArenaView:
+        """This process's own arena, as its peers see it. The descriptor stays the caller's."""
+        return _core.ArenaView(arena_fd, self.arena_size.file, self.board, self.slot)
 
     def descriptors(self, slot: int) -> tuple[int, int]:
         """Arena and eventfd of a peer, to be passed on; they stay this process's until it is forgotten."""
@@ -259,16 +266,9 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def dup_all(fds: Iterable[int]) -> list[int]:
-    """Duplicates of all of them, or of none."""
-    made: list[int] = []
-    try:
-        for fd in fds:
-            made.append(os.dup(fd))
-    except OSError:
-        close_all(made)
-        raise
-    return made
+def dup_all(fds: Sequence[int]) -> list[int]:
+    """Duplicate all of them, or none. They are the caller's to close."""
+    return _core.Duplicates(fds).taken()
 
 
 class BellBits:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.chores import Chores
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
+    from conveyor.runtime.ranks import Collectives
     from conveyor.runtime.refs.imports import RefTable
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
@@ -109,6 +110,11 @@ class Runtime(Protocol):
     @property
     def introductions(self) -> Introductions:
         """Has the processes at the ends of a channel meet."""
+        ...
+
+    @property
+    def collectives(self) -> Collectives:
+        """Has processes meet in groups."""
         ...
 
     @property

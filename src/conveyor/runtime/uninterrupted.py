@@ -64,7 +64,7 @@ def uninterrupted(work: Callable[[], T], on_interrupt: Callable[[], object] | No
         if interrupt is not None:
             raise interrupt
         if job.error is not None:
-            raise job.error
+            raise job.take_error()
         return job.outcome[0]
     finally:
         del job, interrupt, work  # what is raised refers to this frame
@@ -85,6 +85,12 @@ class _Job(Generic[T]):
 
     def begun(self) -> bool:
         return self._claim.locked()
+
+    def take_error(self) -> BaseException:
+        """What the work has raised. It refers to the job, which refers to it no more."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
 
     def run(self) -> None:
         if not self._claim.acquire(blocking=False):

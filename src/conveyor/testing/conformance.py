@@ -6,12 +6,14 @@ The session is left as it is, and in it the actors, for the next check.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import conveyor
+from conveyor import device as devices
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError, TaskError
 from conveyor.testing.peers import RemotePeer
@@ -36,27 +38,31 @@ class Check(NamedTuple):
         return self.name
 
 
-def transport_checks() -> tuple[Check, ...]:
-    """List all checks, for a test that is parametrised over them. ::
+def transport_checks(device: str = "cpu") -> tuple[Check, ...]:
+    """List all checks, with tensors of that kind of device, for a test that is parametrised over them. ::
 
     @pytest.mark.parametrize("check", conveyor.testing.transport_checks(), ids=str)
     def test_my_transport(check):
         check.run("mine")
     """
-    return tuple([Check(run.__name__.strip("_"), run) for run in _CHECKS])
+    return tuple(
+        [Check(run.__name__.strip("_"), functools.partial(_on, device, run)) for run in _CHECKS]
+    )
 
 
-def check_transport(name: str) -> None:
-    """Run all checks on the registered transport ``name``.
+def check_transport(name: str, device: str = "cpu") -> None:
+    """Run all checks on the registered transport ``name``, with tensors of that kind of device.
 
     Raises:
-        ValueError: there is no such transport.
+        ValueError: there is no such transport, or no such device.
         AssertionError: some have failed; the message says which, and why.
     """
     if registry.get(name) is None:
         raise ValueError(f"no transport is registered as {name!r}")
+    if device != "cpu" and devices.get(device) is None:
+        raise ValueError(f"no device is registered as {device!r}")
     failed = []
-    for check in transport_checks():
+    for check in transport_checks(device):
         try:
             check.run(name)
         except Exception as error:
@@ -65,34 +71,51 @@ def check_transport(name: str) -> None:
         raise AssertionError(f"{name!r} fails {len(failed)} checks:\n" + "\n".join(failed))
 
 
-#: Actors that no check uses now. To start one takes longer than most checks, since it imports torch.
-_idle: list[Any] = []
+#: The device of the check that runs.
+_kinds = ["cpu"]
+
+
+def _on(device: str, run: Callable[[str], None], name: str) -> None:
+    """Run a check with tensors of a device."""
+    _kinds.append(device)
+    try:
+        run(name)
+    finally:
+        _kinds.pop()
+
+
+#: By the device, actors that no check uses now. To start one takes longer than most checks, since it imports
+#: torch.
+_idle: dict[str, list[Any]] = {}
 
 
 @contextmanager
 def _peers(count: int) -> Iterator[list[Any]]:
     """Lend actors, which can be used again afterwards unless something is raised."""
     lent: list[Any] = []
-    while _idle and len(lent) < count:
-        peer = _idle.pop()
+    kind = _kinds[-1]
+    idle = _idle.setdefault(kind, [])
+    while idle and len(lent) < count:
+        peer = idle.pop()
         with suppress(ConveyorError):  # its session has ended
             _get(peer.forget.remote())
             lent.append(peer)
     while len(lent) < count:
-        lent.append(RemotePeer.remote())
+        lent.append(RemotePeer.remote(devices.get(kind)))
     try:
         yield lent
     except BaseException:
         for peer in lent:
             conveyor.kill(peer)
         raise
-    _idle.extend(lent)
+    idle.extend(lent)
 
 
 @contextmanager
 def _mortal_peers(count: int, **options: Any) -> Iterator[list[Any]]:
     """Make actors that a check may kill."""
-    made = [RemotePeer.options(**options).remote() for _ in range(count)]
+    on = devices.get(_kinds[-1])
+    made = [RemotePeer.options(**options).remote(on) for _ in range(count)]
     try:
         yield made
     finally:

@@ -7,9 +7,10 @@ import random
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from conveyor.transport.base import Capabilities, Conduit, Sending, TensorSpec, Transport, Wire
+from conveyor.transport.base import Conduit, Sending, TensorSpec, Transport, Wire
 from conveyor.transport.registry import get
 
 
@@ -56,7 +57,7 @@ class FaultyTransport(Transport):
         if not 0 <= delay[0] <= delay[1]:
             raise ValueError(f"delay is (least, most) in seconds, not {delay!r}")
         self.inner = inner
-        self.capabilities = Capabilities(devices=inner.capabilities.devices)
+        self.capabilities = replace(inner.capabilities, in_frame=False)
         self.delay = delay
         self.reorder = reorder
         self.offers = frozenset(offers)

@@ -8,19 +8,25 @@ import time
 from typing import Any
 
 import conveyor
+from conveyor.device import Device
 from conveyor.testing.samples import sample
 
 
 class Peer:
     """Makes values with tensors, and says what has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
+        """``device``: where its tensors are; ``None``: on the CPU."""
+        self.device = "cpu" if device is None else device.kind
         self.kept: list[Any] = []
         self.buffer: Any = None
 
     def make(self, kind: str) -> Any:
         """Make a sample, see :func:`conveyor.testing.samples.sample`."""
-        return sample(kind)
+        import torch
+
+        with torch.device(self.device):
+            return sample(kind)
 
     def make_or_raise(self, number: int) -> Any:
         """Make a tensor of ``number``; an odd one is an error."""
@@ -28,20 +34,21 @@ class Peer:
 
         if number % 2:
             raise ValueError(f"{number} is odd")
-        return torch.full((1000,), float(number))
+        return torch.full((1000,), float(number), device=self.device)
 
     def make_big(self, number: int) -> Any:
         """Make 4 MiB of ``number``."""
         import torch
 
-        return {"tensor": torch.full((1 << 20,), float(number)), "number": number}
+        made = torch.full((1 << 20,), float(number), device=self.device)
+        return {"tensor": made, "number": number}
 
     def make_again(self, number: int) -> Any:
         """Make 4 MiB of ``number``, in the memory of the last ones."""
         import torch
 
         if self.buffer is None:
-            self.buffer = torch.empty(1 << 20)
+            self.buffer = torch.empty(1 << 20, device=self.device)
         return {"tensor": self.buffer.fill_(number), "number": number}
 
     def total(self, value: Any) -> tuple[int, float, float]:
@@ -55,9 +62,12 @@ class Peer:
 
     def same(self, value: Any, kind: str) -> str:
         """Say how ``value`` differs from the sample; nothing if it does not."""
+        import torch
+
         from conveyor.testing.samples import difference
 
-        return difference(value, sample(kind))
+        with torch.device(self.device):
+            return difference(value, sample(kind))
 
     def keep(self, value: Any) -> int:
         """Hold a value for good."""
@@ -91,7 +101,7 @@ class Peer:
         """Make a tensor; every third one has no memory, so nothing can move it."""
         import torch
 
-        return torch.full((10,), float(number), device="meta" if number % 3 == 0 else "cpu")
+        return torch.full((10,), float(number), device="meta" if number % 3 == 0 else self.device)
 
     def holdings(self) -> tuple[int, int]:
         """Count this process's descriptors and threads."""

@@ -115,6 +115,8 @@ def difference(got: Any, wanted: Any, at: str = "value") -> str:
     if type(got) is not type(wanted):
         return f"{at} is a {type(got).__name__}, not a {type(wanted).__name__}"
     if isinstance(wanted, torch.Tensor):
+        if got.device.type != wanted.device.type:
+            return f"{at} is on {got.device}, not {wanted.device}"
         for what in ("dtype", "shape", "requires_grad"):
             if getattr(got, what) != getattr(wanted, what):
                 return f"{at} has {what} {getattr(got, what)}, not {getattr(wanted, what)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from conveyor.transport.base import (
     Capabilities,
     Conduit,
+    Enqueued,
     Sending,
     TensorSpec,
     Transport,
@@ -20,6 +21,7 @@ from conveyor.transport.registry import get, names, register, unregister
 __all__ = [
     "Capabilities",
     "Conduit",
+    "Enqueued",
     "Sending",
     "TensorSpec",
     "Transport",

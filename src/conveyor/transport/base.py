@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from conveyor.codec.parcels import TensorSpec
 from conveyor.later import LaterModule
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:  # slow to import
     futures = LaterModule("concurrent.futures")
 
-__all__ = ["Capabilities", "Conduit", "Sending", "TensorSpec", "Transport", "Wire"]
+__all__ = ["Capabilities", "Conduit", "Enqueued", "Sending", "TensorSpec", "Transport", "Wire"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,15 @@ class Capabilities:
     devices: the kinds of device whose tensors it moves, as torch calls them: ``"cpu"``, ``"cuda"``.
     in_frame: tensors travel inside of the frames, with everything else. Such a transport needs no conduits
         in a graph, and it serves the executor of the graph as well.
+    others_in_frame: tensors of other kinds of device travel in the frames; else they are refused.
+    streams: where on the devices it enqueues its work: ``"own"``, streams of its own; ``"overlap"``, such
+        ones in a graph with ``overlap=True``, else the program's. ``None``: it enqueues nothing.
     """
 
     devices: frozenset[str]
     in_frame: bool = False
+    others_in_frame: bool = False
+    streams: Literal["own", "overlap"] | None = None
 
 
 class Wire(Protocol):
@@ -43,6 +48,8 @@ class Wire(Protocol):
     rank: which end this is: 0 is the writer, the readers follow.
     members: the names of the actors at all ends, by rank.
     edge: what the edge carries, for errors.
+    overlap: whether the graph was compiled with ``overlap=True``: what moves on a device goes beside what the
+        program enqueues, on streams of its own.
     """
 
     @property
@@ -51,6 +58,8 @@ class Wire(Protocol):
     def members(self) -> tuple[str, ...]: ...
     @property
     def edge(self) -> str: ...
+    @property
+    def overlap(self) -> bool: ...
 
     def send(self, message: Any) -> None:
         """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is. Only
@@ -60,6 +69,16 @@ class Wire(Protocol):
     def receive(self) -> list[tuple[int, Any]]:
         """Take what has come, each with the rank of who has sent it. Nothing is no reason to wait: whenever
         something has come, :meth:`Conduit.progress` is called."""
+        ...
+
+    def start_thread(self, target: Callable[[], object], name: str) -> None:
+        """Start a daemon thread ``conveyor-NAME`` that is handed no signals, as every thread of a conduit
+        must be: an actor sleeps with a mask that lets them in, and one that another thread takes would not
+        wake it."""
+        ...
+
+    def ring(self) -> None:
+        """Have :meth:`Conduit.progress` called soon. On any thread."""
         ...
 
 
@@ -80,6 +99,19 @@ class Sending:
     withdraw: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True)
+class Enqueued:
+    """Tensors that have come as far as the host can tell: what fills them is enqueued on a stream.
+
+    tensors: one for each that was asked for.
+    join: has all that the thread enqueues from now on, on its current stream, come behind. It is called where
+        the tensors are needed, on the conduit's thread, and does not wait.
+    """
+
+    tensors: list[Any]
+    join: Callable[[], None]
+
+
 class Conduit(ABC):
     """One end of the way that the tensors of an edge take: one writer, and readers that each get all.
 
@@ -96,10 +128,11 @@ class Conduit(ABC):
     @abstractmethod
     def receive(
         self, specs: Sequence[TensorSpec], note: bytes, transfer: int
-    ) -> futures.Future[list[Any]]:
-        """Ask for the tensors of a transfer whose frame has come. The future gives one for each of ``specs``,
-        of its dtype and shape; they are the reader's alone, or their memory is never written again. An
-        actor asks for the next transfer of an edge when this one is done."""
+    ) -> futures.Future[Any]:
+        """Ask for the tensors of a transfer whose frame has come. The future gives a list with one for each
+        of ``specs``, of its dtype and shape, or an :class:`Enqueued`, whose values come behind an event on a
+        stream. They are the reader's alone, or their memory is never written again. An actor asks for the
+        next transfer of an edge when this one is done."""
 
     def drop(self, transfer: int) -> None:  # noqa: B027 - most have nothing to forget
         """Forget a transfer that was asked for: it has failed at the writer, or nobody waits for it any more.

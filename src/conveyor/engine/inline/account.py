@@ -11,38 +11,38 @@ from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.recording import Progress, Track, result_edges
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.graph.status import ExecutionStatus, GraphStatus
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.status import ActorStatus
 
 
 class InlineUpkeep:
     """Restarts the graph between two executions; see ``runtime.graph.parts.Upkeep``."""
 
-    def __init__(self, graph: InlineGraph, supervisor: Supervisor) -> None:
+    def __init__(self, graph: InlineGraph, supervision: Supervision) -> None:
         self._graph = graph
-        self._supervisor = supervisor
-        self.teardown = supervisor.teardown
-        self.check_block = supervisor.check_block
+        self._supervision = supervision
+        self.teardown = supervision.teardown
+        self.check_block = supervision.check_block
 
     @property
     def is_teardown(self) -> bool:
-        return self._supervisor.is_teardown
+        return self._supervision.is_teardown
 
     def restart(self) -> None:
-        self._graph.in_turn(self._supervisor.restart)
+        self._graph.in_turn(self._supervision.restart)
 
 
 class InlineAccount(ProcessAccount):
     """Of actors that have no status pages, no arenas and no processes of their own."""
 
-    def __init__(self, graph: InlineGraph, supervisor: Supervisor) -> None:
-        super().__init__(supervisor)
+    def __init__(self, graph: InlineGraph, supervision: Supervision) -> None:
+        super().__init__(supervision)
         #: Lasts as long.
-        self.upkeep = InlineUpkeep(graph, supervisor)
+        self.upkeep = InlineUpkeep(graph, supervision)
         self._graph = graph
 
     def progress(self) -> Progress:
-        gate, arena = self.supervisor.epoch.gate, self.supervisor.process.arena
+        gate, arena = self.supervision.epoch.gate, self.supervision.process.arena
         gate.count_completed()
         held = {EXECUTOR: arena.bytes_touched}
         return Progress(gate.submitted, gate.completed, gate.stashed, gate.stashed_bytes, held)
@@ -53,15 +53,15 @@ class InlineAccount(ProcessAccount):
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
     def status(self, stacks: bool = False) -> GraphStatus:
-        supervisor, gate, at = self.supervisor, self.supervisor.epoch.gate, self._graph.at
-        supervisor.closed_or_failed()  # it may not have been noticed
+        supervision, gate, at = self.supervision, self.supervision.epoch.gate, self._graph.at
+        supervision.closed_or_failed()  # it may not have been noticed
         actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)
         running: tuple[ExecutionStatus, ...] = ()
         if at is not None:
             outstanding = tuple(self.plan.edges[edge].source for edge in result_edges(self.plan))
             names = tuple(actor.name for actor in actors if actor.execution == at)
             running = (ExecutionStatus(at, outstanding, names),)
-        error = supervisor.closed or supervisor.failure
+        error = supervision.closed or supervision.failure
         return GraphStatus(
             self.name,
             self.state,

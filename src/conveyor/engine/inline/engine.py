@@ -12,10 +12,10 @@ from conveyor.engine.program_end import ProgramEnd
 def start(**given: Any) -> InlineRuntime:
     """Start a session in this process, with the options of ``engine.options``.
 
-    ``log_to_driver``, ``env_vars`` and ``raise_descriptor_limit`` have no effect: what actors print is
-    printed, their environment is the driver's, and there are no processes that descriptors are needed
-    for. The grace period is what an end waits for methods that run, for coroutines, and for
-    ``__conveyor_exit__`` where it is one.
+    ``log_to_driver``, ``env_vars``, ``preload`` and ``raise_descriptor_limit`` have no effect: what actors
+    print is printed, their environment and modules are the driver's, and there are no processes that
+    descriptors are needed for. The grace period is what an end waits for methods that run, for
+    coroutines, and for ``__conveyor_exit__`` where it is one.
     """
     options = session_options("inline", **given)
     runtime = InlineRuntime(options.arena, options.grace)

@@ -16,7 +16,7 @@ from conveyor.runtime.graph.entry import GateEntry, Source
 from conveyor.runtime.graph.results import GraphRef, Results, Streams
 from conveyor.runtime.graph.source import GraphSource
 from conveyor.runtime.graph.submitter import Attempt, BellWays, Need, Terms
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.refs.outcome import failure_of
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import wait_for
@@ -41,9 +41,9 @@ class InlineEntry(GateEntry):
     """Submits to the gate in the graph's turn, and has all of the execution run."""
 
     def __init__(
-        self, graph: InlineGraph, supervisor: Supervisor, results: Results, source: GraphSource
+        self, graph: InlineGraph, supervision: Supervision, results: Results, source: GraphSource
     ) -> None:
-        super().__init__(supervisor, results, source, InlineRef)
+        super().__init__(supervision, results, source, InlineRef)
         self._graph = graph
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> None:
@@ -72,7 +72,7 @@ class InlineEntry(GateEntry):
         yield from ()  # it lacks nothing, and is an attempt all the same
         if error is not None:
             return self._results.failed(error, execution, self._streams({}))
-        if type(self._supervisor.closed) is SessionEndedError:
+        if type(self._supervision.closed) is SessionEndedError:
             raise ending.ended()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
@@ -81,13 +81,13 @@ class InlineEntry(GateEntry):
         )
 
     def _make_fit(self) -> None:
-        supervisor = self._supervisor
-        if not supervisor.closed_or_failed() and not self._graph.is_at(
-            supervisor.epoch.gate.submitted
+        supervision = self._supervision
+        if not supervision.closed_or_failed() and not self._graph.is_at(
+            supervision.epoch.gate.submitted
         ):
             text = f"{self._name} was interrupted in the middle of an execution"
-            supervisor.failure = RuntimeStateError(text)
-        supervisor.restart_if_possible()
+            supervision.failure = RuntimeStateError(text)
+        supervision.restart_if_possible()
 
     def _run(self, inputs: tuple[Any, ...], passed: Mapping[int, Ref], execution: Source) -> Any:
         self._make_fit()
@@ -95,7 +95,7 @@ class InlineEntry(GateEntry):
             first = self._submit(inputs, execution)
         # Whatever was submitted before has come to its end.
         assert first is not None
-        number, epoch = first._number, self._supervisor.epoch
+        number, epoch = first._number, self._supervision.epoch
         run = self._graph.run(number, epoch, execution.deadline)
         every: list[InlineRef] = first._with_siblings(self._outputs)
         for ref in every:

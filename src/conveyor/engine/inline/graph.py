@@ -66,6 +66,12 @@ class _Turn(Job):
     def interrupted(self, error: BaseException) -> None:
         self.error = error
 
+    def take_error(self) -> BaseException:
+        """What the work has raised. Its frames refer to this, and this to it no more."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
 
 class InlineGraph:
     """The parts of its actors, on channels within this process, and who has their tasks run in which
@@ -160,7 +166,7 @@ class InlineGraph:
         job = _Turn(self._turns, functools.partial(self._alone, work))
         self._turns.run_here(job)
         if job.error is not None:
-            raise job.error
+            raise job.take_error()
         return job.made
 
     def _alone(self, work: Callable[[], Any]) -> Any:

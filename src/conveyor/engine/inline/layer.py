@@ -59,10 +59,10 @@ class Layer:
 
     def _compiled(self, plan: Plan, config: Config, begun: Begun) -> CompiledGraph:
         results = Results(plan, self.keep)
-        supervisor = supervise(self, plan, config, begun)
-        graph = self._graphs[supervisor.number]
-        account = InlineAccount(graph, supervisor)
-        entry = InlineEntry(graph, supervisor, results, GraphSource(account, results, self))
+        supervision = supervise(self, plan, config, begun)
+        graph = self._graphs[supervision.number]
+        account = InlineAccount(graph, supervision)
+        entry = InlineEntry(graph, supervision, results, GraphSource(account, results, self))
         self.accounts.add(account)
         return assemble(account, entry, InlineWays(self.process), account.upkeep, "inline")
 

@@ -15,7 +15,7 @@ from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.failure import Failure
 from conveyor.exceptions import ExecutionCancelledError, SerializationError
 from conveyor.plan.model import Program, Task
-from conveyor.plan.steps import Await, Call, Recv, Send, Step, assert_never
+from conveyor.plan.steps import Await, Call, Recv, Send, Step, Try, assert_never
 from conveyor.runtime.actor.program import make_part
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.graph.unsendable import blame_tasks
@@ -132,16 +132,16 @@ class InlinePart:
 
 
 def _steps(program: Program) -> tuple[Step, ...]:
-    """What of ``program`` is done here: nothing goes beside frames, and items are made as they are asked
-    for."""
+    """What of ``program`` is done here: nothing goes beside frames, nobody meets anybody, and items are made
+    as they are asked for."""
     steps: list[Step] = []
     for step in program.steps:
         match step:
             case Call():
-                steps.append(replace(step, stream=None))
+                steps.append(replace(step, stream=None, meets=()))
             case Recv() | Send():
                 steps.append(step)
-            case Await():
+            case Await() | Try():
                 pass
             case _:
                 assert_never(step)

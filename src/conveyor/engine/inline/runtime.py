@@ -17,6 +17,7 @@ from conveyor import _core
 from conveyor.config import Config
 from conveyor.dag import DAGNode, MethodNode
 from conveyor.engine.inline.actor import Actor, Start
+from conveyor.engine.inline.collectives import InlineCollectives
 from conveyor.engine.inline.crossing import ArrivalError, Crossing
 from conveyor.engine.inline.failure import Failure
 from conveyor.engine.inline.introductions import InlineIntroductions
@@ -80,6 +81,7 @@ class InlineRuntime(CallingRuntime):
         self.process.adopt(_SLOT, board.incarnation(_SLOT), arena_fd, eventfd)
         board.alive_unwatched(_SLOT)
         self.introductions = InlineIntroductions(self.process)
+        self.collectives = InlineCollectives()
         self.lines = Lines(self.process)
         self.exports = Exports(
             os.urandom(8).hex(),
@@ -271,7 +273,7 @@ class InlineRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for account in list(self.graphs):
-            account.supervisor.orphan(error)
+            account.supervision.orphan(error)
 
     def share(self, actor: ActorId) -> None:
         found = self._actors.get(actor.index)
@@ -298,6 +300,7 @@ class InlineRuntime(CallingRuntime):
     # Calls
 
     def link(self, actor: ActorId) -> ActorLink:
+        self.chores.do()  # no other thread would
         return ActorLink(self.actor(actor), self._inside)
 
     def is_alive(self, actor: ActorId) -> bool:
@@ -346,7 +349,7 @@ class InlineRuntime(CallingRuntime):
             self._closed = True
         error = SessionEndedError("the session has ended: it has been shut down")
         for account in list(self.graphs):
-            account.supervisor.close(error)
+            account.supervision.close(error)
         self._layer.close()
         try:
             self._end_actors(error)

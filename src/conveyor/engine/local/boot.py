@@ -45,8 +45,8 @@ class ForkServer:
         os.close(self.pidfd)
 
 
-def execute(preload: Sequence[str]) -> ForkServer:
-    """Start one that will import ``preload``. Does not wait until it has."""
+def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
+    """Start one that will import ``preload`` and ``wanted``. Does not wait until it has."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     kept: list[int] = []
     passed = [theirs.detach()]
@@ -66,6 +66,7 @@ def execute(preload: Sequence[str]) -> ForkServer:
             "control": passed[0],
             "driver": passed[1],
             "preload": list(preload),
+            "wanted": list(wanted),
         }
         with open(passed[2], "wb", closefd=False) as file:
             marshal.dump(setup, file)

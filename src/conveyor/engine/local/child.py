@@ -146,6 +146,7 @@ def _close_all_but(keep: Collection[int]) -> None:
 def _set_up_python(spec: ChildSpec) -> None:
     os.chdir(spec.cwd)
     _replace_environ(child_environ(spec))
+    _set_thread_count()
     sys.path[:] = spec.sys_path
     # Finders remember directories as they were, and relative ones by the server's own directory.
     sys.path_importer_cache.clear()
@@ -157,6 +158,14 @@ def _set_up_python(spec: ChildSpec) -> None:
         # Set by multiprocessing where it was imported: how the main module is called in processes
         # that it starts, and so in what they send back.
         sys.modules["__mp_main__"] = main
+
+
+def _set_thread_count() -> None:
+    """Tell torch, if the server has imported it, what it would have read at its import."""
+    torch = sys.modules.get("torch")
+    count = os.environ[THREAD_VARIABLES[0]]
+    if torch is not None and count.isdecimal() and int(count) != torch.get_num_threads():
+        torch.set_num_threads(int(count))
 
 
 def _main_module(spec: ChildSpec) -> types.ModuleType:

@@ -52,7 +52,9 @@ def _working_directory() -> str:
 class LocalHosts:
     """Starts and ends processes for the driver."""
 
-    def __init__(self, log_to_driver: bool, env_vars: Mapping[str, str]) -> None:
+    def __init__(
+        self, log_to_driver: bool, env_vars: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
         self._env_vars = env_vars
         self._events = EventLoop()
         self._printer = LogPrinter(show=log_to_driver)
@@ -62,11 +64,14 @@ class LocalHosts:
         self._dead: deque[int] = deque()
         self._claims: dict[int, GpuClaim] = {}
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
-        self._launcher = Launcher(self._events, self._exited, self._output)
+        self._launcher = Launcher(self._events, self._exited, self._output, wanted=preload)
 
     def start(self, on_exit: Callable[[int, int], None]) -> None:
         self._on_exit = on_exit
         self._launcher.start()
+
+    def on_thread(self) -> bool:
+        return self._events.on_thread()
 
     def spawn(
         self,
@@ -164,7 +169,7 @@ def start(**given: Any) -> Driver:
     options = session_options("local", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
-    hosts = LocalHosts(options.log_to_driver, options.env_vars)
+    hosts = LocalHosts(options.log_to_driver, options.env_vars, options.preload)
     driver = Driver(hosts, options.arena, options.grace)
     driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
     return driver

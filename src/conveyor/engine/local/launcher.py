@@ -56,13 +56,16 @@ class Launcher:
         on_exit: Callable[[int, int], None],
         on_output: Callable[[int, str, bytes], None],
         preload: Sequence[str] = _PRELOADED,
+        wanted: Sequence[str] = (),
     ) -> None:
-        """``preload``: modules that the fork server imports once, for all actors."""
+        """``preload``, ``wanted``: modules that the fork server imports once, for all actors. The user wants
+        the latter, and is told of those that cannot be imported."""
         self.server_pid = 0
         self._owner = os.getpid()
         self._events = events
         self._output = Output(on_output)
         self._preload = list(preload)
+        self._wanted = list(wanted)
         self._numbers = itertools.count(1)
         # Guards all that follows, and that no descriptor is closed while another thread uses it.
         # Never held across anything that blocks. Reentrant: a signal handler may call kill().
@@ -197,7 +200,7 @@ class Launcher:
                 raise RuntimeStateError("this launcher is closed: it starts no more actors")
             if self._server is not None:
                 return
-            made = boot.execute(self._preload)
+            made = boot.execute(self._preload, self._wanted)
             try:
                 self._server, self._control = made.process, made.control
                 self.server_pid = made.process.pid

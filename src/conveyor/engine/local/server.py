@@ -58,6 +58,7 @@ class Setup(TypedDict):
     control: int  # socket to the driver
     driver: int  # pidfd of the driver
     preload: list[str]  # modules to import before the first fork
+    wanted: list[str]  # and those that the user has named
 
 
 def send(control: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
@@ -89,7 +90,7 @@ def main(setup: Setup) -> NoReturn:
     status = 1
     try:
         _isolate()
-        _preload(setup["preload"])
+        _preload(setup["preload"], setup["wanted"])
         child.prepare_for_forks()
         child.set_process_title("cv-fork-server")
         server = _Server(setup["control"], setup["driver"])
@@ -123,11 +124,25 @@ def _isolate() -> None:
     os.close(null)
 
 
-def _preload(modules: Sequence[str]) -> None:
+def _preload(modules: Sequence[str], wanted: Sequence[str]) -> None:
     for module in modules:
         # Only for speed. An actor that cannot import it either says so itself, with a traceback.
         with suppress(Exception):
             importlib.import_module(module)
+    # Numeric libraries read this when they are imported, and with more they would start threads here, which
+    # actors do not inherit.
+    for variable in child.THREAD_VARIABLES:
+        os.environ.setdefault(variable, "1")
+    for module in wanted:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            print(
+                f"Conveyor: init(preload=) names {module!r}, which cannot be imported before actors start "
+                f"({type(error).__name__}: {error}): each actor that needs it will try for itself",
+                file=sys.stderr,
+            )
+    modules = *modules, *wanted
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(

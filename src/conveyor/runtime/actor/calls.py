@@ -9,6 +9,8 @@ from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
+from conveyor.runtime.actor.awareness import Awareness
+from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import START, Call
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
@@ -90,6 +92,9 @@ class Calls:
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Call]] = []
+        self.awareness = Awareness()
+        # Where calls run one by one, the last one that has begun: from where it has come, and its number.
+        self._begun: tuple[Mailbox, int] | None = None
         self._running = 0  # in threads and coroutines
         self._running_lock = threading.Lock()
         #: Where calls run, if not one by one in the main thread.
@@ -113,6 +118,7 @@ class Calls:
         while not (self._ending or mailbox.reader.empty):
             self._serve(mailbox)
         self._mailboxes.remove(mailbox)
+        self.awareness.forget(mailbox.reader)
         if not self._instance.started:
             # Most likely it was the one that should have sent the constructor's call.
             name = self._instance.name
@@ -168,6 +174,7 @@ class Calls:
                 return
             tag = reader.tag
             if limits.cancelled(tag):
+                self._failed(None)
                 mailbox.reply_error(tag, _core.CANCELLED)
             elif self._instance.started:
                 self._call(mailbox, tag, call)
@@ -216,8 +223,17 @@ class Calls:
         elif self.pool is not None:
             self._submit(mailbox, tag, call, function)
         else:
+            self.awareness.begins(mailbox.reader)
+            self._begun = mailbox, tag
             self._process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, call, function)
+
+    def until(self) -> int:
+        """When the call that runs is over at the latest; see ``unwanted.until``."""
+        if self._begun is None:
+            return 0
+        mailbox, tag = self._begun
+        return until(mailbox.limits, tag)
 
     def _call_now(
         self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
@@ -343,8 +359,14 @@ class Calls:
 
     def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
         self._came_back(name)
+        self._failed(error)
         own = self._instance.name
         mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))
+
+    def _failed(self, error: BaseException | None) -> None:
+        """A call has, or was cancelled, before its caller is told."""
+        self.awareness.failed([mailbox.reader for mailbox in self._mailboxes])
+        self._process.on_failure(error)
 
 
 def _taken(unanswered: list[int]) -> bool:

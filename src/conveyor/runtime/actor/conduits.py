@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
-from conveyor.codec import decode_error, encode_error
+from conveyor.codec import afresh, decode_error, encode_error
 from conveyor.codec.parcels import Head, Parcel
-from conveyor.exceptions import ConveyorError, GraphTornDownError, TransportError
-from conveyor.runtime.actor.wire import Wire
+from conveyor.codec.promises import Keeper, Promised
+from conveyor.exceptions import GraphTornDownError, TransportError
+from conveyor.runtime.actor.unwanted import Unwanted
+from conveyor.runtime.actor.wire import EdgeWire
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.graph.beside import ConduitEnd
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.process import Process
 from conveyor.runtime.waiting.alarm import Alarm
-from conveyor.transport.base import Conduit, Sending
+from conveyor.transport.base import Conduit, Enqueued, Sending
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-
-class Unwanted(ConveyorError):
-    """Nobody waits for an execution any more whose tensors are on their way."""
 
 
 class Conduits:
     """All of one actor's part of a graph. Used on the thread that runs its program.
 
     outbound, inbound: by the number of the edge, where this actor writes and where it reads.
+    alarm: has the program look again when a deadline passes.
     """
 
     def __init__(
@@ -47,7 +46,9 @@ class Conduits:
         limits: _core.Limits,
         recorder: _core.Recorder,
         budget: _core.MemoryBudget | None,
+        keepers: Mapping[int, Keeper],
     ) -> None:
+        """``keepers``: of the edges about which something was promised."""
         self.outbound: dict[int, Outbound] = {}
         self.inbound: dict[int, Inbound] = {}
         self._name = assignment.name
@@ -55,19 +56,20 @@ class Conduits:
         def ring() -> None:
             process.board.ring(process.slot, assignment.bit)
 
-        self._alarm = Alarm(ring)
+        self.alarm = Alarm(ring)
         try:
             for end in assignment.conduits:
-                wire = Wire(process, segment, assignment, end, budget)
+                wire = EdgeWire(process, segment, assignment, end, budget, ring)
                 if end.rank == 0:
                     label = assignment.sources[end.edge]
                     sender = assignment.actor_name, label
                     place = assignment.recorder.sends.index(end.edge)
                     sent = functools.partial(recorder.count_beside, place)
-                    outbound = Outbound(wire, end, ring, program, sender, sent)
+                    keeper = keepers.get(end.edge)
+                    outbound = Outbound(wire, end, ring, program, sender, sent, keeper)
                     self.outbound[end.edge] = outbound
                 else:
-                    inbound = Inbound(wire, end, ring, limits, self._alarm)
+                    inbound = Inbound(wire, end, ring, limits, self.alarm)
                     self.inbound[end.edge] = inbound
         except BaseException:
             self.close()
@@ -80,7 +82,7 @@ class Conduits:
 
     def close(self) -> None:
         """Have all that is under way end, and let go of it. It does nothing the second time."""
-        self._alarm.close()
+        self.alarm.close()
         reason = GraphTornDownError(f"{self._name} has been torn down")
         while self.outbound or self.inbound:
             _, link = (self.outbound or self.inbound).popitem()
@@ -90,7 +92,7 @@ class Conduits:
 class _Link:
     """What both ends of a conduit have."""
 
-    def __init__(self, wire: Wire, end: ConduitEnd, ring: Callable[[], None]) -> None:
+    def __init__(self, wire: EdgeWire, end: ConduitEnd, ring: Callable[[], None]) -> None:
         """``ring`` has the program look again, from any thread."""
         self.wire = wire
         self.transport = end.transport
@@ -133,7 +135,7 @@ class _Link:
     def error(self, what: str, cause: BaseException) -> TransportError:
         """Say what has failed, and on which edge."""
         told = TransportError(
-            f"{self.wire.edge}: {what} by the transport {self.name!r}: {_in_words(cause)}"
+            f"{self.wire.edge}: {what} by the transport {self.name!r}: {in_words(cause)}"
         )
         told.__cause__ = cause
         return told
@@ -144,19 +146,23 @@ class Outbound(_Link):
 
     def __init__(
         self,
-        wire: Wire,
+        wire: EdgeWire,
         end: ConduitEnd,
         ring: Callable[[], None],
         program: _core.Program,
         sender: tuple[str, str],
         sent: Callable[[int], None],
+        keeper: Keeper | None,
     ) -> None:
         """``sender`` is who sends, for errors: the actor, and what the edge carries. ``sent(bytes)``
-        counts."""
+        counts. ``keeper`` keeps to what was promised."""
         super().__init__(wire, end, ring)
         self._program = program
         self._sender = sender
         self._sent = sent
+        self._keeper = keeper
+        able = end.transport.capabilities
+        self._kinds = able.devices if able.others_in_frame else None
         #: What was not published yet, with its transfer and its size in bytes.
         self._offered: tuple[Sending, int, int] | None = None
         #: Transfers that have failed since their frames were published, put here by any thread.
@@ -165,7 +171,11 @@ class Outbound(_Link):
     def pack(self, value: Any) -> Parcel:
         """Make what is sent in place of ``value``."""
         self._withdraw()  # the last one could not be published
-        return Parcel(value, self._accepts, self._offer)
+        if self._keeper is not None:
+            packed = self._keeper.pack(value)
+            if type(packed) is Promised:
+                return Parcel(value, self._accepts, self._offer, self._keeper, self._kinds)
+        return Parcel(value, self._accepts, self._offer, None, self._kinds)
 
     def posted(self) -> None:
         """The frame is published: its tensors may go. It raises no error."""
@@ -224,7 +234,7 @@ class Outbound(_Link):
         try:
             why_not: Any = self.transport.accepts(tensor)
         except Exception as error:
-            return f"cannot go by {self.name!r}: accepts() has raised {_in_words(error)}"
+            return f"cannot go by {self.name!r}: accepts() has raised {in_words(error)}"
         if why_not is None:
             return None
         if not isinstance(why_not, str):
@@ -237,7 +247,7 @@ class Outbound(_Link):
         transfer = self._program.execution
         try:
             if self._broken is not None:
-                raise self._broken
+                raise afresh(self._broken)
             sending: Any = self.conduit.send(tensors, transfer)
             if not isinstance(sending, Sending):
                 raise TypeError(f"send() has returned a {type(sending).__name__}, no Sending")
@@ -263,7 +273,7 @@ class Coming:
 
     head: Head
     transfer: int
-    tensors: Future[list[Any]] | None
+    tensors: Future[Any] | None
     deadline: int
 
     def is_late(self) -> bool:
@@ -276,7 +286,7 @@ class Inbound(_Link):
 
     def __init__(
         self,
-        wire: Wire,
+        wire: EdgeWire,
         end: ConduitEnd,
         ring: Callable[[], None],
         limits: _core.Limits,
@@ -293,7 +303,7 @@ class Inbound(_Link):
             return Coming(head, execution, None, deadline)
         try:
             if self._broken is not None:
-                raise self._broken
+                raise afresh(self._broken)
             tensors = self.conduit.receive(head.tensors, head.note, execution)
             tensors.add_done_callback(lambda _: self._ring())
         except Exception as error:
@@ -314,10 +324,17 @@ class Inbound(_Link):
             error = _failure_of(tensors)
             if error is None:
                 came = tensors.result()
-                mismatch = head.mismatch(came)
-                if mismatch is None:
-                    return head.open(came)
-                error = TypeError(mismatch)
+                try:
+                    if isinstance(came, Enqueued):
+                        came.join()
+                        came = came.tensors
+                    mismatch = head.mismatch(came)
+                except Exception as failed:
+                    error = failed
+                else:
+                    if mismatch is None:
+                        return head.open(came)
+                    error = TypeError(mismatch)
             head.give_up()
             raise self.error("tensors could not be received", error) from error
         meta = self.wire.failures.get(transfer) or self.wire.broken
@@ -349,7 +366,7 @@ def _failure_of(future: Future[Any]) -> BaseException | None:
     return future.exception()
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
     """An error's class and message, of which not even its class has to be good."""
     try:
         return f"{type(error).__name__}: {error}"

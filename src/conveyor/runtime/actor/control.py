@@ -16,6 +16,7 @@ from conveyor.runtime.actor.calls import Calls, Mailbox
 from conveyor.runtime.actor.ground import Ground
 from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
 from conveyor.runtime.actor.program import Part, make_part
+from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.last_steps import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
@@ -70,6 +71,11 @@ class Control:
         """What that task is called, if this actor has a part in the graph."""
         part = self._parts.get(graph)
         return None if part is None else part.labels.get(node)
+
+    def until(self, graph: int, execution: int) -> int:
+        """When an execution is over at the latest; see ``unwanted.until``."""
+        part = self._parts.get(graph)
+        return 0 if part is None else until(part.limits, execution)
 
     def serve_first(self) -> None:
         """Serve what there is, between two things that the actor does."""

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conveyor import _core
@@ -14,13 +15,27 @@ from conveyor.codec import encode_error
 from conveyor.codec.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
-from conveyor.plan.reading import registers_read
-from conveyor.plan.steps import Await, Call, Recv, Send, assert_never
-from conveyor.runtime.actor.conduits import Conduits, Unwanted
+from conveyor.plan.reading import Outline, registers_read
+from conveyor.plan.steps import (
+    MOST_LEFT_OUT,
+    MOST_PATIENCE,
+    PATIENCE,
+    VAIN,
+    Await,
+    Call,
+    Recv,
+    Send,
+    Try,
+    assert_never,
+)
+from conveyor.runtime.actor.conduits import Conduits
+from conveyor.runtime.actor.meetings import Meetings
 from conveyor.runtime.actor.producers import GeneratorStopped, Outlet, Producer, Producers
+from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.graph.failures import FailureTeller
 from conveyor.runtime.graph.layout import Assignment, make_budget
+from conveyor.runtime.graph.promises import keeper_of
 from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:
@@ -32,12 +47,14 @@ class Part(NamedTuple):
 
     program, producers, conduits: its steps; its generators; what goes beside its frames.
     labels: what its tasks are called, by their numbers.
+    limits: its executions' deadlines and cancellations.
     """
 
     program: _core.Program
     producers: Producers
     conduits: Conduits
     labels: dict[int, str]
+    limits: _core.Limits
 
     def close(self) -> None:
         """Take it down. Each step is taken, whatever another one raises."""
@@ -61,6 +78,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                 return _core.CANCELLED
             if isinstance(error, Unwanted) and not limits.cancelled(execution):
                 return _core.OVERDUE
+        process.on_failure(error)
         meta = encode_error(error, actor, label)
         # What cannot be told comes over the edges all the same, only later.
         with suppress(MemoryError, OSError):
@@ -121,13 +139,19 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         )
         for end in assignment.writes
     }
-    conduits = Conduits(process, segment, assignment, program, limits, recorder, budget)
+    keepers = {
+        edge: keeper_of(assignment.sources[edge], promise)
+        for edge, promise in assignment.promises.items()
+    }
+    conduits = Conduits(process, segment, assignment, program, limits, recorder, budget, keepers)
+    meetings = Meetings(assignment.program, tasks, conduits, program, limits, running)
     if assignment.conduits:
-        program.set_progress(conduits.progress)
+        program.set_progress(meetings.progress)
     producers = Producers()
-    receives: dict[int, int] = {}  # by edge, which receive of the program takes its frames
+    # By edge, which receive of the program takes its frames.
+    receives = {edge: i for i, edge in enumerate(Outline(assignment.program).receives)}
     steps = assignment.program.steps
-    part = Part(program, producers, conduits, labels)
+    part = Part(program, producers, conduits, labels, limits)
     try:
         for i, step in enumerate(steps):
             match step:
@@ -137,14 +161,26 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                     source = assignment.sources[step.edge]
                     inbound = conduits.inbound.get(step.edge)
                     arrived = None if inbound is None else inbound.arrived
-                    receives[step.edge] = len(receives)
                     program.add_receive(readers[step.edge], reg, spread, source, arrived)
+                case Try():
+                    program.add_try(
+                        receives[step.edge], PATIENCE, MOST_PATIENCE, VAIN, MOST_LEFT_OUT
+                    )
                 case Await():
                     program.add_await(receives[step.edge], conduits.inbound[step.edge].take)
                 case Call():
                     task = tasks[step.task]
                     if step.stream is None:
-                        _add_call(ground, program, step, task, start)
+                        meeting = meetings.add(step, task)
+                        offer = meetings.offer(step, task)
+                        _add_call(
+                            ground,
+                            program,
+                            step,
+                            task if offer is None else replace(task, function=offer),
+                            start,
+                            None if meeting is None else meeting.start,
+                        )
                         continue
                     index = assignment.recorder.sends.index(step.stream)
                     outlet = Outlet(
@@ -169,6 +205,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                     label = assignment.sources[step.edge]
                     output = step.edge in assignment.recorder.outputs
                     beside = conduits.outbound.get(step.edge)
+                    keeper = keepers.get(step.edge)
+                    pack = None if keeper is None else keeper.pack
                     program.add_send(
                         writers[step.edge],
                         step.reg,
@@ -176,7 +214,7 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                         step.only_done,
                         label,
                         output,
-                        None if beside is None else beside.pack,
+                        pack if beside is None else beside.pack,
                         None if beside is None else beside.posted,
                     )
                 case _:
@@ -248,7 +286,10 @@ def _add_call(
     step: Call,
     task: Task,
     start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
+    meet: Callable[[list[Any]], None] | None,
 ) -> None:
+    """Add the step of a task that gives one result. ``meet`` starts it, where it is no call but goes on while
+    the program is suspended."""
     method, is_async = _method(ground, task)
     plain = not task.kwargs and all(isinstance(a, (Reg, Const)) for a in task.args)
     args: list[int] = []
@@ -274,7 +315,7 @@ def _add_call(
         constants,
         sorted(set(registers_read(step, {task.id: task}))),
         None if plain or is_async else invoke,
-        start if is_async else None,
+        start if is_async else meet,
         -1 if step.out is None else step.out,
         _places(step.outs),
         -1 if task.num_returns is None else task.num_returns,

@@ -156,6 +156,25 @@ class Meet(Request):
     alone: bool
 
 
+class CreateGroup(Request):
+    """A new collective group of the processes that ``actors`` have now: its number."""
+
+    actors: Sequence[ActorId]
+
+
+class JoinGroup(Request):
+    """The asking process takes its place in collective group ``number``: its ``ranks.Membership``, with the
+    group's segment, and arena and eventfd of each other rank."""
+
+    number: int
+
+
+class CloseGroup(Request):
+    """Collective group ``number`` is destroyed: ``None``."""
+
+    number: int
+
+
 class Notice(Message):
     """Something that is not answered."""
 

@@ -21,6 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
+from conveyor.runtime.actor.collectives import ActorCollectives
 from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
@@ -107,6 +108,7 @@ class ActorRuntime(CallingRuntime):
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)
+        self.collectives = ActorCollectives(process, self._requests)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
         self._deaths = 0
@@ -241,6 +243,8 @@ class ActorRuntime(CallingRuntime):
             for tasks in tasks_by_actor(plan)
         ]
         labels = task_labels(plan)
+        # The plan has what becomes of a communicator, and the driver may not know its class.
+        config = replace(config, default_communicator="create")
         request = Lay(config, skeleton, sealed, labels)
         answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))
         number = answer.number
@@ -358,7 +362,7 @@ class ActorRuntime(CallingRuntime):
     def abandon(self) -> None:
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.supervisor.orphan(error)
+            graph.supervision.orphan(error)
 
     def shutdown(self) -> None:
         raise RuntimeStateError("a session is shut down by the driver, not by an actor")

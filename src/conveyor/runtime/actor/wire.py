@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
+from conveyor.runtime import threads
 from conveyor.runtime.graph.beside import ConduitEnd
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.process import Process
 
 
-class Wire:
+class EdgeWire:
     """One end; see :class:`conveyor.transport.Wire`. It also tells the readers what has failed at the
     writer, of which a transport need not know how to tell."""
 
@@ -22,11 +24,15 @@ class Wire:
         assignment: Assignment,
         end: ConduitEnd,
         budget: _core.MemoryBudget | None,
+        ring: Callable[[], None],
     ) -> None:
+        """``ring`` has the program look again, from any thread."""
         source = assignment.sources[end.edge]
         name, carries = assignment.name, f"beside {source}"
+        self.ring = ring
         self.rank = end.rank
         self.members = end.members
+        self.overlap = end.overlap
         #: The transfer that begins; what is told of who holds memory names it.
         self.transfer = 0
         self.edge = f"{name}, edge #{end.edge} ({source})"
@@ -46,6 +52,10 @@ class Wire:
     def send(self, message: Any) -> None:
         """As for :class:`conveyor.transport.Wire`."""
         self._send(message, self.transfer, _core.KIND_VALUE)
+
+    def start_thread(self, target: Callable[[], object], name: str) -> None:
+        """As for :class:`conveyor.transport.Wire`."""
+        threads.start(target, name)
 
     def tell_failure(self, transfer: int, meta: bytes) -> None:
         """Tell the readers that a transfer has failed, whose frame they have been given."""

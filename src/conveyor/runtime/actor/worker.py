@@ -62,6 +62,11 @@ class Worker:
             self.end,
         )
         self.calls.serve_orders = self.control.serve_first
+        if not hello.has_async and (hello.max_concurrency or 1) == 1:
+            # Where methods run side by side one that fails says nothing of the others.
+            self.process.on_failure = self.runtime.collectives.failed
+            self.calls.awareness.on_change = self.runtime.collectives.set_unaware
+            self.runtime.collectives.ends = self._until
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy
@@ -87,6 +92,11 @@ class Worker:
         _, graph, node, _, _, _, what = self.process.board.status(self.process.slot)
         label = self.control.label(graph, node) if graph else None
         return label or f"{self.hello.name}.{what}"
+
+    def _until(self) -> int:
+        """When what the main thread runs is over at the latest; see ``unwanted.until``."""
+        _, graph, _, execution, _, _, _ = self.process.board.status(self.process.slot)
+        return self.control.until(graph, execution) if graph else self.calls.until()
 
     def stop(self) -> None:
         """End in good order: what is queued is done first."""

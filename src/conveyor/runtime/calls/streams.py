@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from conveyor import _core
+from conveyor.codec import afresh
 from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call, with_arguments
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.chores import Chores
@@ -112,7 +113,7 @@ class CallStream(StreamRef):
         if self._cancelled:
             raise cancelled_error(f"{self._actor_name}.{self._method}")
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise afresh(self._error)
         if not self._ahead.done():
             return EMPTY
         # What they raise stays theirs: kept here, its frames would keep all that its catchers had.
@@ -128,7 +129,7 @@ class CallStream(StreamRef):
         try:
             self._ahead = self._ask()
         except Exception as error:  # comes after this item
-            self._error = error
+            self._error = error.with_traceback(None)
         return found[0]
 
     def _is_there(self) -> bool:

@@ -10,8 +10,8 @@ from conveyor.runtime.actor.requests import OpenGraph, OpenRefs
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.sharing import SharedGraphs
+from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exports import Exports, Peer
-from conveyor.runtime.refs.wire import Wire
 
 
 class Connections:
@@ -20,13 +20,13 @@ class Connections:
     def __init__(self, exports: Exports, graphs: SharedGraphs) -> None:
         self._exports = exports
         self._graphs = graphs
-        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     def open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> socket.socket:
         """Serve a connection of ``caller``'s own; its end of it, which is whoever's to close that asks."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._wires.add(self._serve(caller, request, here))
+            self._open.add(self._serve(caller, request, here))
         except BaseException:
             here.close()
             there.close()
@@ -35,15 +35,17 @@ class Connections:
 
     def _serve(
         self, caller: ActorRecord, request: OpenRefs | OpenGraph, here: socket.socket
-    ) -> Wire:
+    ) -> Connection:
         if isinstance(request, OpenRefs):
-            return Peer(self._exports, caller.id.index, caller.reader, here, caller.silence).wire
+            return Peer(
+                self._exports, caller.id.index, caller.reader, here, caller.silence
+            ).connection
         graph = self._graphs.load(request.number, request.name)
-        return GraphService(graph, here, caller.reader).wire
+        return GraphService(graph, here, caller.reader).connection
 
     def close(self) -> None:
         """The session is over: nothing comes over them any more."""
         self._graphs.clear()
-        for wire in list(self._wires):
-            wire.close()
+        for connection in list(self._open):
+            connection.close()
         self._exports.close(ending.error())

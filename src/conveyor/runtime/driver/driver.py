@@ -27,6 +27,7 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
+from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
@@ -108,17 +109,20 @@ class Driver(CallingRuntime):
             self.label,
             self.pump.add,
         )
-        self.table = Table(board, self.label)
+        self.table = Table(board, self.label, hosts.on_thread)
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event
         )
         self.network = Network(self.table, self.chores)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self._connections = Connections(self.exports, self._shared_graphs)
-        self.introductions = DriverIntroductions(
-            self.table,
-            self.network,
-            lambda: _core.ArenaView(self._arena_fd, arena.file, board, DRIVER_SLOT),
+
+        def own_view() -> _core.ArenaView:
+            return process.own_view(self._arena_fd)
+
+        self.introductions = DriverIntroductions(self.table, self.network, own_view)
+        self.collectives = DriverCollectives(
+            self.table, self.supervisor, self.network, process, own_view
         )
         self.switchboard = Switchboard(
             hosts,
@@ -128,6 +132,7 @@ class Driver(CallingRuntime):
             self.layer,
             self._connections,
             self.introductions,
+            self.collectives,
             self.watcher,
         )
         self.supervisor.on_request_socket = self.switchboard.add
@@ -141,6 +146,7 @@ class Driver(CallingRuntime):
             self.process.sweeper.close,
             self._connections.close,
             self.introductions.end,
+            self.collectives.end,
             self.watcher.close,
             self._end_hearing,
             hosts.close,
@@ -173,6 +179,7 @@ class Driver(CallingRuntime):
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
             Step("who waits for its end is told", lambda r: r.exited.set(), unborn=True),
             Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
+            Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
             # After `exited`: whoever lays a link for it just now looks at that.
             Step("its callees are told to hang up", self.network.hang_up),
             Step("its successor is started", supervisor.succeed),
@@ -269,7 +276,7 @@ class Driver(CallingRuntime):
         """What a graph's node is called, for who waits for an actor that runs it."""
         with suppress(RuntimeError):  # another thread compiles just now: then without a name
             for compiled in list(self.graphs):
-                label = compiled.supervisor.label(graph, node)
+                label = compiled.supervision.label(graph, node)
                 if label is not None:
                     return label
         return self.layer.label(graph, node)  # another process's, or one that is laid just now
@@ -306,7 +313,7 @@ class Driver(CallingRuntime):
         self.table.closed = True  # without its lock, which a thread of the parent may have had
         error = RuntimeStateError("this graph belongs to the process that this one was forked from")
         for graph in list(self.graphs):
-            graph.supervisor.orphan(error)
+            graph.supervision.orphan(error)
 
     @property
     def ending(self) -> bool:
@@ -335,7 +342,7 @@ class Driver(CallingRuntime):
         self.process.ended = True  # before anybody looks again
         error = ending.error()
         for graph in list(self.graphs):
-            graph.supervisor.close(error)
+            graph.supervision.close(error)
         for link in list(self.links.values()):
             link.end()
         self.process.ring()

@@ -23,8 +23,8 @@ from conveyor.runtime.graph.exchange import (
     Whom,
     Withdraw,
 )
+from conveyor.runtime.refs.connection import Connection, received
 from conveyor.runtime.refs.ref import Itself
-from conveyor.runtime.refs.wire import Wire, received
 
 if TYPE_CHECKING:
     import socket
@@ -48,7 +48,7 @@ class GraphService:
         self._ended = False
         self._worker = threads.start(self._work, "graph-executions")
         try:
-            self.wire = Wire(sock, "graph", self._on_message, self._on_end)
+            self.connection = Connection(sock, "graph", self._on_message, self._on_end)
         except BaseException:
             with self._changed:
                 self._ended = True
@@ -68,7 +68,7 @@ class GraphService:
         with self._changed:
             waits = self._busy or message.number in self._queue
         blockers = self._entry.room_blockers() if waits else ()
-        self.wire.send(HeldUp(message.number, message.question, blockers))
+        self.connection.send(HeldUp(message.number, message.question, blockers))
 
     def _tell(self, message: Show, _fds: list[int]) -> None:
         # It may look for a stack, which takes its time. The thread ends with the answer.
@@ -131,7 +131,7 @@ class GraphService:
             answer = Answered(number, False, self._pickle_error(error))
         if snapshot is not None:
             _let_go(snapshot)
-        self.wire.send(answer)
+        self.connection.send(answer)
 
     def _pickle(self, value: Any) -> bytes:
         return dumps_by_value(value, SentDefinitions((self._reader,)))

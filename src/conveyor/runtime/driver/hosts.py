@@ -38,6 +38,10 @@ class Hosts(Protocol):
         """``on_exit(pid, status)`` is called on a thread of the hosts' when a process has ended."""
         ...
 
+    def on_thread(self) -> bool:
+        """Whether the caller is called back by the hosts: while it waits, no end is told."""
+        ...
+
     def spawn(
         self,
         name: str,

@@ -25,7 +25,7 @@ from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.runtime.actor.orders import Unload
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.network import Network
-from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.record import ActorRecord, Life
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.assigning import assign
@@ -34,6 +34,7 @@ from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks
 from conveyor.runtime.process import Place
+from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -127,14 +128,15 @@ class Laying:
             self._tell(record, assignment, layout.segment.fd)
             for record, assignment in zip(records, assignments, strict=True)
         ]
-        for ack in acks:
-            try:
-                ack.get()
-            except Exception:
-                # Some may not have got to know their peers: they are introduced again next time.
-                for record in records:
-                    record.known_peers.clear()
-                raise
+        try:
+            # One that dies, also when it has answered, ends the wait for another that is long in a method.
+            lives = [Life(record) for record in records]
+            get_together([*acks, *lives], lambda: [ack.get() for ack in acks])
+        except Exception:
+            # Some may not have got to know their peers: they are introduced again next time.
+            for record in records:
+                record.known_peers.clear()
+            raise
         # One that has acknowledged may have died since.
         for record in records:
             record.check_alive()

@@ -15,7 +15,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.layout import Assignment
-from conveyor.runtime.process import close_all, dup_all
+from conveyor.runtime.process import close_all
 
 if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
@@ -35,12 +35,12 @@ class Network:
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
-                ticket = record.send_fds([segment_fd, *fds])
+                ticket = record.send_fds([segment_fd, *fds.numbers()])
                 purpose = f"its part of {assignment.name}, which is being compiled"
                 order = Load(assignment, tuple(new.items()), ticket)
                 ack = record.order(order, purpose=purpose)
             finally:
-                close_all(fds)
+                fds.close()
             record.known_peers.update(new)
             return ack
 
@@ -124,15 +124,21 @@ class Network:
         return fds
 
     def duplicates(self, records: Iterable[ActorRecord]) -> list[int]:
-        """Arena and eventfd of those who still have them. Duplicates, because an actor may die and
-        its descriptors be closed before they are sent: then others may have their numbers."""
+        """Arena and eventfd of those who still have them, for the caller to close."""
+        return self._duplicates(records).taken()
+
+    def _duplicates(self, records: Iterable[ActorRecord]) -> _core.Duplicates:
+        """Duplicates, because an actor may die and its descriptors be closed before they are sent: then
+        others may have their numbers."""
         with self._table.lock:
             alive = [record for record in records if record.arena_fd >= 0]
-            return dup_all(fd for record in alive for fd in (record.arena_fd, record.eventfd))
+            return _core.Duplicates(
+                [fd for record in alive for fd in (record.arena_fd, record.eventfd)]
+            )
 
     def _new_peers(
         self, record: ActorRecord, processes: Iterable[tuple[int, int]]
-    ) -> tuple[dict[int, int], list[int]]:
+    ) -> tuple[dict[int, int], _core.Duplicates]:
         """Those of ``processes`` which it has not been introduced to, as incarnations by slot, and duplicates
         of the descriptors that introduce them."""
         with self._table.lock:
@@ -142,7 +148,7 @@ class Network:
                 for slot, incarnation in processes
                 if (slot, incarnation) in known and record.known_peers.get(slot) != incarnation
             }
-            return new, self.duplicates([known[process] for process in new.items()])
+            return new, self._duplicates([known[process] for process in new.items()])
 
 
 def _accepted(ack: Ref) -> bool:

@@ -82,18 +82,44 @@ class Introduced:
     ack: Ref
 
 
+class Life:
+    """A process among what is waited for together: it fails by its death."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: ActorRecord) -> None:
+        self._record = record
+
+    def has_failed(self) -> bool:
+        """As for :class:`Companion`."""
+        return not self._record.alive
+
+    def get(self, timeout: float | None) -> None:
+        """As for :class:`Companion`."""
+        self._record.check_alive()
+
+    def parts(self) -> tuple[Life]:
+        """As for :class:`Companion`."""
+        return (self,)
+
+
 class ActorRecord:
     """One process of an actor, from the driver's side. Lives as long as anything asks about it."""
 
-    #: The thread that tells of exits, once it has told of one: it must not wait for another.
-    notifier: int | None = None
-
     def __init__(
-        self, board: _core.Board, identity: ActorId, slot: int, actor: Actor, label: Label
+        self,
+        board: _core.Board,
+        identity: ActorId,
+        slot: int,
+        actor: Actor,
+        label: Label,
+        tells: Callable[[], bool],
     ) -> None:
-        """``label`` names a (graph, node), as far as the driver knows it."""
+        """``label`` names a (graph, node), as far as the driver knows it. ``tells()``: whether this is the
+        thread that is told of ends."""
         self._board = board
         self._label = label
+        self._tells = tells
         self.id = identity
         self.slot = slot
         self.incarnation = board.incarnation(slot)
@@ -228,7 +254,7 @@ class ActorRecord:
         not know."""
         page = self._last_page or self._board.status(self.slot)
         # Not in the thread that brings the code: there is none that it could wait for.
-        if not page[5] and threading.get_ident() != self.notifier:
+        if not page[5] and not self._tells():
             self.exited.wait(_EXIT_CODE_WAIT)
             page = self._last_page or page
         state, graph, node, execution, _since, number, what = page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -244,7 +243,6 @@ class Supervisor:
 
     def on_exit(self, pid: int, status: int) -> None:
         """A process has ended. Called by the hosts."""
-        ActorRecord.notifier = threading.get_ident()
         with self._table.lock:
             record = self._table.by_pid(pid)
             if record is None:  # one that could not be started

@@ -19,15 +19,18 @@ from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitE
 from conveyor.runtime import threads
 from conveyor.runtime.actor.requests import (
     CloseEnd,
+    CloseGroup,
     ComesBack,
     Connect,
     Connected,
     Create,
+    CreateGroup,
     Disconnect,
     Done,
     Failed,
     Find,
     HoldEnd,
+    JoinGroup,
     Kill,
     Lay,
     LayAgain,
@@ -47,6 +50,7 @@ from conveyor.runtime.actor.requests import (
     WhyRefused,
 )
 from conveyor.runtime.calls.constructor import Kept
+from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
@@ -95,6 +99,7 @@ class Switchboard:
         layer: Layer,
         connections: Connections,
         introductions: DriverIntroductions,
+        collectives: DriverCollectives,
         watcher: Watcher,
     ) -> None:
         self._hosts = hosts
@@ -104,6 +109,7 @@ class Switchboard:
         self._layer = layer
         self._connections = connections
         self._introductions = introductions
+        self._collectives = collectives
         self._watcher = watcher
         self._lock = threading.Lock()
         self._lines: dict[ActorRecord, _Line] = {}
@@ -327,6 +333,18 @@ class Switchboard:
         self._introductions.closed_by(caller, request.number, request.side)
         return None, []
 
+    # Collective groups
+
+    def _create_group(self, caller: ActorRecord, request: CreateGroup) -> _Answer:
+        return self._collectives.open(request.actors, creator=caller), []
+
+    def _join_group(self, caller: ActorRecord, request: JoinGroup) -> _Answer:
+        return self._collectives.joined_by(caller, request.number)
+
+    def _close_group(self, _caller: ActorRecord, request: CloseGroup) -> _Answer:
+        self._collectives.close(request.number)
+        return None, []
+
     #: What answers each kind of request.
     answers: ClassVar[
         Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
@@ -347,6 +365,9 @@ class Switchboard:
         OpenChannel: _open_channel,
         HoldEnd: _hold_end,
         CloseEnd: _close_end,
+        CreateGroup: _create_group,
+        JoinGroup: _join_group,
+        CloseGroup: _close_group,
         Meet: _meet,
     }
     #: What is done for each kind of notice.

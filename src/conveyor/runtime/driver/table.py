@@ -29,10 +29,12 @@ class Table:
     """The actors, by number, by name and by the pid of their processes; iterating it gives the process that
     each has or had last."""
 
-    def __init__(self, board: _core.Board, label: Label) -> None:
-        """``label`` names a (graph, node), for what is said of the dead."""
+    def __init__(self, board: _core.Board, label: Label, tells: Callable[[], bool]) -> None:
+        """``label`` names a (graph, node), for what is said of the dead. ``tells()`` says whether this is the
+        thread that is told of ends, which must not wait for one."""
         self.board = board
         self.label = label
+        self._tells = tells
         #: Guards what is here, and that no descriptor of a process is closed while another thread
         #: duplicates it. Reentrant: a signal handler may call us.
         self.lock = threading.RLock()
@@ -82,7 +84,7 @@ class Table:
             else:
                 raise ActorStartError(f"more than {BOARD_SLOTS - 1} actors at the same time")
             self.board.prepare(slot, identity.name)
-            record = ActorRecord(self.board, identity, slot, actor, self.label)
+            record = ActorRecord(self.board, identity, slot, actor, self.label, self._tells)
             if actor.name is not None:
                 self._names[actor.name] = identity
             if replaces is None:

@@ -7,7 +7,7 @@ import os
 from conveyor.plan.model import EXECUTOR
 from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
 from conveyor.runtime.graph.status import GraphState, GraphStatus, graph_status
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 
 
 class ProcessAccount:
@@ -16,32 +16,32 @@ class ProcessAccount:
     Who executes a graph, and each of its refs, has its account: it lasts as long as any of them.
     """
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self.supervisor = supervisor
-        self.number = supervisor.number
-        self.name = supervisor.name
-        self.plan = supervisor.plan
-        self.config = supervisor.config
-        self._board = supervisor.process.board
-        self._own_slot = supervisor.process.slot
+    def __init__(self, supervision: Supervision) -> None:
+        self.supervision = supervision
+        self.number = supervision.number
+        self.name = supervision.name
+        self.plan = supervision.plan
+        self.config = supervision.config
+        self._board = supervision.process.board
+        self._own_slot = supervision.process.slot
 
     @property
     def recording(self) -> Recording:
-        return self.supervisor.epoch.recording
+        return self.supervision.epoch.recording
 
     @property
     def state(self) -> GraphState:
-        return self.supervisor.state
+        return self.supervision.state
 
     @property
     def is_teardown(self) -> bool:
-        return self.supervisor.is_teardown
+        return self.supervision.is_teardown
 
     def check_open(self) -> None:
-        self.supervisor.check_open()
+        self.supervision.check_open()
 
     def progress(self) -> Progress:
-        epoch, board = self.supervisor.epoch, self._board
+        epoch, board = self.supervision.epoch, self._board
         gate = epoch.gate
         gate.count_completed()
         arenas = {EXECUTOR: board.memory(self._own_slot)}
@@ -52,20 +52,20 @@ class ProcessAccount:
 
     def tracks(self) -> list[Track]:
         tracks = [Track(EXECUTOR, self._board.name(self._own_slot), os.getpid(), None)]
-        for info, member in zip(self.plan.actors, self.supervisor.epoch.members, strict=True):
+        for info, member in zip(self.plan.actors, self.supervision.epoch.members, strict=True):
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
     def status(self, stacks: bool = False) -> GraphStatus:
-        self.supervisor.closed_or_failed()  # it may not have been noticed
+        self.supervision.closed_or_failed()  # it may not have been noticed
         return graph_status(
             self.name,
             self.state,
-            self.supervisor.closed or self.supervisor.failure,
+            self.supervision.closed or self.supervision.failure,
             self.plan,
-            self.supervisor.epoch,
+            self.supervision.epoch,
             self._board,
             result_edges(self.plan),
-            self.supervisor.name_node,
+            self.supervision.name_node,
             stacks,
         )

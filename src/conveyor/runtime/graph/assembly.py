@@ -20,7 +20,7 @@ from conveyor.runtime.graph.results import GraphRef, Results
 from conveyor.runtime.graph.sharing import reducer_of
 from conveyor.runtime.graph.source import GraphSource
 from conveyor.runtime.graph.submitter import BellWays, Entry, ShortWay, Submitter, Ways
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.views import GraphView
 
 #: Is told the number of a graph before anything of it is laid.
@@ -57,16 +57,16 @@ def _compiled(
     begun: Begun,
 ) -> CompiledGraph:
     results = Results(plan, executor.keep)
-    supervisor = supervise(executor, plan, config, begun)
-    account = ProcessAccount(supervisor)
+    supervision = supervise(executor, plan, config, begun)
+    account = ProcessAccount(supervision)
     source = GraphSource(account, results, executor)
-    entry = GateEntry(supervisor, results, source, _debug_ref() if config.debug else GraphRef)
+    entry = GateEntry(supervision, results, source, _debug_ref() if config.debug else GraphRef)
     accounts.add(account)
     ways = BellWays(executor.process)
-    return assemble(account, entry, ways, supervisor, short_way=entry.short_way)
+    return assemble(account, entry, ways, supervision, short_way=entry.short_way)
 
 
-def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervisor:
+def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> Supervision:
     """Lay the graph of ``plan``."""
     laid = executor.lay(plan, config, begun)
     number, process = laid.number, executor.process
@@ -75,7 +75,7 @@ def supervise(executor: Executor, plan: Plan, config: Config, begun: Begun) -> S
     first = make_epoch(laid, 0)
     process.limit_spin(number, config.spin_us)
     # From here on the graph is taken down when it is garbage.
-    return Supervisor(executor, plan, config, number, name, make_epoch, first)
+    return Supervision(executor, plan, config, number, name, make_epoch, first)
 
 
 def assemble(

@@ -45,6 +45,11 @@ def assign(
             config.memory_bytes,
             config.spin_us,
             layout.conduits.get(actor, ()),
+            {
+                end.edge: promise
+                for end in writes
+                if (promise := plan.edges[end.edge].promise) is not None
+            },
         )
         made.append(assignment)
     return made

@@ -22,6 +22,7 @@ class ConduitEnd(Portable):
     edge: the edge's number.
     rank: which end it is: 0 is the writer's, the readers follow.
     members: the names of the actors at all ends, by rank.
+    overlap: whether the graph was compiled with ``overlap=True``.
     sends, receives: its ends of the rings of the wire, those that it reads in the order of the others' ranks.
     """
 
@@ -29,6 +30,7 @@ class ConduitEnd(Portable):
     edge: int
     rank: int
     members: tuple[str, ...]
+    overlap: bool
     sends: WriteEnd
     receives: tuple[ReadEnd, ...]
 
@@ -41,7 +43,8 @@ def wire_bytes(edge: Edge, stride: int) -> int:
 
 
 def transports_of(plan: Plan) -> dict[str, Transport]:
-    """Find the transports of a Plan, by their names. A graph keeps them, whatever becomes of the registry.
+    """Find the transports of a Plan, by their names. A graph keeps them, whatever becomes of the registry,
+    and may have some of its own.
 
     Raises:
         GraphError: one is not known here.
@@ -49,7 +52,7 @@ def transports_of(plan: Plan) -> dict[str, Transport]:
     found: dict[str, Transport] = {}
     for edge in plan.edges:
         if edge.beside and edge.route not in found:
-            transport = registry.get(edge.route)
+            transport = edge.transport or registry.get(edge.route)
             if transport is None:
                 raise GraphError(
                     f"{edge.source} goes by the transport {edge.route!r}, which is not known in the process "
@@ -83,8 +86,8 @@ def make_wire(
         ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
-        end = ConduitEnd(transport, edge.id, index + 1, members, sends, (receives,))
+        end = ConduitEnd(transport, edge.id, index + 1, members, plan.overlap, sends, (receives,))
         ends.append((actor, end))
         at += _core.Segment.ring_bytes(slots, stride, 1)
-    end = ConduitEnd(transport, edge.id, 0, members, down, tuple(ups))
+    end = ConduitEnd(transport, edge.id, 0, members, plan.overlap, down, tuple(ups))
     return [(edge.writer, end), *ends]

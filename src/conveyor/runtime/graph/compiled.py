@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -47,8 +47,8 @@ class CompiledGraph(Generic[ResultT]):
     A graph can be an argument of an actor's method. What arrives there executes the same graph: its
     executions have one order with those of everybody else, and their refs are like any other. It can be
     explained and says its status and what it has counted, all of which its owner, the process that
-    compiled it, is asked for. But its owner alone can tear it down, restart, draw or trace it, and has
-    its ``plan`` and ``config``: elsewhere these raise ``RuntimeStateError``.
+    compiled it, is asked for. But its owner alone can tear it down, restart, draw, trace or simulate
+    it, and has its ``plan`` and ``config``: elsewhere these raise ``RuntimeStateError``.
     """
 
     def __init__(self, parts: GraphParts) -> None:
@@ -239,6 +239,56 @@ class CompiledGraph(Generic[ResultT]):
         ``GraphTornDownError`` after :meth:`teardown`, ``OSError`` if no file can be made there.
         """
         return self._parts.view.trace(path, max_events)
+
+    def simulate(
+        self,
+        durations: float | Mapping[str, float] | Callable[[str, int], float] | None = None,
+        *,
+        executions: int | None = None,
+        depth: int | None = None,
+        overlap: bool | None = None,
+        bandwidth: float | None = None,
+        latency: float | None = None,
+        sizes: float | Mapping[str, float] | None = None,
+        pace: float | None = None,
+    ) -> conveyor.observe.Simulation:
+        """Say what would happen if the graph were executed, with other times or settings, say.
+
+        The Plan is followed in virtual time; nothing runs, and no actor is asked. Every actor is taken to
+        have a processor of its own and to do nothing beside this graph, and a generator to find room for
+        its items.
+
+        Args:
+            durations: the seconds that tasks take: one number for all; or by name, where the name is the
+                label that ``stats()`` and ``explain()`` show, that label without its ``#2``, or the method's
+                name, and the most exact one counts; or what is called with a task's label and the number of
+                the execution (from 0). ``None``: what ``stats()`` has measured until now.
+            executions: how many are simulated; ``None``: 32, or eight times the depth.
+            depth: how many may be on their way at once; ``None``: the graph's.
+            overlap: with the setting of this name, or without it; ``None``: as the graph was compiled.
+            bandwidth: bytes in a second that a value is copied with; ``None``: what a copy from memory to
+                memory takes in this process, measured once.
+            latency: seconds from when a value has been sent until its reader can go on; ``None``: 10 us.
+            sizes: the bytes of values: one number for all, or by what comes on the edge as ``explain()``
+                names it (0 for others); ``None``: what ``stats()`` has measured (0 for a graph that has not
+                run).
+            pace: seconds between the submissions of two executions, where there is room; ``None``: the
+                next one is submitted as soon as there is.
+
+        Raises:
+            TypeError, ValueError: an argument makes no sense, or names no task or edge of the graph.
+            RuntimeStateError: durations are to be taken from ``stats()``, and some task has not run yet.
+        """
+        options = {
+            "executions": executions,
+            "depth": depth,
+            "overlap": overlap,
+            "bandwidth": bandwidth,
+            "latency": latency,
+            "sizes": sizes,
+            "pace": pace,
+        }
+        return self._parts.view.simulate(durations, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._parts.reduce(self)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
 
 from conveyor import _core
+from conveyor.codec import afresh
 from conveyor.exceptions import (
     DeadlineExceededError,
     SerializationError,
@@ -24,10 +25,11 @@ from conveyor.runtime.graph.arguments import (
     takes_parts,
 )
 from conveyor.runtime.graph.execution import Execution
+from conveyor.runtime.graph.promises import InputPromises
 from conveyor.runtime.graph.results import GraphRef, Results
 from conveyor.runtime.graph.source import GraphSource
 from conveyor.runtime.graph.submitter import Attempt, Need, Terms
-from conveyor.runtime.graph.supervision import Supervisor
+from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
@@ -59,39 +61,41 @@ class GateEntry:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervision: Supervision,
         results: Results,
         source: GraphSource,
         ref_type: type[GraphRef],
     ) -> None:
         """``ref_type``: what the results of executions are."""
-        plan, config = supervisor.plan, supervisor.config
+        plan, config = supervision.plan, supervision.config
         self.takes_parts = takes_parts(plan)
-        self._supervisor = supervisor
+        self._supervision = supervision
         self._results = results
         self._source = source
         self._ref_type = ref_type
         self._plan = plan
-        self._name = supervisor.name
-        self._process = supervisor.process
-        self._lock: threading.Lock = supervisor.lock
-        self._holder = supervisor.holder
+        self._name = supervision.name
+        self._process = supervision.process
+        self._lock: threading.Lock = supervision.lock
+        self._holder = supervision.holder
         # What the usual execution need not look at.
         self._unlimited = config.deadline is None and not reserved_inputs(plan)
         self._single = results.single
         self._outputs = len(results.edges)
         self._short_way: _core.ShortWay | None = None
         self._arranged = results.single or results.as_read
-        if plan.whole_input and plan.shape is None and config.deadline is None:
+        self._promises = InputPromises(plan)
+        usual = plan.whole_input and plan.shape is None and config.deadline is None
+        if usual and not self._promises:
             # Neither it nor what it holds refers to us: the graph ends with the last who knows it.
             self._short_way = _core.ShortWay(
-                supervisor.door,
-                supervisor.lock,
-                supervisor.holder,
+                supervision.door,
+                supervision.lock,
+                supervision.holder,
                 source,
                 ref_type,
                 SerializationError,
-                functools.partial(_blame, plan, supervisor.name),
+                functools.partial(_blame, plan, supervision.name),
                 len(results.edges) if results.as_read else 0,
             )
 
@@ -112,16 +116,16 @@ class GateEntry:
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
         with self._holder if blocking else _core.Turn(self._lock, 0, self._holder) as taken:
-            if not taken or self._supervisor.closed_or_failed():
+            if not taken or self._supervision.closed_or_failed():
                 return None
             ref = self._submit_now(inputs, self._source)
         return None if ref is None else self._refs(ref, passed)
 
     def is_down(self) -> bool:
-        return self._supervisor.closed_or_failed()
+        return self._supervision.closed_or_failed()
 
     def revive(self) -> None:
-        self._supervisor.restart_if_possible()
+        self._supervision.restart_if_possible()
 
     def begin(self, terms: Terms) -> Source:
         if terms.seconds is None:
@@ -138,7 +142,7 @@ class GateEntry:
         return replace(need, ready=_either(need.ready, execution))
 
     def refs_of(self, error: BaseException) -> Any:
-        return self._results.failed(error, self._source, self._supervisor.epoch.streams)
+        return self._results.failed(error, self._source, self._supervision.epoch.streams)
 
     def room_blockers(self, question: int = 0) -> Blockers:
         return self._source.room_blockers(question)
@@ -152,9 +156,9 @@ class GateEntry:
         error: BaseException | None = None,
     ) -> Attempt:
         if error is not None:
-            return self._results.failed(error, execution, self._supervisor.epoch.streams)
-        self._supervisor.check_turn()
-        if type(self._supervisor.closed) is SessionEndedError:
+            return self._results.failed(error, execution, self._supervision.epoch.streams)
+        self._supervision.check_turn()
+        if type(self._supervision.closed) is SessionEndedError:
             raise ending.ended()
         inputs = match_inputs(self._plan, self._name, args, kwargs)
         passed = self._results.passed(args, kwargs)
@@ -191,7 +195,7 @@ class GateEntry:
                 self._source.doing,
                 lambda: f"{self._name}: {self._plan.depth} executions are on their way",
             )
-            epoch = self._supervisor.epoch
+            epoch = self._supervision.epoch
             epoch.recording.own.note_room(epoch.gate.submitted, began, blocking)
         return ref
 
@@ -200,17 +204,17 @@ class GateEntry:
             return self._submit(inputs, source) if taken else None
 
     def _submit(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        supervisor = self._supervisor
+        supervision = self._supervision
         while True:
-            if supervisor.closed_or_failed():
-                raise supervisor.why().with_traceback(None)
+            if supervision.closed_or_failed():
+                raise afresh(supervision.why())
             ref = self._submit_now(inputs, source)
             # Otherwise a death, of this graph or of another, keeps the gate shut.
-            if ref is not None or self._process.board.deaths == supervisor.epoch.gate.deaths:
+            if ref is not None or self._process.board.deaths == supervision.epoch.gate.deaths:
                 return ref
 
     def _submit_now(self, inputs: tuple[Any, ...], source: Source) -> GraphRef | None:
-        deadline, epoch = source.deadline, self._supervisor.epoch
+        deadline, epoch = source.deadline, self._supervision.epoch
         if deadline:
             assert isinstance(source, Execution)
             if not epoch.gate.has_room:
@@ -218,25 +222,43 @@ class GateEntry:
                 return None
             epoch.take_words(epoch.gate.submitted, source)
         try:
-            if len(inputs) == 1:
-                ref: GraphRef | None = self._supervisor.door.start(
-                    inputs[0], source, self._ref_type, deadline
-                )
-                return ref
-            number = epoch.gate.submit_many(inputs, deadline)
+            if self._promises:
+                return self._submit_promised(inputs, source, deadline)
+            return self._send(inputs, source, deadline)
         except SerializationError as error:
             raise blame_input(error, self._plan, self._name, inputs) from error.__cause__
+
+    def _send(self, inputs: tuple[Any, ...], source: Source, deadline: int) -> GraphRef | None:
+        if len(inputs) == 1:
+            ref: GraphRef | None = self._supervision.door.start(
+                inputs[0], source, self._ref_type, deadline
+            )
+            return ref
+        number = self._supervision.epoch.gate.submit_many(inputs, deadline)
         return self._ref_type(source, number) if number >= 0 else None
 
+    def _submit_promised(
+        self, inputs: tuple[Any, ...], source: Source, deadline: int
+    ) -> GraphRef | None:
+        """Submit what is checked first. An execution that does not begin is no first one."""
+        fresh = self._promises.fresh()
+        ref = None
+        try:
+            ref = self._send(self._promises.packed(inputs), source, deadline)
+            return ref
+        finally:
+            if ref is None:
+                self._promises.forget(fresh)
+
     def _may_submit(self) -> bool:
-        return self._supervisor.closed_or_failed() or self._supervisor.epoch.gate.has_room
+        return self._supervision.closed_or_failed() or self._supervision.epoch.gate.has_room
 
     def _refs(self, first: GraphRef, passed: Mapping[int, Ref]) -> Any:
         """What ``execute`` returns, given the ref of the first thing that the executor reads."""
         if self._single:
             return first
         made = first._with_siblings(self._outputs)
-        return self._results.arrange(made, passed, self._supervisor.epoch.streams)
+        return self._results.arrange(made, passed, self._supervision.epoch.streams)
 
     # Deadlines
 

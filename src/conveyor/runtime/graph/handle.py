@@ -39,8 +39,8 @@ from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submitter import BellWays, Need, Submitter, Terms
 from conveyor.runtime.graph.unsendable import blame_arguments
 from conveyor.runtime.process import Process
+from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of
 from conveyor.runtime.refs.imports import Outcome
-from conveyor.runtime.refs.wire import SHARE_FROM, Wire, file_of
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
 
@@ -53,11 +53,11 @@ _HAS_PLAN = (
 class _Request:
     """Something that was asked of the owner, and was not answered yet."""
 
-    __slots__ = ("answer", "asked", "held_up", "number", "wire")
+    __slots__ = ("answer", "asked", "connection", "held_up", "number")
 
-    def __init__(self, number: int, wire: Wire) -> None:
+    def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
-        self.wire = wire
+        self.connection = connection
         self.answer: Answered | None = None
         # Who keeps the owner from taking it: the last question, and the last answer.
         self.asked = -1
@@ -65,7 +65,7 @@ class _Request:
 
     def is_answered(self) -> bool:
         """Whether there is an answer, or will be none."""
-        return self.answer is not None or self.wire.ended
+        return self.answer is not None or self.connection.ended
 
     def ask(self, question: int) -> Blockers | None:
         """Who has to do something before it is answered; ``None``: the owner has not said yet."""
@@ -74,7 +74,7 @@ class _Request:
             return told.blockers
         if self.asked != question:
             self.asked = question
-            self.wire.send(Whom(self.number, question))
+            self.connection.send(Whom(self.number, question))
         return None
 
 
@@ -128,35 +128,35 @@ class Owner:
         # Reentrant: a signal handler may use the handle while its thread waits for the connection.
         self._lock = threading.RLock()
         self._connect = connect
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
 
     def send(
         self, ask: Callable[[int], ToOwner], snapshot: _core.Snapshot | None = None
     ) -> _Request:
         """Send the request that ``ask(number)`` makes, for ``answer``. ``snapshot``: whose parts it has."""
         with self._lock:
-            wire = self._open()
+            connection = self._open()
             number = next(self._numbers)
-            request = self._requests.pending[number] = _Request(number, wire)
+            request = self._requests.pending[number] = _Request(number, connection)
             try:
-                wire.send(ask(number), () if snapshot is None else file_of(snapshot))
+                connection.send(ask(number), () if snapshot is None else file_of(snapshot))
             except BaseException:
                 del self._requests.pending[number]
                 raise
         return request
 
-    def _open(self) -> Wire:
+    def _open(self) -> Connection:
         """The connection that there is, or a new one. With the lock."""
-        if self._wire is not None and not self._wire.ended:
-            return self._wire
+        if self._connection is not None and not self._connection.ended:
+            return self._connection
         requests = self._requests
-        wire = Wire(self._connect(), "graph", requests.on_message, requests.ring)
-        if self._wire is not None and not self._wire.ended:
-            wire.hang_up()  # a signal handler has opened one meanwhile
-            return self._wire
-        self._wire = wire
-        weakref.finalize(self, wire.hang_up).atexit = False
-        return wire
+        connection = Connection(self._connect(), "graph", requests.on_message, requests.ring)
+        if self._connection is not None and not self._connection.ended:
+            connection.hang_up()  # a signal handler has opened one meanwhile
+            return self._connection
+        self._connection = connection
+        weakref.finalize(self, connection.hang_up).atexit = False
+        return connection
 
     def answer(self, request: _Request) -> Generator[Need, None, Any]:
         """The part of an attempt that waits for the answer, and returns it or raises it. Who waits no more
@@ -175,7 +175,7 @@ class Owner:
             raise
         del self._requests.pending[request.number]
         if request.answer is None:
-            why = request.wire.broken
+            why = request.connection.broken
             broken = f"the connection to the process that compiled it has broken: {why}"
             gone = "the process that compiled it is gone, or has ended the connection"
             raise RuntimeStateError(f"{self.name}: {broken if why else gone}")
@@ -189,7 +189,7 @@ class Owner:
             return
         if request.answer is not None:
             _let_go(request.answer)
-        request.wire.send(Withdraw(request.number))
+        request.connection.send(Withdraw(request.number))
 
     def ask(self, question: Question, *args: Any) -> Any:
         """What the owner answers; this thread waits for it."""
@@ -346,6 +346,9 @@ class RemoteView:
 
     def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
         self._owner.refuse("traced", _HAS_PLAN)
+
+    def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation:
+        self._owner.refuse("simulated", _HAS_PLAN)
 
     def html(self, title: str) -> str:
         from html import escape

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conveyor import _core
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
-from conveyor.plan.model import EXECUTOR, Plan, Program, Task
+from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
 from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
@@ -56,8 +56,8 @@ class Assignment(Portable):
     """What one actor is told about a graph: its program, and its ends of the rings.
 
     ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
-    them. ``tasks`` are sealed where the driver, who
-    passes them on, may not know the classes of their constants. ``first`` is the number of the first
+    them, and ``promises`` what holds for the tensors that it sends. ``tasks`` are sealed where the driver,
+    who passes them on, may not know the classes of their constants. ``first`` is the number of the first
     execution. ``peers`` are the processes that it reads from or wakes. ``memory_bytes`` and ``spin_us``: see
     ``Config``.
     """
@@ -79,6 +79,7 @@ class Assignment(Portable):
     memory_bytes: int | None
     spin_us: float | None
     conduits: tuple[ConduitEnd, ...] = ()
+    promises: dict[int, Promise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

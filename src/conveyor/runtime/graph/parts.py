@@ -1,7 +1,7 @@
 """What a compiled graph is made of, as its parts and those who show it see each other.
 
 Each part is handed those it needs, and knows no part that uses it:
-``CompiledGraph -> Submitter -> Entry -> source of the refs -> account -> supervisor -> epoch``.
+``CompiledGraph -> Submitter -> Entry -> source of the refs -> account -> supervision -> epoch``.
 """
 
 from __future__ import annotations

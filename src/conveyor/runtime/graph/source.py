@@ -51,7 +51,7 @@ class GraphSource:
         self.cancel_with_await = account.config.cancel_with_await
         self.get_timeout = account.config.get_timeout
         self.alarm = executor.process.alarm
-        self._supervisor = account.supervisor
+        self._supervision = account.supervision
         self._results = results
         self._executor = executor
         self._process = executor.process
@@ -59,7 +59,7 @@ class GraphSource:
     @property
     def gate(self) -> _core.Gate:
         """What the results of executions that begin now are taken out of."""
-        return self._supervisor.epoch.gate
+        return self._supervision.epoch.gate
 
     # Waiting
 
@@ -73,20 +73,20 @@ class GraphSource:
             return self._wait(ref, patience, wait)
 
     def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
-        gate, inbox, supervisor = ref._gate, self._process.inbox, self._supervisor
+        gate, inbox, supervision = ref._gate, self._process.inbox, self._supervision
         while ref._outcome is EMPTY:
             seen, asked = inbox.count, inbox.asked
             deaths = self._process.board.deaths
             if wait is not None and wait.serve is not None:
                 wait.serve()
-            ended = supervisor.past_error(ref._number)
-            if ended is not None or supervisor.closed_or_failed():
+            ended = supervision.past_error(ref._number)
+            if ended is not None or supervision.closed_or_failed():
                 value = gate.take(ref._number, ref._reader)  # what had come before
                 if value is not EMPTY:
                     return value
                 # It may still come, from one that lives, and would be kept as long as the graph is held.
                 gate.drop(ref._number, ref._reader)
-                raise final(ended or supervisor.past_error(ref._number) or supervisor.why())
+                raise final(ended or supervision.past_error(ref._number) or supervision.why())
             step = patience.step()
             if wait is not None:
                 step = sooner(step, wait.look(asked))
@@ -107,17 +107,17 @@ class GraphSource:
 
     def _is_lost(self, ref: Ref) -> bool:
         """Whether what has not come will not."""
-        supervisor = self._supervisor
-        return supervisor.past_error(ref._number) is not None or supervisor.closed_or_failed()
+        supervision = self._supervision
+        return supervision.past_error(ref._number) is not None or supervision.closed_or_failed()
 
     def why(self) -> ConveyorError:
         """The error for who needs the graph, which is closed or has failed."""
-        return self._supervisor.why()
+        return self._supervision.why()
 
     # Who is waited for
 
     def blockers(self, ref: Ref, _question: int = 0) -> Blockers:
-        if ref._number < self._supervisor.epoch.first:
+        if ref._number < self._supervision.epoch.first:
             return ()
         return self._held_up(ref._number, [self._results.edges[ref._reader]])
 
@@ -130,7 +130,7 @@ class GraphSource:
         return self._held_up(gate.completed, self._results.edges)
 
     def _held_up(self, number: int, edges: Sequence[int]) -> Blockers:
-        epoch = self._supervisor.epoch
+        epoch = self._supervision.epoch
         progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
         holder = progress.holder(number, edges)
         if holder is None:
@@ -148,7 +148,7 @@ class GraphSource:
     def end(self, number: int, refs: Sequence[Ref], error: BaseException) -> None:
         """Nobody waits for execution ``number`` any more: ``error`` is the outcome of ``refs``, which
         are all that it has, and what has not begun is skipped."""
-        epoch = self._supervisor.epoch
+        epoch = self._supervision.epoch
         epoch.limits.cancel(number)
         for ref in refs:
             if ref._outcome is EMPTY:
@@ -160,13 +160,13 @@ class GraphSource:
                 self._process.board.ring(member.slot, bit)
 
     def stopped(self, ref: Ref, overdue: bool) -> BaseException:
-        if type(self._supervisor.closed) is SessionEndedError:  # so it was cancelled
+        if type(self._supervision.closed) is SessionEndedError:  # so it was cancelled
             return ending.error()
         return cancelled_error(self.execution(ref))
 
     def report(self, number: int) -> tuple[int, list[int]]:
         """What execution ``number``, which has a deadline, has skipped first, and what it has run."""
-        return self._supervisor.epoch.limits.report(number)
+        return self._supervision.epoch.limits.report(number)
 
     # In words
 

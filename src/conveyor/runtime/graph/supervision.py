@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from conveyor import _core
+from conveyor.codec import afresh
 from conveyor.config import Config
 from conveyor.exceptions import (
     ActorDiedError,
@@ -39,11 +40,11 @@ def _look_closer(_value: Any, _source: Ended, _type: type[Ref], _deadline: int =
 
 
 def _refuse(_value: Any, source: Ended, _type: type[Ref], _deadline: int = 0) -> NoReturn:
-    # Not a method: the supervisor would refer to itself, and its channels would stay until a collection.
-    raise source.why().with_traceback(None)
+    # Not a method: the supervision would refer to itself, and its channels would stay until a collection.
+    raise afresh(source.why())
 
 
-class Supervisor:
+class Supervision:
     """Holds the epoch over which a graph is executed: replaces it at a restart, and closes it at the end.
 
     It is told of nothing. Whoever submits or waits asks it, and then it looks at the board's count of
@@ -137,7 +138,7 @@ class Supervisor:
     def check_open(self) -> None:
         """Raise what has ended the graph, if it was closed."""
         if self.closed is not None:
-            raise self.closed.with_traceback(None)
+            raise afresh(self.closed)
 
     def check_block(self) -> None:
         """Any process tears down the graphs that it has compiled."""
@@ -172,14 +173,14 @@ class Supervisor:
                 return
             cause = self.failure
             if self.closed is not None or cause is None:
-                raise self.why().with_traceback(None)
+                raise afresh(self.why())
             with self.holder:  # after whoever was submitting just now
                 left = self.epoch
                 first = left.gate.submitted
             epoch = self._make_epoch(self._executor.lay_again(self.number, first), first)
             with self.holder, self._failing:
                 if self.closed is not None:  # meanwhile: what was laid goes with the rest
-                    raise self.closed.with_traceback(None)
+                    raise afresh(self.closed)
                 self._past.append((first, _as_past(cause)))
                 del self._past[:-_PAST_KEPT]
                 self._use(epoch)

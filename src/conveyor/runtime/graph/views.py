@@ -40,6 +40,8 @@ class View(Protocol):
 
     def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace: ...
 
+    def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation: ...
+
     def html(self, title: str) -> str:
         """What a notebook shows under ``title``."""
         ...
@@ -81,6 +83,9 @@ class GraphView:
 
     def trace(self, path: str | os.PathLike[str], max_events: int) -> conveyor.observe.Trace:
         return conveyor.observe.Trace(self._account, path, max_events)
+
+    def simulate(self, durations: Any, options: dict[str, Any]) -> conveyor.observe.Simulation:
+        return conveyor.observe.simulate_graph(self._account, durations, **options)
 
     def html(self, title: str) -> str:
         return conveyor.observe.graph_html(self._account, title)

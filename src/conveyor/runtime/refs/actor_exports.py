@@ -12,6 +12,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
     Answer,
     Arrived,
@@ -31,7 +32,6 @@ from conveyor.runtime.refs.exchange import (
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
-from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
@@ -54,7 +54,7 @@ class ActorExports(Imports):
         self._number = number
         self._watcher = watcher
         self._connect = connect
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
         # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
         self._connecting = threading.RLock()
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
@@ -79,25 +79,25 @@ class ActorExports(Imports):
             Outcome.of(ref).send(self._open(), Made, export)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
-        wire = self._open()
+        connection = self._open()
         with self.lock:
             ref = self.known(export)
             # In one go: messages about one export leave in the order of what happens to it.
             if ref is not None:
-                wire.send(Load(export, ticket, True))
+                connection.send(Load(export, ticket, True))
                 return ref
             ref = self.copy(export)
-            wire.send(Load(export, ticket, False))
+            connection.send(Load(export, ticket, False))
             return ref
 
     def dropped(self, export: ExportId) -> None:
-        if self._wire is not None:
-            self._wire.soon(lambda: self._tell_dropped(export))
+        if self._connection is not None:
+            self._connection.soon(lambda: self._tell_dropped(export))
 
     def _tell_dropped(self, export: ExportId) -> None:
         with self.lock:
-            if self._wire is not None and self.known(export) is None:
-                self._wire.send(Drop(export))
+            if self._connection is not None and self.known(export) is None:
+                self._connection.send(Drop(export))
 
     def give_up(
         self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
@@ -105,32 +105,32 @@ class ActorExports(Imports):
         if not tickets:
             return
         whose = None if readers is None else tuple(readers)
-        if self._wire is None:  # connecting is nothing for a finalizer
+        if self._connection is None:  # connecting is nothing for a finalizer
             threads.start(self._give_up, "refs-given-up", tickets, whose)
         else:
-            self._wire.soon(lambda: self._give_up(tickets, whose))
+            self._connection.soon(lambda: self._give_up(tickets, whose))
 
     def _give_up(
         self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
     ) -> None:
-        wire = self._open()
+        connection = self._open()
         for _, ticket in tickets:
-            wire.send(GiveUp(ticket, readers))
+            connection.send(GiveUp(ticket, readers))
 
     def _ticket(self, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
-        wire = self._open()
+        connection = self._open()
         number = next(self._requests)
-        wire.send(Export(export, number, readers))
+        connection.send(Export(export, number, readers))
         wait_until(
             self._inbox,
-            lambda: number in self._answers or wire.ended,
+            lambda: number in self._answers or connection.ended,
             None,
             lambda: "the driver to take note of a pickled ref",
             lambda: "it does not answer",
         )
         if number not in self._answers:
-            raise RuntimeStateError(f"a ref cannot be pickled: {_gone(wire)}")
+            raise RuntimeStateError(f"a ref cannot be pickled: {_gone(connection)}")
         answer = self._answers.pop(number)
         if isinstance(answer, Exception):
             raise answer
@@ -150,25 +150,25 @@ class ActorExports(Imports):
             self._send(Ask(ref.export, question))
         return None
 
-    def _open(self) -> Wire:
+    def _open(self) -> Connection:
         with self._connecting:
-            wire = self._wire
-            if wire is not None and not wire.ended:
-                return wire
-            if wire is not None:
-                wire.close()  # until what waited for it has been told
+            connection = self._connection
+            if connection is not None and not connection.ended:
+                return connection
+            if connection is not None:
+                connection.close()  # until what waited for it has been told
             sock = self._connect()
-            opened = self._wire
-            if opened is not None and opened is not wire:
+            opened = self._connection
+            if opened is not None and opened is not connection:
                 sock.close()  # a signal handler has opened one meanwhile
                 return opened
-            self._wire = Wire(sock, "refs", self._on_message, self._on_end)
-            return self._wire
+            self._connection = Connection(sock, "refs", self._on_message, self._on_end)
+            return self._connection
 
     def _send(self, message: ToRendezvous) -> None:
         """Over the connection that there is; nothing happens if it has ended."""
-        if self._wire is not None:
-            self._wire.send(message)
+        if self._connection is not None:
+            self._connection.send(message)
 
     def _on_message(self, message: FromRendezvous, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
@@ -194,7 +194,7 @@ class ActorExports(Imports):
         self.arrived(message.export, Outcome.received(message, fds))
 
     def _on_end(self) -> None:
-        self.all_fail(RuntimeStateError(_gone(self._wire)))
+        self.all_fail(RuntimeStateError(_gone(self._connection)))
         self.ring()
 
     #: What is done for each kind of message.
@@ -209,7 +209,7 @@ class ActorExports(Imports):
     }
 
 
-def _gone(wire: Wire | None) -> str:
-    if wire is not None and wire.broken:
-        return f"the connection to the driver has broken: {wire.broken}"
+def _gone(connection: Connection | None) -> str:
+    if connection is not None and connection.broken:
+        return f"the connection to the driver has broken: {connection.broken}"
     return "the driver is gone, or has ended the connection"

@@ -26,6 +26,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
     Answer,
     Arrived,
@@ -44,7 +45,6 @@ from conveyor.runtime.refs.exchange import (
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
-from conveyor.runtime.refs.wire import Wire
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
 
@@ -201,7 +201,7 @@ class Exports(Imports):
             return
         del self._entries[export]
         if entry.owner is not None:
-            entry.owner.wire.send(Forget(export))
+            entry.owner.connection.send(Forget(export))
 
     def _watch(self, export: ExportId, entry: Exported) -> None:
         ref = entry.ref
@@ -292,16 +292,16 @@ class Exports(Imports):
             entry = self._entries.get(export)
             owner = entry.owner if entry is not None else None
             if owner is not None and entry is not None and entry.outcome is None:
-                owner.wire.send(Whom(export, question, peer.number))
+                owner.connection.send(Whom(export, question, peer.number))
                 self._askers[peer.number] = peer
                 return
             own = entry.ref if entry is not None else None
-        peer.wire.send(Answer(export, question, blockers_known_here(own)))
+        peer.connection.send(Answer(export, question, blockers_known_here(own)))
 
     def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
         peer = self._askers.get(asker)
         if peer is not None:
-            peer.wire.send(Answer(export, question, said))
+            peer.connection.send(Answer(export, question, said))
 
     def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
@@ -346,10 +346,10 @@ class Peer:
         self.reader = reader
         self._exports = exports
         self._death = death
-        self.wire = Wire(sock, "refs", self._on_message, self._on_end)
+        self.connection = Connection(sock, "refs", self._on_message, self._on_end)
 
     def push(self, export: ExportId, outcome: Outcome) -> None:
-        outcome.send(self.wire, Arrived, export)
+        outcome.send(self.connection, Arrived, export)
 
     def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
@@ -360,7 +360,7 @@ class Peer:
             ticket = self._exports.peer_exports(self, message.export, message.readers)
         except RuntimeStateError as error:
             ticket = error
-        self.wire.send(Ticket(message.number, ticket))
+        self.connection.send(Ticket(message.number, ticket))
 
     def _load(self, message: Load, _fds: list[int]) -> None:
         self._exports.peer_loads(self, message.export, message.ticket, message.original)
@@ -382,7 +382,7 @@ class Peer:
         self._exports.settled(message.export, Outcome.received(message, fds))
 
     def _on_end(self) -> None:
-        self._exports.peer_ended(self, lambda: self._death(self.wire.broken))
+        self._exports.peer_ended(self, lambda: self._death(self.connection.broken))
 
     #: What is done for each kind of message.
     handlers: ClassVar[Mapping[type[ToRendezvous], Callable[[Peer, Any, list[int]], None]]] = {

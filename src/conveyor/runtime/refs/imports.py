@@ -13,9 +13,9 @@ from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
+from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.ref import EMPTY, Ref
-from conveyor.runtime.refs.wire import SHARE_FROM, Wire, file_of, received
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 
@@ -179,7 +179,7 @@ class Outcome:
         except Exception as error:  # it cannot be mapped
             return cls.failed(error)
 
-    def send(self, wire: Wire, kind: type[Made | Arrived], export: ExportId) -> None:
+    def send(self, connection: Connection, kind: type[Made | Arrived], export: ExportId) -> None:
         """Send it as the outcome of that ref."""
         outcome = self
         try:
@@ -187,7 +187,7 @@ class Outcome:
         except Exception as error:  # no descriptor was left for it
             outcome = Outcome.failed(error)
             fds = file_of(outcome.snapshot)
-        wire.send(kind(export, outcome.ok, outcome.snapshot.parts), fds)
+        connection.send(kind(export, outcome.ok, outcome.snapshot.parts), fds)
 
     def error(self) -> BaseException:
         """The error, where it is one: not ``ok``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import add_sibling
+from conveyor.codec import add_sibling, afresh
 from conveyor.exceptions import SessionEndedError
 from conveyor.runtime import ending
 
@@ -25,7 +25,7 @@ class Failure:
         """``again`` makes what a task has raised anew for each ``get``: it may change as any other value may,
         and it holds the frames that it was raised in. ``frame`` is what it came as, which knows what else
         has failed in its execution."""
-        self.error = error
+        self.error = error.with_traceback(None)
         self._again = again
         self._frame = frame
 
@@ -38,8 +38,7 @@ class Failure:
         if self._again is None:
             if type(self.error) is SessionEndedError:
                 return ending.ended()
-            # Raised a second time, it would grow its traceback.
-            return self.error.with_traceback(None)
+            return afresh(self.error)
         error = self._again()
         for other in (self._frame and self._frame.others) or ():
             add_sibling(error, other)

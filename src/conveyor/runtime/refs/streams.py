@@ -181,7 +181,7 @@ class Items:
             if self._ended:
                 self._tidy()
         if type(item) is _Broken:
-            raise item.error
+            raise item.take_error()
         return item
 
     def is_there(self, number: int) -> bool:
@@ -217,6 +217,8 @@ class Items:
         kept = self._kept.get(number)
         if kept:
             return kept.popleft()
+        if 0 <= number < self._wanted or number in self._over:
+            return EMPTY  # what has come since, or still comes, would have a hole before it
         reader, others = self._reader, False
         found: Any = EMPTY
         while found is EMPTY and not reader.empty:
@@ -263,7 +265,13 @@ class _Broken:
     """An item that could not be decoded."""
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        self._error: Exception | None = error.with_traceback(None)
+
+    def take_error(self) -> Exception:
+        """Why not. Frames that it refers to refer to this, and this to it no more."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
 
 class ExecutionStream(StreamRef):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from conveyor import _core
 from conveyor.runtime.refs.ref import EMPTY, Ref
@@ -12,33 +12,46 @@ from conveyor.runtime.refs.ref import EMPTY, Ref
 T = TypeVar("T")
 
 
-class CompanionFailed(Exception):
-    """Who waits for one of several need not go on: ``ref``, which is among them, has failed."""
+class Companion(Protocol):
+    """What may stand among several that are waited for: a ref, or what can only fail."""
 
-    def __init__(self, ref: Ref) -> None:
-        self.ref = ref
+    def has_failed(self) -> bool:
+        """Whether ``get`` would raise. What makes it so rings the bell of who waits."""
+
+    def get(self, timeout: float | None) -> Any:
+        """Raise what has failed, if anything has."""
+
+    def parts(self) -> Sequence[Companion]:
+        """Return those that it is made of: itself, as a rule."""
+
+
+class CompanionFailed(Exception):
+    """Who waits for one of several need not go on: ``companion``, which is among them, has failed."""
+
+    def __init__(self, companion: Companion) -> None:
+        self.companion = companion
 
 
 class _Company(threading.local):
     """What the thread gets, of several at once: every ref that they are made of, by its identity; made when
     a wait is long."""
 
-    refs: Sequence[Ref] = ()
-    parts: dict[int, Ref] | None = None
+    refs: Sequence[Companion] = ()
+    parts: dict[int, Companion] | None = None
 
 
 _company = _Company()
 
 
-def get_together(refs: Sequence[Ref], get: Callable[[], T]) -> T:
-    """What ``get()`` returns, which gets all of ``refs`` one after the other."""
+def get_together(refs: Sequence[Companion], get: Callable[[], T]) -> T:
+    """What ``get()`` returns, which gets all refs of ``refs`` one after the other."""
     before = _company.refs, _company.parts
     while True:
         _company.refs, _company.parts = refs, None
         try:
             return get()
         except CompanionFailed as failed:
-            first = failed.ref
+            first = failed.companion
         finally:
             _company.refs, _company.parts = before
         first.get(0)  # raises, unless its value has come just now
@@ -81,7 +94,7 @@ def look_at_company(ref: Ref) -> None:
             raise CompanionFailed(part)
 
 
-def _parts() -> dict[int, Ref]:
+def _parts() -> dict[int, Companion]:
     refs, parts = _company.refs, _company.parts
     if len(refs) < 2:
         return {}

@@ -120,10 +120,15 @@ def _bound_value(argument: Argument) -> Argument:
     if not isinstance(argument, Const) or not isinstance(argument.value, Ref):
         return argument
     wait_for(argument.value)
+    error = None
     try:
         return Const(_stand_in(argument.value))
     except RefFailed as failed:
-        raise failed.error from None
+        error = failed.error
+    try:
+        raise error  # not from what refers to it
+    finally:
+        del error
 
 
 # How they are pickled on their way into a frame.

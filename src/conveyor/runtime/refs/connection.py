@@ -22,7 +22,7 @@ SHARE_FROM = 32 * 1024
 _Item: TypeAlias = "tuple[Any, list[int]] | Callable[[], object] | None"
 
 
-class Wire:
+class Connection:
     """One end. Two threads: sending never blocks its caller, who may be a finalizer; and a message is
     handled where nobody waits for anything else."""
 

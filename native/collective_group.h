@@ -1,0 +1,207 @@
+// Collective operations of a group of processes, its ranks, over one shared segment.
+//
+// Every operation is a row of steps with a barrier after each but the last. A step writes to the rank's own staging
+// area and reads what others have staged before the barrier. One rule makes that safe with a single barrier between
+// two steps: barriers are numbered, what is written before barrier e goes to half e & 1 of the staging areas, and it
+// is read between barriers e and e + 1. Who writes to that half again does so after barrier e + 1, which all readers
+// have come to.
+//
+// What each rank has called lies beside what it has staged, and is compared at the first barrier, before any result is
+// written: ranks that differ have all taken part in one barrier, and nothing else has happened.
+//
+// Ranks meet in the order of their calls, so one that has failed where it should have come to an operation is one
+// behind: its next one would meet what the others have called before that. So each also says at the first barrier how
+// often it has failed since its last operation, where whoever has called it cannot have known. Ranks that differ in
+// that do not belong together, and break the group.
+//
+// Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's bell, as everything here
+// does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
+// sleep. What makes an operation impossible is said once, in the header's `cause`: the group is broken from then on.
+//
+// Values that are exchanged do not pass through here: each rank publishes its own in a ring of its own, which all ranks
+// read, and then comes to a barrier, behind which those of all are there. The rings lie in the segment as well.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective_kernels.h"
+#include "inbox.h"
+#include "ring.h"
+
+namespace conveyor {
+
+constexpr uint32_t kMaxRanks = 64;
+
+enum class Collective : uint8_t { kBarrier, kAllReduce, kReduce, kReduceScatter, kAllGather, kGather, kBroadcast, kScatter, kAllToAll, kExchange };
+constexpr uint8_t kCollectives = 10;
+
+// What a rank has called. All ranks must have called the same.
+struct CollectiveCall {
+  static constexpr size_t kMostDims = 8;
+  Collective operation = Collective::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  ElementType type = ElementType::kU8;
+  uint8_t dims = 0;        // how many of `shape`; more than kMostDims: only `shapes` says them
+  int32_t root = -1;       // -1: the operation has none
+  uint64_t tensors = 1;    // which were made one; of an exchange: its form, as its callers count forms
+  uint64_t count = 0;      // elements of one tensor: a list has as many tensors of this size as there are ranks
+  uint64_t shapes = 0;     // a number made of all shapes
+  std::array<int64_t, kMostDims> shape{};
+  uint64_t failures = 0;  // of the rank, since its last operation: its group writes them
+  bool same(const CollectiveCall& other) const {
+    return operation == other.operation && op == other.op && type == other.type && dims == other.dims && root == other.root && tensors == other.tensors &&
+           count == other.count && shapes == other.shapes && shape == other.shape;
+  }
+};
+
+// Why a group can do nothing any more.
+enum class Cause : uint32_t { kNone, kDied, kRaised, kInterrupted, kTimedOut, kDestroyed, kShifted };
+
+// The tensors of one call, which last as long as it does. Lists have one pointer for each rank; null where the
+// operation takes or gives nothing at this rank.
+struct CollectiveData {
+  std::vector<const char*> in;
+  std::vector<char*> out;
+};
+
+class CollectiveGroup {
+ public:
+  static constexpr size_t kPiece = 512 << 10;   // what is staged at a time: both halves stay in a core's cache
+  static constexpr size_t kOneShot = 32 << 10;  // up to here every rank reduces everything: one barrier
+
+  // Of what a rank gives to an exchange before all have come to that, and of the one before, which not all may have taken.
+  static constexpr uint32_t kRingSlots = 4;
+  static constexpr uint32_t kRingStride = 2048;
+
+  static size_t bytes(uint32_t ranks);
+  // Where the ring lies that `rank` writes; all ranks read it, itself included.
+  static size_t ring_at(uint32_t ranks, uint32_t rank);
+  // Lay out a group in a fresh segment, and give it its memory. Throws std::system_error if there is none.
+  static void prepare(Segment& segment, uint32_t ranks);
+
+  struct Member {
+    uint32_t slot, incarnation;
+  };
+  // Member `rank` is this process; `inbox` is its own.
+  CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<Board> board, const Inbox& inbox, uint32_t rank, std::vector<Member> members);
+
+  uint32_t rank() const { return rank_; }
+  uint32_t ranks() const { return uint32_t(members_.size()); }
+
+  // Throws std::invalid_argument if `data` has not what `call` needs at this rank.
+  void check(const CollectiveCall& call, const CollectiveData& data) const;
+  // One thread at a time: false if another one, or a caller further up, has its turn.
+  class Turn {
+   public:
+    explicit Turn(CollectiveGroup& group) : group_(group), taken_(!group.busy_.exchange(true, std::memory_order_acq_rel)) {}
+    ~Turn() {
+      if (taken_) group_.busy_.store(false, std::memory_order_release);
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    explicit operator bool() const { return taken_; }
+
+   private:
+    CollectiveGroup& group_;
+    const bool taken_;
+  };
+
+  // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
+  // the bell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
+  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline);
+  enum class Progress { kDone, kSleep, kMismatch, kBroken };
+  Progress go_on();
+  uint32_t seen() const { return seen_; }
+  uint64_t wake_at() const { return wake_at_; }
+  // The last barrier that this rank has come to. All ranks come to the same ones.
+  uint64_t barrier() const { return barrier_; }
+  // Whatever go_on() has said but kSleep is the end of the operation. Who leaves it before says why.
+  void leave(Cause cause, const char* why);
+
+  // What rank `rank` has called; of the ranks that did not call the same, which go_on() has told of.
+  CollectiveCall called(uint32_t rank) const;
+
+  // This rank's process has failed in what might have come to an operation: those who wait for it are told, if they
+  // can know that it is not coming. `why` in words.
+  void note_failure(const char* why);
+  // Whether what runs now was asked for before who asked can have known of the failures that were noted.
+  void set_unaware(bool unaware) { unaware_.store(unaware, std::memory_order_relaxed); }
+  // Nothing goes on here any more, from any rank or from who made the group.
+  static void destroy(Segment& segment, Board& board, const std::vector<Member>& members);
+
+  struct Broken {
+    Cause cause;
+    uint32_t rank;  // whose doing it is
+    std::string why;
+  };
+  std::optional<Broken> broken() const { return broken(*header_); }
+
+ private:
+  struct Header;
+  struct Way;
+  struct Line;
+  static Header* header_of(Segment& segment);
+  static bool break_once(Header& header, Cause cause, uint32_t rank);
+  static std::optional<Broken> broken(const Header& header);
+  static void ring_all(Board& board, const std::vector<Member>& members);
+  void say(char* where, const char* why);
+  void fail(Cause cause, uint32_t rank);
+
+  char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * ranks() + rank) * kPiece; }
+  char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
+  void write_call();
+  bool all_called_the_same() const;
+  // The rank that has missed an operation which another one has come to; ranks() if there is none.
+  uint32_t shifted() const;
+  void arrive();
+  bool all_arrived() const;
+  Progress sleep_or_fail(uint64_t now);
+  uint64_t method_began() const;
+  // Why `rank`, which has not come, is known not to: kNone if it is not.
+  Cause will_not_come(uint32_t rank, uint64_t now);
+
+  // The steps of operations; `step` is 0 for what comes before the first barrier.
+  void plan();
+  void work(size_t step);
+  void reduce_in_pieces(size_t step);
+  void take_in(size_t piece);
+  void give_out(size_t piece);
+  void reduce_one_shot();
+  struct Part {
+    size_t from, count;
+  };
+  Part part(size_t count, uint32_t rank) const;   // of the elements that all ranks reduce, those of one
+  size_t elements(size_t piece) const;
+  size_t at(size_t piece) const { return piece * piece_ * size_; }  // in bytes
+  bool takes() const { return call_.root < 0 || uint32_t(call_.root) == rank_; }
+
+  std::shared_ptr<Segment> segment_;
+  std::shared_ptr<Board> board_;
+  const Inbox& inbox_;
+  uint32_t rank_;
+  std::vector<Member> members_;
+  Header* header_;
+  Line* lines_;
+  char* stages_;
+  char* results_;
+
+  std::atomic<bool> busy_{false};
+  CollectiveCall call_;
+  CollectiveData data_;
+  uint64_t barrier_ = 0;  // the last that this rank has come to
+  bool waiting_ = false;  // for the others at it
+  size_t step_ = 0, last_ = 0, pieces_ = 0, piece_ = 0, size_ = 1;
+  bool one_shot_ = false;
+  uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
+  uint32_t seen_ = 0;
+  uint64_t failed_ns_ = 0;  // when this rank has failed before the operation
+  std::atomic<bool> unaware_{false};
+  bool crowded_;               // more ranks than cores: spinning keeps others from running
+  uint64_t budget_ = kMaxSpinNs;  // learned, as Waiter's
+};
+
+}  // namespace conveyor

@@ -1,0 +1,185 @@
+// What a group's operations do between its barriers.
+#include <cstring>
+#include <stdexcept>
+
+#include "collective_group.h"
+
+namespace conveyor {
+
+void CollectiveGroup::check(const CollectiveCall& call, const CollectiveData& data) const {
+  const bool is_root = call.root < 0 || uint32_t(call.root) == rank_;
+  size_t in = 1, out = 1;
+  bool rooted = false, reduces = false;
+  switch (call.operation) {
+    case Collective::kBarrier: in = out = 0; break;
+    case Collective::kAllReduce: reduces = true; break;
+    case Collective::kReduce: rooted = reduces = true; out = is_root; break;
+    case Collective::kReduceScatter: reduces = true; in = ranks(); break;
+    case Collective::kAllGather: out = ranks(); break;
+    case Collective::kGather: rooted = true; out = is_root ? ranks() : 0; break;
+    case Collective::kBroadcast: rooted = true; in = is_root; out = !is_root; break;
+    case Collective::kScatter: rooted = true; in = is_root ? ranks() : 0; break;
+    case Collective::kAllToAll: in = out = ranks(); break;
+    case Collective::kExchange: in = out = 0; rooted = call.root >= 0; break;
+  }
+  const auto null = [&](const auto& tensors) { return call.count != 0 && std::ranges::find(tensors, nullptr) != tensors.end(); };
+  if (data.in.size() != in || data.out.size() != out || rooted != (call.root >= 0) || call.root >= int32_t(ranks()) || null(data.in) || null(data.out))
+    throw std::invalid_argument("conveyor: these tensors do not fit the operation");
+  if (reduces && !can_reduce(call.type, call.op)) throw std::invalid_argument("conveyor: integers have no average");
+  if (call.count > (size_t(1) << 48)) throw std::invalid_argument("conveyor: too many elements");
+}
+
+CollectiveGroup::Part CollectiveGroup::part(size_t count, uint32_t rank) const {
+  const size_t line = kCacheLine / size_;
+  const size_t each = align_up((count + ranks() - 1) / ranks(), line);
+  const size_t from = std::min(count, each * rank);
+  return {from, std::min(count - from, each)};
+}
+
+size_t CollectiveGroup::elements(size_t piece) const { return std::min(piece_, call_.count - piece * piece_); }
+
+void CollectiveGroup::plan() {
+  size_ = size_of(call_.type);
+  piece_ = kPiece / size_;
+  switch (call_.operation) {
+    case Collective::kBarrier:
+    case Collective::kExchange:
+      call_.count = 0;
+      break;
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:  // a piece has a chunk for each rank
+      piece_ = kPiece / ranks() / kCacheLine * kCacheLine / size_;
+      break;
+    default:
+      break;
+  }
+  pieces_ = (call_.count + piece_ - 1) / piece_;
+  const bool reduces = call_.operation == Collective::kAllReduce || call_.operation == Collective::kReduce;
+  one_shot_ = reduces && call_.count * size_ <= kOneShot;
+  last_ = std::max<size_t>(pieces_, 1);
+  if (reduces && !one_shot_) last_ = pieces_ + 1;
+}
+
+void CollectiveGroup::work(size_t step) {
+  if (call_.count == 0) return;
+  if ((call_.operation == Collective::kAllReduce || call_.operation == Collective::kReduce) && !one_shot_) return reduce_in_pieces(step);
+  if (step > 0) give_out(step - 1);
+  if (step < pieces_) take_in(step);
+}
+
+void CollectiveGroup::reduce_one_shot() {
+  if (!takes()) return;
+  const char* from[kMaxRanks];
+  for (uint32_t r = 0; r < ranks(); ++r) from[r] = r == rank_ ? data_.in[0] : stage(barrier_, r);
+  reduce(call_.type, call_.op, data_.out.data(), 1, from, ranks(), call_.count);
+}
+
+// Three pieces are under way at a time: one is staged, one is reduced, each rank a part of it, and of one the results
+// are fetched.
+void CollectiveGroup::reduce_in_pieces(size_t step) {
+  if (step >= 2 && takes()) {
+    const size_t k = step - 2, n = elements(k);
+    const Part own = part(n, rank_);
+    char *to = data_.out[0] + at(k), *from = result(barrier_);
+    const size_t behind = (own.from + own.count) * size_;
+    std::memcpy(to, from, own.from * size_);
+    std::memcpy(to + behind, from + behind, n * size_ - behind);
+  }
+  if (step >= 1 && step - 1 < pieces_) {
+    const size_t k = step - 1;
+    const Part own = part(elements(k), rank_);
+    const size_t offset = own.from * size_;
+    const char* from[kMaxRanks];
+    for (uint32_t r = 0; r < ranks(); ++r) from[r] = (r == rank_ ? data_.in[0] + at(k) : stage(barrier_, r)) + offset;
+    char* to[2] = {result(barrier_ + 1) + offset, takes() ? data_.out[0] + at(k) + offset : nullptr};
+    if (own.count != 0) reduce(call_.type, call_.op, to, takes() ? 2 : 1, from, ranks(), own.count);
+  }
+  if (step < pieces_) {
+    const size_t n = elements(step);
+    const Part own = part(n, rank_);  // nobody else needs it
+    char* to = stage(barrier_ + 1, rank_);
+    const char* from = data_.in[0] + at(step);
+    const size_t behind = (own.from + own.count) * size_;
+    std::memcpy(to, from, own.from * size_);
+    std::memcpy(to + behind, from + behind, n * size_ - behind);
+  }
+}
+
+void CollectiveGroup::take_in(size_t piece) {
+  const size_t n = elements(piece) * size_, offset = at(piece);
+  char* to = stage(barrier_ + 1, rank_);
+  switch (call_.operation) {
+    case Collective::kBarrier:
+    case Collective::kExchange:
+      break;
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+      std::memcpy(to, data_.in[0], n);
+      break;
+    case Collective::kAllGather:
+      std::memcpy(to, data_.in[0] + offset, n);
+      break;
+    case Collective::kGather:
+      if (!takes()) std::memcpy(to, data_.in[0] + offset, n);
+      break;
+    case Collective::kBroadcast:
+      if (takes()) std::memcpy(to, data_.in[0] + offset, n);
+      break;
+    case Collective::kScatter:  // the areas of those who get it have nothing else in them
+      if (takes())
+        for (uint32_t r = 0; r < ranks(); ++r)
+          if (r != rank_) std::memcpy(stage(barrier_ + 1, r), data_.in[r] + offset, n);
+      break;
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:
+      for (uint32_t r = 0; r < ranks(); ++r)
+        if (r != rank_) std::memcpy(to + r * piece_ * size_, data_.in[r] + offset, n);
+      break;
+  }
+}
+
+void CollectiveGroup::give_out(size_t piece) {
+  if (piece >= pieces_) return;
+  const size_t n = elements(piece) * size_, offset = at(piece);
+  const auto copy = [&](char* to, const char* from) {
+    if (to != from) std::memcpy(to, from, n);
+  };
+  switch (call_.operation) {
+    case Collective::kBarrier:
+    case Collective::kExchange:
+      break;
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+      reduce_one_shot();
+      break;
+    case Collective::kAllGather:
+    case Collective::kGather:
+      if (takes())
+        for (uint32_t i = 0; i < ranks(); ++i) {  // not all from the same one at the same time
+          const uint32_t r = (rank_ + i) % ranks();
+          copy(data_.out[r] + offset, r == rank_ ? data_.in[0] + offset : stage(barrier_, r));
+        }
+      break;
+    case Collective::kBroadcast:
+      if (!takes()) copy(data_.out[0] + offset, stage(barrier_, uint32_t(call_.root)));
+      break;
+    case Collective::kScatter:
+      copy(data_.out[0] + offset, takes() ? data_.in[rank_] + offset : stage(barrier_, rank_));
+      break;
+    case Collective::kReduceScatter: {
+      const char* from[kMaxRanks];
+      for (uint32_t r = 0; r < ranks(); ++r) from[r] = r == rank_ ? data_.in[r] + offset : stage(barrier_, r) + rank_ * piece_ * size_;
+      char* to = data_.out[0] + offset;
+      reduce(call_.type, call_.op, &to, 1, from, ranks(), elements(piece));
+      break;
+    }
+    case Collective::kAllToAll:
+      for (uint32_t i = 0; i < ranks(); ++i) {
+        const uint32_t r = (rank_ + i) % ranks();
+        copy(data_.out[r] + offset, r == rank_ ? data_.in[r] + offset : stage(barrier_, r) + rank_ * piece_ * size_);
+      }
+      break;
+  }
+}
+
+}  // namespace conveyor

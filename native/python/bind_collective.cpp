@@ -1,0 +1,269 @@
+// Collective operations, and the reductions that they are made of.
+
+#include "bind.h"
+#include "collective_group.h"
+#include "exit.h"
+#include "reader.h"
+#include "waiting.h"
+#include "writer.h"
+
+namespace conveyor {
+namespace {
+
+// What run() has come to.
+enum Outcome : int { kDone, kMismatch, kBroken, kTimedOut, kBusy, kInherited, kUnwanted };
+
+// Addresses that Python gives, as numbers or as buffers, which are kept as long as this is.
+class Addresses {
+ public:
+  Addresses() = default;
+  Addresses(const Addresses&) = delete;
+  ~Addresses() {
+    for (Py_buffer& buffer : buffers_) PyBuffer_Release(&buffer);
+  }
+  // Of `size` bytes; null for None.
+  char* of(nb::handle what, size_t size, bool writable) {
+    if (what.is_none()) return nullptr;
+    if (PyLong_Check(what.ptr())) {
+      void* const address = PyLong_AsVoidPtr(what.ptr());
+      if (address == nullptr && PyErr_Occurred()) throw nb::python_error();
+      return static_cast<char*>(address);
+    }
+    buffers_.reserve(buffers_.size() + 1);
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(what.ptr(), &buffer, writable ? PyBUF_CONTIG : PyBUF_CONTIG_RO) != 0) throw nb::python_error();
+    buffers_.push_back(buffer);
+    if (size_t(buffer.len) != size) throw nb::value_error("conveyor: a buffer has another size than what it is for");
+    return static_cast<char*>(buffer.buf);
+  }
+
+ private:
+  std::vector<Py_buffer> buffers_;
+};
+
+template <class T>
+T checked(int value, uint8_t end, const char* what) {
+  if (value < 0 || value >= end) throw nb::value_error(what);
+  return T(value);
+}
+
+ElementType type_of(int type) { return checked<ElementType>(type, kElementTypes, "conveyor: no such type of elements"); }
+ReduceOp op_of(int op) { return checked<ReduceOp>(op, kReduceOps, "conveyor: no such reduction"); }
+
+std::vector<CollectiveGroup::Member> members_of(const std::vector<std::pair<uint32_t, uint32_t>>& members) {
+  std::vector<CollectiveGroup::Member> made;
+  for (auto [slot, incarnation] : members) made.push_back({slot, incarnation});
+  return made;
+}
+
+// What is being raised, in a word that no code of the user's has to give.
+const char* raised_here() {
+  try {
+    throw;
+  } catch (const nb::python_error& error) {
+    return reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
+  } catch (...) {
+    return "an error";
+  }
+}
+
+// What was begun, to its end. Tells who is at fault where sleeping raises, which is what a signal handler has raised.
+Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until) {
+  for (;;) {
+    CollectiveGroup::Progress progress;
+    {
+      Unlocked unlocked;
+      progress = group.go_on();
+    }
+    switch (progress) {
+      case CollectiveGroup::Progress::kDone: return kDone;
+      case CollectiveGroup::Progress::kMismatch: return kMismatch;
+      case CollectiveGroup::Progress::kBroken: return kBroken;
+      case CollectiveGroup::Progress::kSleep: break;
+    }
+    if (deadline != 0 && now_ns() >= deadline) {
+      group.leave(Cause::kTimedOut, "");
+      return kTimedOut;
+    }
+    try {
+      // A cancellation after this look rings, and so ends the sleep.
+      const int64_t ends = nb::cast<int64_t>(until());
+      if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
+      if (ends < 0) {
+        group.leave(Cause::kInterrupted, "its cancellation or deadline");
+        return kUnwanted;
+      }
+      uint64_t wake = group.wake_at();
+      if (ends > 0 && (wake == 0 || uint64_t(ends) < wake)) wake = uint64_t(ends);
+      sleep(inbox, group.seen(), wake);
+    } catch (...) {
+      // Whatever it is: the others must not wait for this rank. A handler may have forked, and then the rank is the parent.
+      if (!inbox.inherited()) group.leave(Cause::kInterrupted, raised_here());
+      throw;
+    }
+    if (inbox.inherited()) return kInherited;
+  }
+}
+
+int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until) {
+  CollectiveCall call;
+  call.operation = checked<Collective>(operation, kCollectives, "conveyor: no such operation");
+  call.op = op_of(op);
+  call.type = type_of(type);
+  const size_t dims = shape.size();
+  call.dims = uint8_t(std::min<size_t>(dims, 255));
+  for (size_t i = 0; i < std::min(dims, CollectiveCall::kMostDims); ++i) call.shape[i] = nb::cast<int64_t>(shape[i]);
+  call.tensors = tensors;
+  call.shapes = shapes;
+  call.count = count;
+  call.root = root;
+  if (root >= int(group.ranks())) throw nb::value_error("conveyor: no such rank");
+  const size_t size = count * size_of(call.type);
+  Addresses addresses;
+  CollectiveData data;
+  for (nb::handle what : in) data.in.push_back(addresses.of(what, size, false));
+  for (nb::handle what : out) data.out.push_back(addresses.of(what, size, true));
+  group.check(call, data);
+  if (inbox.inherited()) return kInherited;
+  const uint64_t deadline = deadline_after(timeout);
+  const CollectiveGroup::Turn turn(group);
+  if (!turn) return kBusy;
+  group.begin(call, std::move(data), deadline);
+  return finish(group, inbox, deadline, until);
+}
+
+// What `reader` has before frame `number` was not taken by whom it was for, who was interrupted, or did not call the same.
+void let_go(Reader& reader, uint64_t number) {
+  while (!reader.ring.empty() && read_once(reader.ring.front()->tag) < number) reader.skip();
+}
+
+// The values of an exchange, from the ranks of `takes`. Whatever is raised, nothing stays in the rings.
+nb::list taken(const std::vector<Reader*>& readers, uint64_t number, const std::vector<bool>& takes) {
+  nb::list values;
+  std::exception_ptr raised;
+  for (size_t r = 0; r < readers.size(); ++r) {
+    try {
+      if (takes[r] && !raised) {
+        if (readers[r]->ring.empty() || read_once(readers[r]->ring.front()->tag) != number)
+          throw std::system_error(EPROTO, std::generic_category(), "conveyor: a rank has come to an exchange without its value");
+        values.append(readers[r]->receive());
+      } else {
+        let_go(*readers[r], number + 1);
+      }
+    } catch (...) {
+      if (!raised) raised = std::current_exception();
+    }
+  }
+  if (raised) std::rethrow_exception(raised);
+  return values;
+}
+
+std::vector<Reader*> readers_of(nb::tuple objects) {
+  std::vector<Reader*> readers;
+  for (nb::handle object : objects) readers.push_back(nb::cast<Reader*>(object));
+  return readers;
+}
+
+// Each rank that gives something publishes it before the barrier, under the number of that; so behind it all is there.
+// The turn is kept until all is taken, since what another thread began would let go of it.
+nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::handle value, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until) {
+  CollectiveCall call;
+  call.operation = Collective::kExchange;
+  call.tensors = form;
+  call.root = root;
+  group.check(call, {});
+  const std::vector<Reader*> readers = readers_of(ends);
+  if (readers.size() != group.ranks()) throw nb::value_error("conveyor: a reader for each rank is needed");
+  std::vector<bool> takes(readers.size());
+  for (nb::handle rank : from) takes.at(nb::cast<size_t>(rank)) = true;
+  if (inbox.inherited()) return nb::int_(int(kInherited));
+  const uint64_t deadline = deadline_after(timeout);
+  const CollectiveGroup::Turn turn(group);
+  if (!turn) return nb::int_(int(kBusy));
+  const uint64_t number = group.barrier() + 1;
+  for (Reader* reader : readers) let_go(*reader, number);
+  if (gives && !group.broken()) {
+    Encoded e;
+    writer.encode_value(e, value);
+    writer.prepare(e);
+    if (!writer.ring.has_room()) throw std::system_error(EPROTO, std::generic_category(), "conveyor: a rank has not taken what it was given before");
+    writer.commit(e, number, Kind::kValue);
+  }
+  if (inbox.inherited()) return nb::int_(int(kInherited));  // what encodes the value has forked
+  group.begin(call, {}, deadline);
+  const Outcome outcome = finish(group, inbox, deadline, until);
+  if (outcome == kDone) return taken(readers, number, takes);
+  if (outcome != kInherited)
+    for (Reader* reader : readers) let_go(*reader, number + 1);
+  return nb::int_(int(outcome));
+}
+
+// After a mismatch: what other ranks have given to what they took for an exchange is let go of. Where another thread has
+// the turn, that one does it.
+void forget(CollectiveGroup& group, nb::tuple ends) {
+  const CollectiveGroup::Turn turn(group);
+  if (!turn) return;
+  for (Reader* reader : readers_of(ends)) let_go(*reader, group.barrier() + 1);
+}
+
+nb::tuple called(CollectiveGroup& group, uint32_t rank) {
+  if (rank >= group.ranks()) throw nb::index_error("conveyor: no such rank");
+  const CollectiveCall call = group.called(rank);
+  nb::list shape;
+  for (size_t i = 0; i < std::min<size_t>(call.dims, CollectiveCall::kMostDims); ++i) shape.append(call.shape[i]);
+  return nb::make_tuple(int(call.operation), int(call.op), int(call.type), call.count, nb::tuple(shape), call.tensors, call.root);
+}
+
+void reduce_buffers(nb::tuple to, nb::tuple from, int type, int op) {
+  const ElementType elements = type_of(type);
+  const ReduceOp reduction = op_of(op);
+  if (!can_reduce(elements, reduction)) throw nb::value_error("conveyor: integers have no average");
+  if (from.size() == 0) throw nb::value_error("conveyor: nothing to reduce");
+  Py_buffer first;
+  if (PyObject_GetBuffer(from[0].ptr(), &first, PyBUF_CONTIG_RO) != 0) throw nb::python_error();
+  const size_t size = size_t(first.len);
+  PyBuffer_Release(&first);
+  if (size % size_of(elements) != 0) throw nb::value_error("conveyor: a buffer does not hold whole elements");
+  Addresses addresses;
+  std::vector<const char*> sources;
+  std::vector<char*> destinations;
+  for (nb::handle what : from) sources.push_back(addresses.of(what, size, false));
+  for (nb::handle what : to) destinations.push_back(addresses.of(what, size, true));
+  Unlocked unlocked;
+  reduce(elements, reduction, destinations.data(), destinations.size(), sources.data(), sources.size(), size / size_of(elements));
+}
+
+}  // namespace
+
+void bind_collective(nb::module_& m) {
+  m.def("reduce", &reduce_buffers, "to"_a, "sources"_a, "type"_a, "op"_a);
+  m.attr("MOST_RANKS") = int(kMaxRanks);
+  nb::class_<CollectiveGroup>(m, "CollectiveGroup")
+      .def_static("bytes", [](uint32_t ranks) {
+            if (ranks == 0 || ranks > kMaxRanks) throw nb::value_error("conveyor: no group can have so many ranks");
+            return CollectiveGroup::bytes(ranks);
+          }, "ranks"_a)
+      .def_static("prepare", &CollectiveGroup::prepare, "segment"_a, "ranks"_a)
+      .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a)
+      .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members) {
+            CollectiveGroup::destroy(segment, board, members_of(members));
+          }, "segment"_a, "board"_a, "members"_a)
+      .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members) {
+             new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members));
+           }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, nb::keep_alive<1, 3>())
+      .def_prop_ro("rank", &CollectiveGroup::rank)
+      .def_prop_ro("ranks", &CollectiveGroup::ranks)
+      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a)
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "value"_a.none(), "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a)
+      .def("forget", &forget, "readers"_a)
+      .def("called", &called, "rank"_a)
+      .def("note_failure", [](CollectiveGroup& group, const std::string& why) { group.note_failure(why.c_str()); }, "why"_a)
+      .def("set_unaware", &CollectiveGroup::set_unaware, "unaware"_a)
+      .def_prop_ro("broken", [](CollectiveGroup& group) -> nb::object {
+        const auto broken = group.broken();
+        if (!broken) return nb::none();
+        return nb::make_tuple(int(broken->cause), broken->rank, nb::steal(PyUnicode_DecodeUTF8(broken->why.data(), Py_ssize_t(broken->why.size()), "replace")));
+      });
+}
+
+}  // namespace conveyor

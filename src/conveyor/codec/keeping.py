@@ -1,0 +1,31 @@
+"""Values are encoded of which something was promised."""
+
+from __future__ import annotations
+
+from conveyor.codec import pickling
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.encoded import FLAG_DEFINITIONS, Encoded
+from conveyor.codec.promises import Keeper, Promised
+
+
+def encode(promised: Promised, sent: SentDefinitions | None) -> Encoded:
+    """As :func:`conveyor.codec.frames.encode`."""
+    sent = SentDefinitions() if sent is None else sent
+    sent.keeper = promised.keeper
+    try:
+        encoded = pickling.dump(promised.value, sent)
+    finally:
+        sent.keeper = None
+    _, flags, meta, _ = encoded
+    end_of(promised.keeper, sent, flags, meta)
+    return encoded
+
+
+def end_of(keeper: Keeper, sent: SentDefinitions, flags: int, meta: bytes) -> None:
+    """The value has been pickled; one that is not what was promised takes its definitions back."""
+    try:
+        keeper.end()
+    except BaseException:
+        if flags & FLAG_DEFINITIONS:
+            sent.undo(meta)
+        raise

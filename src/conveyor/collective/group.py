@@ -1,0 +1,256 @@
+"""A collective group, as the process of one of its ranks has it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from conveyor import _core
+from conveyor.checks import check_timeout
+from conveyor.collective.operands import Operand
+from conveyor.dag.collective.elements import ELEMENT_TYPES, FLOATS
+from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.exceptions import (
+    CollectiveBrokenError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    RuntimeStateError,
+)
+from conveyor.runtime.actor.unwanted import Unwanted
+from conveyor.runtime.protocol import Runtime
+from conveyor.runtime.ranks import Joined
+
+#: The operations, by the numbers that the native core knows them by.
+OPERATIONS = (
+    "barrier",
+    "allreduce",
+    "reduce",
+    "reducescatter",
+    "allgather",
+    "gather",
+    "broadcast",
+    "scatter",
+    "all_to_all",
+)
+BARRIER, ALLREDUCE, REDUCE, REDUCESCATTER, ALLGATHER, GATHER, BROADCAST, SCATTER, ALL_TO_ALL = (
+    range(9)
+)
+#: Those that reduce, and those that have a root.
+_REDUCING = {ALLREDUCE, REDUCE, REDUCESCATTER}
+_ROOTED = {REDUCE, GATHER, BROADCAST, SCATTER}
+#: Values of any kind are given to others; which operation that is, is its form.
+_EXCHANGE = 9
+
+# What the native core says that an operation has come to, and why a group is broken.
+_DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _UNWANTED = range(7)
+_DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _SHIFTED = range(1, 7)
+
+#: Of a tensor's dimensions, how many the ranks compare one by one.
+_DIMS = 8
+_NO_SHAPE: tuple[int, ...] = ()
+
+_AFTER = "The group is broken now: destroy it, and create another one"
+
+
+def _references_of_a_moved_value() -> int:
+    # How many references a value has in Group.exchange that its maker has let go of: measured, because it
+    # differs between versions of Python. Where one that is held has no more of them, all values are copied.
+    class Probe:
+        def exchange(self, form: int, value: Any, timeout: float | None) -> int:
+            return _core.refcount(value)
+
+    probe, held = Probe(), object()
+
+    def allgather(value: Any, group_name: str = "", *, timeout: float | None = None) -> int:
+        return probe.exchange(0, value, timeout)
+
+    moved = allgather(object())
+    return moved if moved < allgather(held) else 0
+
+
+_MOVED_REFS = _references_of_a_moved_value()
+
+
+class Group:
+    """One rank of a group."""
+
+    def __init__(self, runtime: Runtime, name: str, number: int, joined: Joined) -> None:
+        """``number``: the session's, of the group."""
+        self.name = name
+        self.number = number
+        self.joined = joined
+        self.rank = joined.membership.rank
+        self.size = len(joined.membership.members)
+        self._runtime = runtime
+        self._inbox = runtime.inbox
+        self._group = joined.group
+        self._all = tuple(range(self.size))
+        self._writer, self._readers = joined.writer, joined.readers
+        self._writer.moved_refs = _MOVED_REFS
+
+    def run(
+        self,
+        operation: int,
+        tensor: Operand | None,
+        sources: tuple[Any, ...],
+        to: tuple[Any, ...],
+        timeout: float | None,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = -1,
+        tensors: int = 1,
+        shapes: int = 0,
+    ) -> None:
+        """One operation. ``tensor`` says what each tensor of it is like; ``sources`` and ``to`` are the
+        addresses of those that are read and written here."""
+        timeout = _limit(timeout)
+        if tensor is None:
+            number, shape, count = 8, _NO_SHAPE, 0
+        else:
+            number, shape, count = tensor.number, tensor.shape, tensor.count
+            if op is ReduceOp.AVG and number >= FLOATS:
+                raise TypeError(
+                    f"integers have no average: ReduceOp.AVG is for floating point numbers, and the tensor "
+                    f"is of {ELEMENT_TYPES[number]}. Reduce with SUM, and divide as you want it to be rounded"
+                )
+            if len(shape) > _DIMS:
+                shapes = hash((shapes, tuple(shape))) & (2**64 - 1)
+        outcome = self._group.run(
+            self._inbox,
+            operation,
+            op.value,
+            number,
+            count,
+            shape,
+            tensors,
+            shapes,
+            root,
+            sources,
+            to,
+            timeout,
+            self._runtime.collectives.until,
+        )
+        if outcome != _DONE:
+            self._raise(outcome, OPERATIONS[operation], timeout)
+
+    def exchange(
+        self,
+        form: int,
+        value: Any,
+        timeout: float | None,
+        root: int = -1,
+        *,
+        gives: bool = True,
+        takes: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Send ``value``, if this rank ``gives`` one: the values of the ranks ``takes`` (``None``: of all),
+        which lie in shared memory. ``form``: the operation as its callers know it."""
+        timeout = _limit(timeout)
+        outcome = self._group.exchange(
+            self._inbox,
+            form,
+            root,
+            gives,
+            value,
+            self._all if takes is None else takes,
+            self._writer,
+            self._readers,
+            timeout,
+            self._runtime.collectives.until,
+        )
+        if isinstance(outcome, int):
+            self._raise(outcome, f"{OPERATIONS[form]}.shared", timeout)
+        return outcome
+
+    def root(self, rank: Any, what: str) -> int:
+        """A rank of the group that the caller has named, in the argument ``what``."""
+        try:
+            number = operator.index(rank)
+        except TypeError:
+            raise TypeError(f"{what} must be an integer, not {rank!r}") from None
+        if not 0 <= number < self.size:
+            raise ValueError(
+                f"{what} must be a rank of the group, 0 to {self.size - 1}, and is {number}"
+            )
+        return number
+
+    def who(self, rank: int) -> str:
+        """A rank in words."""
+        return f"rank {rank} ({self.joined.membership.actors[rank].name})"
+
+    def _raise(self, outcome: int, operation: str, timeout: float | None) -> NoReturn:
+        what = f"{operation} of collective group {self.name!r}"
+        if outcome == _MISMATCH:
+            self._group.forget(self._readers)
+            views = [f"{self.who(rank)}: {self._view(rank)}" for rank in range(self.size)]
+            raise CollectiveMismatchError(
+                f"{what}: the ranks have not called the same, so nothing was done. "
+                + "; ".join(views)
+            )
+        if outcome == _TIMED_OUT:
+            raise CollectiveTimeoutError(
+                f"{what}: not all ranks have come to it within {timeout:g} s. {_AFTER}"
+            )
+        if outcome == _BUSY:
+            raise CollectiveError(
+                f"{what}: another thread of this actor, or what a signal handler has interrupted, is in an "
+                "operation of this group. A rank does one at a time"
+            )
+        if outcome == _INHERITED:
+            raise RuntimeStateError(
+                f"{what}: the group belongs to the process this one was forked from"
+            )
+        if outcome == _UNWANTED:
+            raise Unwanted(
+                f"{what}: what this method runs for was cancelled, or its deadline is over, while it waited "
+                f"for other ranks. {_AFTER}"
+            )
+        self._raise_broken(what)
+
+    def _view(self, rank: int) -> str:
+        operation, op, number, _, shape, tensors, root = self._group.called(rank)
+        if operation == BARRIER:
+            return "barrier()"
+        if operation == _EXCHANGE:
+            words = f"{OPERATIONS[tensors % len(OPERATIONS)]}.shared"
+            return f"{words} with root {root}" if root >= 0 else words
+        words = OPERATIONS[operation]
+        if operation in _REDUCING:
+            words += f"({ReduceOp(op).name})"
+        many = f"{tensors} tensors with " if tensors > 1 else ""
+        words += f" of {many}{ELEMENT_TYPES[number]}{list(shape)}"
+        return f"{words} with root {root}" if operation in _ROOTED else words
+
+    def _raise_broken(self, what: str) -> NoReturn:
+        broken = self._group.broken
+        assert broken is not None
+        cause, rank, why = broken
+        if cause == _DIED:
+            death = self._runtime.collectives.death(self.joined, rank)
+            text = f"{what}: {self.who(rank)} has died. {_AFTER}. {death}"
+            raise CollectiveBrokenError(text) from death
+        if cause == _RAISED:
+            text = f"{what}: {self.who(rank)} is not coming: its method {why}. {_AFTER}"
+        elif cause == _SHIFTED:
+            text = (
+                f"{what}: {self.who(rank)} may have missed an operation, and would meet a later one with it: "
+                f"a method before {why}, and this one was called before that could be known. {_AFTER}"
+            )
+        elif cause == _INTERRUPTED:
+            text = f"{what}: {self.who(rank)} was interrupted in an operation by {why}. {_AFTER}"
+        elif cause == _GAVE_UP:
+            text = f"{what}: the timeout of {self.who(rank)} is over in an operation. {_AFTER}"
+        else:
+            text = f"{what}: the group was destroyed"
+        raise CollectiveBrokenError(text)
+
+
+def _limit(timeout: float | None) -> float | None:
+    """A timeout as the native core takes it."""
+    if timeout is not None:
+        timeout = check_timeout(timeout)
+        if timeout is not None and (timeout < 0 or math.isinf(timeout)):
+            return None
+    return timeout

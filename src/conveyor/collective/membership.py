@@ -1,0 +1,65 @@
+"""The groups that this process is a rank of, by name."""
+
+from __future__ import annotations
+
+from conveyor.collective.group import Group
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime import context
+from conveyor.runtime.protocol import Runtime
+
+#: What operations that name no group use.
+DEFAULT = "default"
+
+
+def join(number: int, name: str) -> int:
+    """Take the place that this process has in a group; its rank. Called in the actor, or in the driver."""
+    runtime = context.current()
+    groups = _groups(runtime)
+    if name in groups:
+        raise RuntimeStateError(
+            f"{_own_name(runtime)} is in a collective group named {name!r} already: destroy that first, or "
+            "give this one another name"
+        )
+    group = Group(runtime, name, number, runtime.collectives.join(number))
+    groups[name] = group
+    return group.rank
+
+
+def leave(number: int, name: str) -> None:
+    """Have nothing to do with a group any more. Called as ``join`` is."""
+    runtime = context.current()
+    groups = _groups(runtime)
+    group = groups.get(name)
+    if group is None or group.number != number:  # it could not join this one, and is in another one
+        return
+    del groups[name]
+    runtime.collectives.leave(group.joined)
+
+
+def find(name: str) -> Group:
+    """The group of that name that this process is in. ``"default"`` means the only one, too."""
+    runtime = context.running()
+    groups = {} if runtime is None else _groups(runtime)
+    group = groups.get(name)
+    if group is not None:
+        return group
+    if name == DEFAULT and len(groups) == 1:
+        return next(iter(groups.values()))
+    if runtime is None or (runtime.own_actor is None and not groups):
+        raise RuntimeStateError(
+            "collective operations are called in methods of actors that are in a group: the driver is in "
+            "none. It is, if the group was created with driver_rank="
+        )
+    known = ", ".join(map(repr, sorted(groups))) or "none"
+    raise ValueError(
+        f"{_own_name(runtime)} is in no collective group named {name!r} (it is in: {known}). Create one with "
+        "create_collective_group(actors), in the driver"
+    )
+
+
+def _groups(runtime: Runtime) -> dict[str, Group]:
+    return runtime.collectives.entered
+
+
+def _own_name(runtime: Runtime) -> str:
+    return "the driver" if runtime.own_actor is None else runtime.own_actor.name

@@ -1,0 +1,325 @@
+"""The operations, called in methods of actors.
+
+Each is an object: it is called in a method, and ``bind`` makes it a task of a graph (``dag.collective``).
+Those that reduce nothing have a second form, ``shared`` (``collective.shared``): it returns what others have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conveyor.collective import shared
+from conveyor.collective.group import (
+    ALL_TO_ALL,
+    ALLGATHER,
+    ALLREDUCE,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCESCATTER,
+    SCATTER,
+    Group,
+)
+from conveyor.collective.membership import DEFAULT, find
+from conveyor.collective.operands import Fused, Operand, operand
+from conveyor.dag.collective import binding
+from conveyor.dag.collective.elements import ELEMENT_TYPES
+from conveyor.dag.collective.reduceop import ReduceOp
+
+
+class AllReduce:
+    """Reduce a tensor over all ranks, in place: afterwards each has the result."""
+
+    bind = staticmethod(binding.allreduce)
+
+    def __call__(
+        self,
+        tensor: Any,
+        group_name: str = DEFAULT,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """A list of tensors of one type is reduced as one. The result has the same bits at each rank.
+
+        Raises:
+            CollectiveMismatchError: the ranks have not called the same; nothing was done.
+            CollectiveBrokenError: a rank is not coming; the message says which, and why.
+            CollectiveTimeoutError: ``timeout`` seconds are over.
+        """
+        group = find(group_name)
+        _check(op)
+        if isinstance(tensor, (list, tuple)):
+            fused = Fused(tensor)
+            one = fused.whole
+            there = (one.address,)
+            group.run(
+                ALLREDUCE, one, there, there, timeout, op, tensors=len(tensor), shapes=fused.shapes
+            )
+            fused.written()
+            return
+        one = operand(tensor, True)
+        there = (one.address,)
+        group.run(ALLREDUCE, one, there, there, timeout, op)
+        if one.staged is not None:
+            one.written()
+
+
+class AllGather:
+    """Give each rank the tensors of all."""
+
+    bind = staticmethod(binding.allgather)
+    shared = staticmethod(shared.allgather)
+
+    def __call__(
+        self,
+        tensor_list: Sequence[Any],
+        tensor: Any,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``tensor_list`` has a tensor for each rank, in their order, which is written to. All are of one
+        shape and type. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        own = operand(tensor, False)
+        to = _list(group, tensor_list, own, True, "tensor_list")
+        group.run(ALLGATHER, own, (own.address,), _addresses(to), timeout)
+        _written(to)
+
+
+class ReduceScatter:
+    """Reduce a list of tensors over all ranks, each of which gets one of the results."""
+
+    bind = staticmethod(binding.reducescatter)
+
+    def __call__(
+        self,
+        tensor: Any,
+        tensor_list: Sequence[Any],
+        group_name: str = DEFAULT,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``tensor_list`` has a tensor for each rank; ``tensor`` is written to: it becomes the reduction of
+        those that all ranks have for this one. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        _check(op)
+        own = operand(tensor, True)
+        sources = _list(group, tensor_list, own, False, "tensor_list")
+        group.run(REDUCESCATTER, own, _addresses(sources), (own.address,), timeout, op)
+        own.written()
+
+
+class Broadcast:
+    """Give each rank the tensor of one."""
+
+    bind = staticmethod(binding.broadcast)
+    shared = staticmethod(shared.broadcast)
+
+    def __call__(
+        self,
+        tensor: Any,
+        src_rank: int = 0,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``tensor`` is written to at all ranks but ``src_rank``. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        root = group.root(src_rank, "src_rank")
+        if group.rank == root:
+            own = operand(tensor, False)
+            group.run(BROADCAST, own, (own.address,), (), timeout, root=root)
+        else:
+            own = operand(tensor, True)
+            group.run(BROADCAST, own, (), (own.address,), timeout, root=root)
+            own.written()
+
+
+class Reduce:
+    """Reduce a tensor over all ranks, for one of them."""
+
+    bind = staticmethod(binding.reduce)
+
+    def __call__(
+        self,
+        tensor: Any,
+        dst_rank: int = 0,
+        group_name: str = DEFAULT,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """The tensor of ``dst_rank`` becomes the result; the others stay as they are. Raises as ``allreduce``
+        does."""
+        group = find(group_name)
+        _check(op)
+        root = group.root(dst_rank, "dst_rank")
+        own = operand(tensor, group.rank == root)
+        there = (own.address,)
+        group.run(REDUCE, own, there, there if group.rank == root else (), timeout, op, root)
+        if group.rank == root:
+            own.written()
+
+
+class Gather:
+    """Give one rank the tensors of all."""
+
+    bind = staticmethod(binding.gather)
+    shared = staticmethod(shared.gather)
+
+    def __call__(
+        self,
+        tensor: Any,
+        tensor_list: Sequence[Any] | None = None,
+        dst_rank: int = 0,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``tensor_list`` has a tensor for each rank, which is written to, at ``dst_rank``; the others have
+        none. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        root = group.root(dst_rank, "dst_rank")
+        own = operand(tensor, False)
+        to = _root_list(group, tensor_list, own, root, True)
+        group.run(GATHER, own, (own.address,), _addresses(to), timeout, root=root)
+        _written(to)
+
+
+class Scatter:
+    """Give each rank one tensor of a list that one rank has."""
+
+    bind = staticmethod(binding.scatter)
+    shared = staticmethod(shared.scatter)
+
+    def __call__(
+        self,
+        tensor: Any,
+        tensor_list: Sequence[Any] | None = None,
+        src_rank: int = 0,
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """``tensor`` is written to. ``tensor_list`` has a tensor for each rank, at ``src_rank``; the others
+        have none. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        root = group.root(src_rank, "src_rank")
+        own = operand(tensor, True)
+        sources = _root_list(group, tensor_list, own, root, False)
+        group.run(SCATTER, own, _addresses(sources), (own.address,), timeout, root=root)
+        own.written()
+
+
+class AllToAll:
+    """Give each rank one tensor of each rank's list."""
+
+    bind = staticmethod(binding.all_to_all)
+    shared = staticmethod(shared.all_to_all)
+
+    def __call__(
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor_list: Sequence[Any],
+        group_name: str = DEFAULT,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Both lists have a tensor for each rank: the first is written to, with what the others have for this
+        rank; the second is what this one has for them. Raises as ``allreduce`` does."""
+        group = find(group_name)
+        if len(input_tensor_list) == 0:
+            raise ValueError("input_tensor_list is empty")
+        like = operand(input_tensor_list[0], False, "tensor 0 of input_tensor_list")
+        sources = _list(group, input_tensor_list, like, False, "input_tensor_list")
+        to = _list(group, output_tensor_list, like, True, "output_tensor_list")
+        group.run(ALL_TO_ALL, like, _addresses(sources), _addresses(to), timeout)
+        _written(to)
+
+
+class Barrier:
+    """Wait until all ranks have come here."""
+
+    bind = staticmethod(binding.barrier)
+
+    def __call__(self, group_name: str = DEFAULT, *, timeout: float | None = None) -> None:
+        """Raises as ``allreduce`` does."""
+        find(group_name).run(BARRIER, None, (), (), timeout)
+
+
+allreduce = AllReduce()
+allgather = AllGather()
+reducescatter = ReduceScatter()
+broadcast = Broadcast()
+reduce = Reduce()
+gather = Gather()
+scatter = Scatter()
+all_to_all = AllToAll()
+barrier = Barrier()
+
+
+def get_rank(group_name: str = DEFAULT) -> int:
+    """The rank that this actor has in the group."""
+    return find(group_name).rank
+
+
+def get_collective_group_size(group_name: str = DEFAULT) -> int:
+    """How many ranks the group has."""
+    return find(group_name).size
+
+
+def _check(op: Any) -> None:
+    if not isinstance(op, ReduceOp):
+        raise TypeError(f"op must be a ReduceOp, not {op!r}")
+
+
+def _list(
+    group: Group, tensors: Any, like: Operand, writes: bool, what: str
+) -> tuple[Operand, ...]:
+    """A tensor for each rank, all like ``like``."""
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{what} must be a list of tensors, not a {type(tensors).__name__}")
+    if len(tensors) != group.size:
+        raise ValueError(
+            f"{what} must have a tensor for each of the group's {group.size} ranks, and has {len(tensors)}"
+        )
+    made = tuple([operand(t, writes, f"tensor {i} of {what}") for i, t in enumerate(tensors)])
+    for i, one in enumerate(made):
+        if one.number != like.number or tuple(one.shape) != tuple(like.shape):
+            raise ValueError(
+                f"tensor {i} of {what} is {_words(one)}, where all tensors of the operation must be "
+                f"alike, and another is {_words(like)}"
+            )
+    return made
+
+
+def _root_list(
+    group: Group, tensors: Any, like: Operand, root: int, writes: bool
+) -> tuple[Operand, ...]:
+    if group.rank == root:
+        if tensors is None:
+            raise ValueError(f"rank {root} of this operation needs a tensor_list")
+        return _list(group, tensors, like, writes, "tensor_list")
+    if tensors is not None:
+        raise ValueError(
+            f"only rank {root} of this operation has a tensor_list, and this is {group.rank}"
+        )
+    return ()
+
+
+def _words(one: Operand) -> str:
+    return f"{ELEMENT_TYPES[one.number]}{list(one.shape)}"
+
+
+def _addresses(operands: tuple[Operand, ...]) -> tuple[Any, ...]:
+    return tuple([one.address for one in operands])
+
+
+def _written(operands: tuple[Operand, ...]) -> None:
+    for one in operands:
+        one.written()

@@ -1,0 +1,90 @@
+"""The operations that give back what the ranks have: values that lie in shared memory, and are read in place.
+
+Nothing is copied to a reader, whatever the size. A rank's own value is copied once, unless it was made with
+``conveyor.empty`` or ``conveyor.empty_tensor`` and its maker keeps no reference to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conveyor.collective.group import ALL_TO_ALL, ALLGATHER, BROADCAST, GATHER, SCATTER, Group
+from conveyor.collective.membership import DEFAULT, find
+
+
+def allgather(value: Any, group_name: str = DEFAULT, *, timeout: float | None = None) -> list[Any]:
+    """The values of all ranks, in their order: whatever can be an argument of a call. They may differ.
+
+    What comes is as at the time of the call: arrays are read-only, a tensor that is written to becomes the
+    writer's own, and who writes to ``value`` later changes nobody's. Memory is kept as long as somebody has a
+    value that lies in it, also if its rank has died. Raises as the call does.
+    """
+    return find(group_name).exchange(ALLGATHER, value, timeout)
+
+
+def broadcast(
+    value: Any = None,
+    src_rank: int = 0,
+    group_name: str = DEFAULT,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """The value of ``src_rank``; what others pass is not looked at. See ``allgather.shared``."""
+    group = find(group_name)
+    root = group.root(src_rank, "src_rank")
+    return group.exchange(BROADCAST, value, timeout, root, gives=group.rank == root, takes=(root,))[
+        0
+    ]
+
+
+def gather(
+    value: Any, dst_rank: int = 0, group_name: str = DEFAULT, *, timeout: float | None = None
+) -> list[Any] | None:
+    """The values of all ranks, at ``dst_rank``; ``None`` at the others. See ``allgather.shared``."""
+    group = find(group_name)
+    root = group.root(dst_rank, "dst_rank")
+    if group.rank != root:
+        group.exchange(GATHER, value, timeout, root, takes=())
+        return None
+    return group.exchange(GATHER, value, timeout, root)
+
+
+def scatter(
+    values: Sequence[Any] | None = None,
+    src_rank: int = 0,
+    group_name: str = DEFAULT,
+    *,
+    timeout: float | None = None,
+) -> Any:
+    """What ``src_rank`` has for this rank in its list, which has a value for each; the others have none. A
+    part keeps the memory of the whole list. See ``allgather.shared``."""
+    group = find(group_name)
+    root = group.root(src_rank, "src_rank")
+    if group.rank == root:
+        _check_list(group, values)
+    elif values is not None:
+        raise ValueError(
+            f"only rank {root} of this operation has a list of values, and this is {group.rank}"
+        )
+    (got,) = group.exchange(SCATTER, values, timeout, root, gives=group.rank == root, takes=(root,))
+    return got[group.rank]
+
+
+def all_to_all(
+    values: Sequence[Any], group_name: str = DEFAULT, *, timeout: float | None = None
+) -> list[Any]:
+    """What each rank has for this one in its list, which has a value for each. A part keeps the memory of the
+    whole list. See ``allgather.shared``."""
+    group = find(group_name)
+    _check_list(group, values)
+    return [got[group.rank] for got in group.exchange(ALL_TO_ALL, values, timeout)]
+
+
+def _check_list(group: Group, values: Any) -> None:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"a list of values is needed, not a {type(values).__name__}")
+    if len(values) != group.size:
+        raise ValueError(
+            f"a value for each of the group's {group.size} ranks is needed, and the list has {len(values)}"
+        )

@@ -1,0 +1,1 @@
+"""Collectives as tasks of a graph."""

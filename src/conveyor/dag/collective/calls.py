@@ -1,0 +1,266 @@
+"""What the ranks of a collective run: functions of values that have come to them over ordinary edges.
+
+Each is an object that travels with its actor's program. All ranks look at the same inputs, so each of them
+finds for itself, and before it computes anything, what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from conveyor.dag.collective.kernels import (
+    TENSORS,
+    Arrays,
+    arrays_of,
+    reduce,
+    reduced,
+    why_not,
+)
+from conveyor.dag.collective.reduceop import ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's place.
+
+    operation: what it is called in messages: ``"allreduce"``.
+    names: the names of the actors, in the order of ranks.
+    rank: its number.
+    """
+
+    operation: str
+    names: tuple[str, ...]
+    rank: int = 0
+
+    @property
+    def __name__(self) -> str:  # by which calls are known
+        return self.operation
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return what this rank gets."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Rank):
+    """Every rank gets all inputs, and reduces them."""
+
+    op: ReduceOp = ReduceOp.SUM
+
+    def __call__(self, *inputs: Any) -> Any:
+        return _reduced(self, self.op, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAllReduce(Rank):
+    """The same with a tuple of tensors from each rank."""
+
+    op: ReduceOp = ReduceOp.SUM
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        tensors = list(zip(*inputs, strict=True))
+        for number, ranks in enumerate(tensors):  # all before any is reduced
+            _check_reducible(self, self.op, ranks, number)
+        return [_reduced(self, self.op, ranks) for ranks in tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePart(Rank):
+    """The first of two rounds: every rank reduces its part of all inputs, and gives it to the others."""
+
+    op: ReduceOp = ReduceOp.SUM
+
+    def __call__(self, *inputs: Any) -> Any:
+        arrays, values = _check_reducible(self, self.op, inputs)
+        begin, end = bounds(arrays.size(values[0]), self.rank, len(values))
+        parts = [arrays.flat(value)[begin:end] for value in values]
+        out = arrays.empty((end - begin,), values[0])
+        reduce(self.op, arrays, parts, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class JoinParts(Rank):
+    """The second round: every rank puts the parts together, in the form of its own input."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        own, *parts = inputs
+        arrays = _arrays(own)
+        out = arrays.empty(own.shape, own)
+        arrays.join(parts, arrays.flat(out))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Rank):
+    """Every rank gets all inputs, and reduces its share of them along dimension 0."""
+
+    op: ReduceOp = ReduceOp.SUM
+
+    def __call__(self, *inputs: Any) -> Any:
+        _, values = _check_reducible(self, self.op, inputs)
+        share = share_of(self, values[0])
+        return _reduced(self, self.op, [value[share] for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Rank):
+    """Every rank gets all inputs, one after the other along dimension 0, or (``join`` is false) in a list."""
+
+    join: bool = True
+
+    def __call__(self, *inputs: Any) -> Any:
+        arrays, values = _check(self, inputs)
+        return _joined(self, arrays, values) if self.join else list(values)
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll(Rank):
+    """Every rank gets its share of all inputs along dimension 0, one after the other."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        arrays, values = _check(self, inputs)
+        share = share_of(self, values[0])
+        return _joined(self, arrays, [value[share] for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Rank):
+    """Every rank gets the input, and has its share of it along dimension 0: a view."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        (value,) = inputs
+        arrays = arrays_of(value)
+        if arrays is None:
+            raise TypeError(
+                f"{self.operation}: it takes a tensor or an array apart, not a {type(value).__name__}"
+            )
+        return arrays.plain(value)[share_of(self, value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Rank):
+    """A rank has the value as it has come."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        return inputs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Rank):
+    """A rank says that it has come to a barrier."""
+
+    def __call__(self, *inputs: Any) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pack(Rank):
+    """A rank puts its tensors into one frame."""
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        return inputs
+
+
+def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return where the part of ``rank`` begins and ends among ``size`` elements."""
+    return size * rank // ranks, size * (rank + 1) // ranks
+
+
+def _reduced(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
+    arrays, values = _check_reducible(rank, op, inputs)
+    return reduced(op, arrays, values)
+
+
+def _joined(rank: Rank, arrays: Arrays, values: Sequence[Any]) -> Any:
+    first = values[0]
+    check_joinable(rank, first)
+    out = arrays.empty((first.shape[0] * len(values), *first.shape[1:]), first)
+    arrays.join(values, out)
+    return out
+
+
+def check_joinable(rank: Rank, value: Any) -> None:
+    """Raise a ``ValueError`` unless tensors like ``value`` can be joined."""
+    if not value.shape:
+        raise ValueError(
+            f"{rank.operation}: what has no dimensions cannot be joined along the first one: "
+            f"give it one (x.reshape(1))"
+        )
+
+
+def share_of(rank: Rank, value: Any) -> slice:
+    """Return what of dimension 0 is for this rank."""
+    ranks = len(rank.names)
+    if not value.shape or value.shape[0] % ranks:
+        raise ValueError(
+            f"{rank.operation} over {ranks} actors ({', '.join(rank.names)}): dimension 0 is divided among "
+            f"them, and of shape {tuple(value.shape)} it cannot be: it must be a multiple of {ranks}"
+        )
+    each = value.shape[0] // ranks
+    return slice(each * rank.rank, each * (rank.rank + 1))
+
+
+def _arrays(value: Any) -> Arrays:
+    arrays = arrays_of(value)
+    assert arrays is not None, "it has been checked by all ranks"
+    return arrays
+
+
+def _check(
+    rank: Rank, inputs: Sequence[Any], number: int | None = None
+) -> tuple[Arrays, Sequence[Any]]:
+    """Return the library of the ``inputs`` and these without their notes for autograd.
+
+    Raises:
+        TypeError: one is neither a tensor nor an array, or lies where it cannot be read.
+        ValueError: they differ in kind, dtype or shape.
+    """
+    arrays = arrays_of(inputs[0])
+    if arrays is None or not arrays.alike(inputs):
+        _refuse(rank, inputs, number)
+    return arrays, [arrays.plain(value) for value in inputs]
+
+
+def _check_reducible(
+    rank: Rank, op: ReduceOp, inputs: Sequence[Any], number: int | None = None
+) -> tuple[Arrays, Sequence[Any]]:
+    """As ``_check``; in addition ``TypeError`` for a dtype that ``op`` is not for."""
+    arrays, values = _check(rank, inputs, number)
+    reason = why_not(op, arrays, values[0].dtype)
+    if reason is not None:
+        raise TypeError(f"{_title(rank, number)}: {reason}")
+    return arrays, values
+
+
+def _refuse(rank: Rank, inputs: Sequence[Any], number: int | None) -> NoReturn:
+    seen = ", ".join(
+        f"{name} has {described(value)}" for name, value in zip(rank.names, inputs, strict=True)
+    )
+    if any(arrays_of(value) is None for value in inputs):
+        raise TypeError(f"{_title(rank, number)}: it takes tensors or arrays: {seen}")
+    if any(_is_elsewhere(value) for value in inputs):
+        raise TypeError(f"{_title(rank, number)}: it takes dense tensors on the CPU: {seen}")
+    raise ValueError(f"{_title(rank, number)}: the ranks differ: {seen}")
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return arrays_of(value) is TENSORS and not TENSORS.alike([value])
+
+
+def _title(rank: Rank, number: int | None) -> str:
+    which = "" if number is None else f", tensor {number} of each list"
+    return f"{rank.operation} over {len(rank.names)} actors{which}"
+
+
+def described(value: Any) -> str:
+    """Tell people what ``value`` is."""
+    arrays = arrays_of(value)
+    if arrays is None:
+        return f"a {type(value).__name__}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    article = "a" if arrays is TENSORS else "an"
+    where = f", {value.layout} on {value.device}" if _is_elsewhere(value) else ""
+    return f"{article} {arrays.noun} of {dtype} with shape {tuple(value.shape)}{where}"

@@ -1,0 +1,278 @@
+"""What collectives do with the memory of tensors and arrays: torch's and numpy's operations for two of them,
+the native core's for more.
+
+This is the one place that computes. A faster kernel is put in here, and nothing else knows of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import conveyor  # what is above is known by its public name
+from conveyor import _core
+from conveyor.dag.collective.elements import ELEMENT_TYPES
+from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.later import LaterModule
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+else:
+    np, torch = LaterModule("numpy"), LaterModule("torch")
+
+#: Results from so many bytes on are made in the process's arena. Its memory is warm, while new memory of this
+#: size costs a page fault for each page; and a result that is sent on from there is not copied.
+IN_ARENA = 64 << 10
+
+#: Up to so many elements an operation costs more than the memory that it goes over.
+_SMALL = 2 << 10
+
+
+class Arrays(ABC):
+    """One library's arrays. Those that are reduced have one dtype and are flat."""
+
+    #: What an array is called in messages.
+    noun: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.function = functools.cache(self._function)
+        self.kind = functools.cache(self._kind)
+        self.number = functools.cache(self._number)
+
+    @abstractmethod
+    def alike(self, values: Sequence[Any]) -> bool:
+        """Say whether ``values`` are of one dtype and shape, and all of this library and readable."""
+
+    @abstractmethod
+    def is_small(self, array: Any) -> bool:
+        """Say whether it has less than a page or two, so that each operation's own cost counts."""
+
+    @abstractmethod
+    def _function(self, op: ReduceOp) -> Callable[..., Any]:
+        """Return the elementwise operation of ``op``, which takes two arrays and ``out``."""
+
+    @abstractmethod
+    def _kind(self, dtype: Any) -> str:
+        """Return ``"float"``, ``"half"`` (summed in a wider type), ``"int"``, ``"bool"``, or ``"other"``."""
+
+    @abstractmethod
+    def plain(self, array: Any) -> Any:
+        """Return ``array`` without what would be noted of operations with it."""
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int], like: Any) -> Any:
+        """Return a new array of the dtype of ``like``, in the arena if it is large."""
+
+    @abstractmethod
+    def flat(self, array: Any) -> Any:
+        """Return the elements in a row; no copy where they lie so."""
+
+    @abstractmethod
+    def _number(self, dtype: Any) -> int | None:
+        """Return the native core's number of ``dtype``; ``None``: it has none."""
+
+    @abstractmethod
+    def buffer(self, array: Any) -> Any:
+        """Return flat ``array`` as what the native core takes; it shares the memory."""
+
+    @abstractmethod
+    def copy(self, to: Any, source: Any) -> None:
+        """Write ``source`` into ``to``, rounded to its dtype."""
+
+    @abstractmethod
+    def join(self, arrays: Sequence[Any], out: Any) -> None:
+        """Write ``arrays``, one after the other along dimension 0, into ``out``."""
+
+    def size(self, array: Any) -> int:
+        """Return the number of elements."""
+        return math.prod(array.shape)
+
+
+class Tensors(Arrays):
+    """Torch's tensors on the CPU."""
+
+    noun = "tensor"
+
+    def alike(self, values: Sequence[Any]) -> bool:
+        kind, strided = torch.Tensor, torch.strided
+        dtype, shape = values[0].dtype, values[0].shape
+        for value in values:
+            if not isinstance(value, kind) or value.dtype != dtype or value.shape != shape:
+                return False
+            if not value.is_cpu or value.layout != strided:
+                return False
+        return True
+
+    def is_small(self, array: Any) -> bool:
+        return bool(array.numel() <= _SMALL)
+
+    def _function(self, op: ReduceOp) -> Callable[..., Any]:
+        names = {ReduceOp.PRODUCT: "mul", ReduceOp.MIN: "minimum", ReduceOp.MAX: "maximum"}
+        found: Callable[..., Any] = getattr(torch, names.get(op, "add"))
+        return found
+
+    def _kind(self, dtype: Any) -> str:
+        if dtype in (torch.float32, torch.float64):
+            return "float"
+        if dtype in (torch.float16, torch.bfloat16):
+            return "half"
+        integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        return "int" if dtype in integers else "bool" if dtype == torch.bool else "other"
+
+    def plain(self, array: Any) -> Any:
+        return array.detach() if array.requires_grad else array
+
+    def empty(self, shape: Sequence[int], like: Any) -> Any:
+        if math.prod(shape) * like.itemsize >= IN_ARENA:
+            try:
+                return conveyor.empty_tensor(shape, like.dtype)
+            except MemoryError:
+                pass  # the arena is full, and a result that stays on its actor needs none
+        return torch.empty(shape, dtype=like.dtype)
+
+    def flat(self, array: Any) -> Any:
+        return array.reshape(-1)
+
+    def _number(self, dtype: Any) -> int | None:
+        return _NUMBERS.get(str(dtype).removeprefix("torch."))
+
+    def buffer(self, array: Any) -> Any:
+        return array.resolve_neg().view(torch.uint8).numpy()
+
+    def copy(self, to: Any, source: Any) -> None:
+        to.copy_(source)
+
+    def join(self, arrays: Sequence[Any], out: Any) -> None:
+        torch.cat(list(arrays), out=out)
+
+
+class Ndarrays(Arrays):
+    """Numpy's arrays."""
+
+    noun = "array"
+
+    def alike(self, values: Sequence[Any]) -> bool:
+        dtype, shape = values[0].dtype, values[0].shape
+        return all(
+            isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == shape
+            for value in values
+        )
+
+    def is_small(self, array: Any) -> bool:
+        return bool(array.size <= _SMALL and array.ndim)  # else its operations give scalars
+
+    def _function(self, op: ReduceOp) -> Callable[..., Any]:
+        names = {ReduceOp.PRODUCT: "multiply", ReduceOp.MIN: "minimum", ReduceOp.MAX: "maximum"}
+        found: Callable[..., Any] = getattr(np, names.get(op, "add"))
+        return found
+
+    def _kind(self, dtype: Any) -> str:
+        if dtype.kind == "f":
+            return "half" if dtype.itemsize == 2 else "float"
+        return {"i": "int", "u": "int", "b": "bool"}.get(dtype.kind, "other")
+
+    def plain(self, array: Any) -> Any:
+        return array
+
+    def empty(self, shape: Sequence[int], like: Any) -> Any:
+        if math.prod(shape) * like.itemsize >= IN_ARENA:
+            try:
+                return conveyor.empty(tuple(shape), like.dtype)
+            except MemoryError:
+                pass  # as above
+        return np.empty(shape, like.dtype)
+
+    def flat(self, array: Any) -> Any:
+        return array.reshape(-1)
+
+    def _number(self, dtype: Any) -> int | None:
+        return _NUMBERS.get(dtype.name) if dtype.isnative else None
+
+    def buffer(self, array: Any) -> Any:
+        return array
+
+    def copy(self, to: Any, source: Any) -> None:
+        np.copyto(to, source, casting="same_kind")
+
+    def join(self, arrays: Sequence[Any], out: Any) -> None:
+        np.concatenate(arrays, out=out)
+
+
+_NUMBERS = {name: number for number, name in enumerate(ELEMENT_TYPES)}
+
+TENSORS, NDARRAYS = Tensors(), Ndarrays()
+
+
+def arrays_of(value: Any) -> Arrays | None:
+    """Return the library that ``value`` is of; ``None``: it is neither a tensor nor an array."""
+    # Neither is imported to find out: who has a value of theirs has imported it.
+    found = sys.modules.get("torch")
+    if found is not None and isinstance(value, found.Tensor):
+        return TENSORS
+    found = sys.modules.get("numpy")
+    if found is not None and isinstance(value, found.ndarray):
+        return NDARRAYS
+    return None
+
+
+def why_not(op: ReduceOp, arrays: Arrays, dtype: Any) -> str | None:
+    """Return why ``op`` is not done with arrays of ``dtype``; ``None``: it is."""
+    kind = arrays.kind(dtype)
+    if kind == "other":
+        return f"{dtype} is not reduced: floats of 16 to 64 bits, integers and bool are"
+    if kind == "bool" and op not in (ReduceOp.MIN, ReduceOp.MAX):
+        return f"{op.name} of {dtype}: MAX tells whether any is true, MIN whether all are"
+    if kind == "int" and op is ReduceOp.AVG:
+        return f"AVG of {dtype} is no integer: convert to floats first, or take the SUM"
+    return None
+
+
+def reduced(op: ReduceOp, arrays: Arrays, values: Sequence[Any]) -> Any:
+    """Reduce ``values``, which have one shape, into a new array of that shape."""
+    first = values[0]
+    if len(values) == 1 or not arrays.is_small(first) or _is_wide(op, arrays, values):
+        out = arrays.empty(first.shape, first)
+        reduce(op, arrays, [arrays.flat(value) for value in values], arrays.flat(out))
+        return out
+    function = arrays.function(op)
+    total = function(first, values[1])
+    for other in values[2:]:
+        function(total, other, out=total)
+    if op is ReduceOp.AVG:
+        total /= len(values)
+    return total
+
+
+def reduce(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> None:
+    """Reduce flat ``sources`` into ``out``, in their order, so that every rank gets the same bits.
+
+    16-bit floats are summed and multiplied as 32-bit ones, and rounded once.
+    """
+    if len(sources) == 1:
+        arrays.copy(out, sources[0])
+        return
+    number = arrays.number(out.dtype)
+    if number is not None and (len(sources) > 2 or _is_wide(op, arrays, sources)):
+        # It goes over the memory once, where several operations would go over it several times.
+        buffers = tuple([arrays.buffer(source) for source in sources])
+        _core.reduce((arrays.buffer(out),), buffers, number, op.value)
+        return
+    function = arrays.function(op)
+    function(sources[0], sources[1], out=out)
+    for other in sources[2:]:
+        function(out, other, out=out)
+    if op is ReduceOp.AVG:
+        out /= len(sources)
+
+
+def _is_wide(op: ReduceOp, arrays: Arrays, values: Sequence[Any]) -> bool:
+    """Say whether ``values`` are to be combined in a wider type."""
+    if op is ReduceOp.MIN or op is ReduceOp.MAX or arrays.kind(values[0].dtype) != "half":
+        return False
+    # Torch and numpy compute a single operation on halves in 32 bits themselves, and round once.
+    return len(values) > 2 or op is ReduceOp.AVG

@@ -1,0 +1,199 @@
+"""NVIDIA's GPUs, and what else torch calls ``cuda``: one or two calls of torch for each method.
+
+It has been tried with a stand-in for ``torch.cuda`` only: nobody has run it on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from conveyor.device.base import Device, Event, Stream
+from conveyor.later import LaterModule, import_later
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LaterModule("torch")
+
+
+class CudaEvent(Event):
+    """A ``torch.cuda.Event``.
+
+    event: it.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+
+    def record(self, stream: Stream | None = None) -> None:
+        """As the base says."""
+        self.event.record(_native(stream) if stream is not None else torch.cuda.current_stream())
+
+    def query(self) -> bool:
+        """As the base says."""
+        return bool(self.event.query())
+
+    def synchronize(self) -> None:
+        """As the base says."""
+        self.event.synchronize()
+
+    def handle(self) -> bytes:
+        """As the base says."""
+        return bytes(self.event.ipc_handle())
+
+
+class CudaStream(Stream):
+    """A ``torch.cuda.Stream``.
+
+    stream: it.
+    """
+
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
+        self.device = device
+        self.stream = stream
+        self.index = stream.device_index
+
+    def wait_event(self, event: Event) -> None:
+        """As the base says."""
+        assert isinstance(event, CudaEvent)
+        self.stream.wait_event(event.event)
+
+    def query(self) -> bool:
+        """As the base says."""
+        return bool(self.stream.query())
+
+    def synchronize(self) -> None:
+        """As the base says."""
+        self.stream.synchronize()
+
+
+class CudaDevice(Device):
+    """What torch calls ``cuda``."""
+
+    kind = "cuda"
+
+    def viable(self) -> str | None:
+        """As the base says."""
+        if find_spec("torch") is None:
+            return "torch is not installed"
+        import_later("torch")  # under the lock of imports
+        if not torch.cuda.is_available():
+            return "torch finds no GPU"
+        return None
+
+    def count(self) -> int:
+        """As the base says."""
+        return int(torch.cuda.device_count())
+
+    def current_index(self) -> int:
+        """As the base says."""
+        return int(torch.cuda.current_device())
+
+    def identity(self, index: int | None = None) -> str:
+        """As the base says. It is the UUID: numbers follow ``CUDA_VISIBLE_DEVICES``."""
+        which = self._index(index)
+        return str(torch.cuda.get_device_properties(which).uuid)
+
+    def memory(self, index: int | None = None) -> tuple[int, int]:
+        """As the base says. What torch keeps for later counts as used."""
+        free, there = torch.cuda.mem_get_info(self._index(index))
+        return int(free), int(there)
+
+    def current_stream(self, index: int | None = None) -> Stream:
+        """As the base says."""
+        return CudaStream(self, torch.cuda.current_stream(self._index(index)))
+
+    def new_stream(self, index: int | None = None, *, urgent: bool = False) -> Stream:
+        """As the base says."""
+        made = torch.cuda.Stream(self._index(index), priority=-1 if urgent else 0)
+        return CudaStream(self, made)
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        """As the base says."""
+        with torch.cuda.stream(_native(stream)):
+            yield
+
+    def new_event(self, index: int | None = None, *, interprocess: bool = False) -> Event:
+        """As the base says. It is made at its first record, or at :meth:`Event.handle` on the current
+        device, so that is the one it is for."""
+        return CudaEvent(torch.cuda.Event(enable_timing=False, interprocess=interprocess))
+
+    def open_event(self, handle: bytes, index: int | None = None) -> Event:
+        """As the base says."""
+        where = torch.device("cuda", self._index(index))
+        return CudaEvent(torch.cuda.Event.from_ipc_handle(where, handle))
+
+    def synchronize(self, index: int | None = None) -> None:
+        """As the base says."""
+        torch.cuda.synchronize(self._index(index))
+
+    def empty(self, nbytes: int, index: int | None = None) -> torch.Tensor:
+        """As the base says."""
+        where = torch.device("cuda", self._index(index))
+        return torch.empty(nbytes, dtype=torch.uint8, device=where)
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """As the base says."""
+        tensor.record_stream(_native(stream))
+
+    def empty_pinned(self, nbytes: int) -> torch.Tensor:
+        """As the base says: torch's allocator notes the streams that copy from and to it."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """As the base says. It is portable: all GPUs know it."""
+        torch.cuda.init()  # the calls of the runtime need a context
+        _check(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE), "cudaHostRegister")
+
+    def unpin(self, address: int) -> None:
+        """As the base says."""
+        _check(torch.cuda.cudart().cudaHostUnregister(address), "cudaHostUnregister")
+
+    def cannot_export(self, tensor: torch.Tensor) -> str | None:
+        """As the base says. What torch's allocator cannot export raises in :meth:`export_memory`."""
+        if tensor.device.type != "cuda":
+            return f"is on device {str(tensor.device)!r}"
+        return None
+
+    def export_memory(self, tensor: torch.Tensor) -> bytes:
+        """As the base says. torch keeps the memory until it has been opened and let go of."""
+        shared = tensor.untyped_storage()._share_cuda_()
+        return pickle.dumps((self.identity(tensor.device.index), shared[1:]))
+
+    def open_memory(self, handle: bytes) -> torch.Tensor:
+        """As the base says."""
+        identity, shared = pickle.loads(handle)
+        here = [i for i in range(self.count()) if self.identity(i) == identity]
+        if not here:
+            raise RuntimeError(f"this process cannot reach the GPU {identity}")
+        torch.cuda.init()
+        storage = torch.UntypedStorage._new_shared_cuda(here[0], *shared)
+        where = torch.device("cuda", here[0])
+        return torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
+
+    def _index(self, index: int | None) -> int:
+        return self.current_index() if index is None else index
+
+
+#: Of cudaHostRegister: pinned for all contexts.
+_PORTABLE = 1
+
+
+def _native(stream: Stream) -> Any:
+    assert isinstance(stream, CudaStream)
+    return stream.stream
+
+
+def _check(code: Any, call: str) -> None:
+    if int(code):
+        runtime = torch.cuda.cudart()
+        told = runtime.cudaGetErrorString(runtime.cudaError(int(code)))
+        raise RuntimeError(f"{call} has failed: {told}")
+
+
+DEVICE = CudaDevice()

@@ -1,0 +1,1 @@
+"""What may still change in its names: Ray has it under the same ones."""

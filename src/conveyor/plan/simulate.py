@@ -1,0 +1,389 @@
+"""A Plan is followed in virtual time: what every process would do when, if steps took given times.
+
+The rules are those of the native program (``native/python/program.cpp``). An actor does the steps of an
+execution in its program's order, one at a time, and all of them before those of the next execution; a
+method that is async holds its program as any other does. A receive goes on when its frame has come. A send
+copies the value and never waits. Up to ``depth`` executions are on their
+way: the executor submits the next one when the oldest has all of its results there.
+
+What happens once stays so; so it does not matter who is followed first, and each process can be followed as
+far as it comes (as in ``plan/prove.py``). There is no queue of events. Only where a process takes a frame if
+it is there by some time (``Try``) must be known whether it will be. Where nobody can be followed any further,
+nobody does anything before the first of these times: what is not there has not come by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.plan.steps import (
+    MOST_LEFT_OUT,
+    MOST_PATIENCE,
+    PATIENCE,
+    VAIN,
+    Await,
+    Call,
+    Recv,
+    Send,
+    Step,
+    Try,
+    assert_never,
+)
+from conveyor.plan.timeline import Span, SpanKind, Timeline, Why
+
+#: What somebody waits for: that the frame of an execution is on an edge (kind, edge, execution), or that an
+#: execution is complete (kind, -1, execution).
+_Event = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long things take, in seconds.
+
+    task: by task and execution.
+    copy: by edge, how long its values take from one memory to another: at the writer, while it sends, or
+        where tensors travel beside the frames, on their way.
+    latency: from a frame's publication until its reader can go on.
+    """
+
+    task: Callable[[int, int], float]
+    copy: Callable[[int], float]
+    latency: float
+
+
+def follow(
+    plan: Plan, costs: Costs, executions: int, depth: int, pace: float | None = None
+) -> Timeline:
+    """Follow ``plan`` through ``executions``.
+
+    Args:
+        depth: so many of them may be on their way.
+        pace: the seconds between two submissions, as far as there is room; ``None``: the next one begins as
+            soon as there is.
+    """
+    run = _Run(plan, costs)
+    executor = _Executor(run, executions, depth, pace)
+    actors = [_Actor(run, number, executions) for number in range(len(plan.programs))]
+    ready: list[_Executor | _Actor] = [executor, *actors]
+    while ready:
+        process = ready.pop()
+        missing = process.go_on()
+        if missing is not None:
+            run.waiting.setdefault(missing, []).append(process)
+        ready += run.woken
+        run.woken.clear()
+        doubting = [] if ready else [actor for actor in actors if actor.doubt is not None]
+        if doubting:
+            ready.append(run.settle(doubting))
+    assert not run.waiting, "a Plan that was not proved"
+    for actor in actors:
+        actor.tail(max(run.completed))
+    return Timeline(
+        tuple(run.spans), tuple(executor.submitted), tuple(run.completed), tuple(run.ends)
+    )
+
+
+class _Run:
+    """What all processes of one simulation share."""
+
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.plan = plan
+        self.costs = costs
+        self.spans: list[Span] = []
+        #: By event, when it happens and because of which span.
+        self.happened: dict[_Event, tuple[float, int]] = {}
+        self.waiting: dict[_Event, list[_Executor | _Actor]] = {}
+        self.woken: list[_Executor | _Actor] = []
+        self.completed: list[float] = []
+        self.ends: list[int] = []
+        self.results = tuple(dict.fromkeys((*plan.outputs, *plan.effects)))
+        self._missing: dict[int, int] = {}  # by execution, results that have not come
+
+    def settle(self, doubting: list[_Actor]) -> _Actor:
+        """Tell the actor whose time comes first that its frame has not come by then."""
+        first = min(doubting, key=_Actor.doubts_until)
+        assert first.doubt is not None
+        event, until = first.doubt
+        first.doubt, first.absent[event[1]] = None, until
+        self.waiting[event].remove(first)
+        if not self.waiting[event]:
+            del self.waiting[event]
+        return first
+
+    def add(self, span: Span) -> int:
+        self.spans.append(span)
+        return len(self.spans) - 1
+
+    def happens(self, event: _Event, at: float, span: int) -> None:
+        self.happened[event] = at, span
+        self.woken += self.waiting.pop(event, ())
+
+    def publish(self, edge: int, execution: int, at: float, span: int) -> None:
+        """Have a frame come to its readers."""
+        at += self.costs.latency
+        self.happens(("frame", edge, execution), at, span)
+        if edge in self.results:
+            left = self._missing.get(execution, len(self.results)) - 1
+            self._missing[execution] = left
+            if left == 0:
+                del self._missing[execution]
+                frames = [self.happened["frame", edge, execution] for edge in self.results]
+                self.complete(execution, *max(frames))
+
+    def complete(self, execution: int, at: float, span: int) -> None:
+        """Note that all results of ``execution`` are there. Rings are read in order, so executions end in
+        the order in which they began."""
+        self.completed.append(at)
+        self.ends.append(span)
+        self.happens(("complete", -1, execution), at, span)
+
+
+class _Process:
+    """One process: its own clock, and the span that it ended last."""
+
+    def __init__(self, run: _Run, place: int) -> None:
+        self.run = run
+        self.place = place
+        self.now = 0.0
+        self.why: Why = "start"
+        self.after = -1
+        self.worked = False
+
+    def wait(self, until: float, why: Why, after: int, label: str, number: int, n: int) -> None:
+        """Stand still until something has happened, if it has not."""
+        if until <= self.now:
+            return
+        kind: SpanKind = "wait" if self.worked else "idle"
+        self.run.add(Span(self.place, kind, label, number, n, self.now, until, why, after))
+        self.now, self.why, self.after = until, why, after
+
+    def work(self, kind: SpanKind, label: str, number: int, n: int, seconds: float) -> int:
+        """Do something."""
+        end = self.now + seconds
+        span = Span(self.place, kind, label, number, n, self.now, end, self.why, self.after)
+        self.after = self.run.add(span)
+        self.now, self.why = end, "order"
+        self.worked = self.worked or kind not in ("receive", "wait", "idle")
+        return self.after
+
+
+class _Executor(_Process):
+    """The process that submits and reads results, as soon as it can."""
+
+    def __init__(self, run: _Run, executions: int, depth: int, pace: float | None) -> None:
+        super().__init__(run, EXECUTOR)
+        self.executions = executions
+        self.depth = depth
+        self.pace = pace
+        self.submitted: list[float] = []
+
+    def go_on(self) -> _Event | None:
+        """Submit as far as there is room. Return what is missing."""
+        run = self.run
+        while len(self.submitted) < self.executions:
+            n = len(self.submitted)
+            if n >= self.depth:
+                room = run.happened.get(("complete", -1, n - self.depth))
+                if room is None:
+                    return "complete", -1, n - self.depth
+                self.wait(room[0], "room", room[1], "room", -1, n)
+            if self.pace is not None:
+                self.wait(n * self.pace, "pace", self.after, "its time", -1, n)
+            self.submitted.append(self.now)
+            self._submit(n)
+        return None
+
+    def _submit(self, n: int) -> None:
+        run, edges = self.run, [bundle.edge for bundle in self.run.plan.inputs]
+        # Every input is encoded before the first one is published.
+        self.work("submit", "execute", -1, n, sum(map(run.costs.copy, edges)))
+        for edge in edges:
+            run.publish(edge, n, self.now, self.after)
+        if not run.results:
+            run.complete(n, self.now, self.after)
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What an actor knows of a receive that it tries: see :class:`Try`.
+
+    taken: the execution whose frame was taken before the receive.
+    ahead, last: how long the tasks between have taken so far, and in the execution before.
+    spent: for how long it was waited for.
+    vain, left_out: waits in a row that were in vain, and those that are to be left out.
+    """
+
+    taken: int = -1
+    ahead: float = 0.0
+    last: float = 0.0
+    spent: float = 0.0
+    vain: int = 0
+    left_out: int = 0
+
+    def waited(self, good: bool) -> None:
+        """Note how a wait has ended."""
+        self.vain = 0 if good else self.vain + 1
+        if self.vain >= VAIN:
+            self.left_out = min(1 << min(self.vain - VAIN, 31), MOST_LEFT_OUT)
+
+
+class _Actor(_Process):
+    """An actor, which follows its program."""
+
+    def __init__(self, run: _Run, number: int, executions: int) -> None:
+        super().__init__(run, number)
+        self.executions = executions
+        self.steps = run.plan.programs[number].steps
+        self.pc = 0
+        self.execution = 0
+        #: By edge, when the tensors under way will be there, and the span of their transfer.
+        self.coming: dict[int, tuple[float, int]] = {}
+        #: By edge, the receives that are tried, with what is known of that; those that are open.
+        self.tried: dict[int, _Tried] = {}
+        self.open: list[int] = []
+        #: What has to be known before it can go on: whether something happens until some time.
+        self.doubt: tuple[_Event, float] | None = None
+        #: By edge, until when the frame of this execution is known not to have come.
+        self.absent: dict[int, float] = {}
+
+    def go_on(self) -> _Event | None:
+        """Follow the program as far as input is there. Return what is missing."""
+        self.doubt = None
+        while self.execution < self.executions:
+            while self.pc < len(self.steps):
+                missing = self._step(self.steps[self.pc])
+                if missing is not None:
+                    return missing
+                self.pc += 1
+            self.pc = 0
+            self.execution += 1
+            self.absent.clear()
+        return None
+
+    def doubts_until(self) -> float:
+        """Return the time of its doubt."""
+        assert self.doubt is not None
+        return self.doubt[1]
+
+    def tail(self, end: float) -> None:
+        """Be idle until all is over."""
+        if self.now < end:
+            self.run.add(Span(self.place, "idle", "", -1, -1, self.now, end, self.why, self.after))
+
+    def _step(self, step: Step) -> _Event | None:
+        run, n = self.run, self.execution
+        match step:
+            case Recv():
+                tried = self.tried.get(step.edge)
+                if step.edge in self.open and tried is not None:
+                    self.open.remove(step.edge)
+                    tried.last = tried.ahead
+                edge = run.plan.edges[step.edge]
+                if tried is not None and tried.taken == n:
+                    self.work("receive", edge.source, edge.id, n, 0.0)
+                    return None
+                come = run.happened.get(("frame", step.edge, n))
+                if come is None:
+                    return "frame", step.edge, n
+                missing = self._look(come[0])
+                if missing is not None:
+                    return missing
+                self.wait(come[0], "data", come[1], edge.source, edge.id, n)
+                self.work("receive", edge.source, edge.id, n, 0.0)
+                if edge.beside:
+                    self._transfer(edge.id, self.now)
+            case Try():
+                return self._try(self.tried.setdefault(step.edge, _Tried()), step.edge)
+            case Await():
+                until, transfer = self.coming[step.edge]
+                missing = self._look(until)
+                if missing is not None:
+                    return missing
+                source = run.plan.edges[step.edge].source
+                self.wait(until, "tensors", transfer, f"tensors of {source}", step.edge, n)
+            case Call():
+                missing = self._look(self.now)
+                if missing is not None:
+                    return missing
+                task = run.plan.tasks[step.task]
+                seconds = run.costs.task(task.id, n)
+                for number in self.open:
+                    self.tried[number].ahead += seconds
+                self.work("compute", task.label, task.id, n, seconds)
+            case Send():
+                edge = run.plan.edges[step.edge]
+                copies = not edge.beside and not step.only_done
+                seconds = run.costs.copy(edge.id) if copies else 0.0
+                sent = self.work("send", edge.source, edge.id, n, seconds)
+                run.publish(edge.id, n, self.now, sent)
+            case _:
+                assert_never(step)
+        return None
+
+    def _transfer(self, edge: int, start: float) -> None:
+        """Have tensors come beside the frame that was received, now that both ends are there. Those of the
+        execution before have come: this one would not have begun else."""
+        end = start + self.run.costs.copy(edge)
+        n, source = self.execution, self.run.plan.edges[edge].source
+        why, after = self.why, self.after
+        if start > self.now:
+            why, after = "data", self.run.happened["frame", edge, n][1]
+        span = Span(self.place, "transfer", source, edge, n, start, end, why, after)
+        self.coming[edge] = end, self.run.add(span)
+
+    def _try(self, tried: _Tried, edge: int) -> _Event | None:
+        """Take a frame that is there, or comes in a moment."""
+        n, now = self.execution, self.now
+        spent = sum(self.tried[other].spent for other in self.open)
+        patience = max(min(tried.last * PATIENCE, MOST_PATIENCE) - spent, 0.0)
+        patience = 0.0 if tried.left_out else patience
+        tried.ahead = tried.spent = 0.0
+        here = self._comes(edge, now)
+        late = self._comes(edge, now + patience) if here is False else here
+        if here is None or late is None:
+            return "frame", edge, n
+        if not here and tried.left_out:
+            tried.left_out -= 1
+        elif not here and patience:
+            source = self.run.plan.edges[edge].source
+            if late:
+                come, sent = self.run.happened["frame", edge, n]
+                self.wait(come, "data", sent, source, edge, n)
+            else:
+                self.work("wait" if self.worked else "idle", source, edge, n, patience)
+            tried.spent = self.now - now
+            tried.waited(late)
+        self.open.append(edge)
+        if late:
+            self._take(edge)
+        return None
+
+    def _look(self, until: float) -> _Event | None:
+        """Take the frames of open receives that come while the actor waits ``until`` some time. Return what
+        must be known for that."""
+        for edge in self.open:
+            if self.tried[edge].taken == self.execution:
+                continue
+            comes = self._comes(edge, max(until, self.now))
+            if comes is None:
+                return "frame", edge, self.execution
+            if comes:
+                self._take(edge)
+        return None
+
+    def _take(self, edge: int) -> None:
+        self.tried[edge].taken = self.execution
+        self._transfer(edge, max(self.now, self.run.happened["frame", edge, self.execution][0]))
+
+    def _comes(self, edge: int, until: float) -> bool | None:
+        """Whether a frame comes until some time. ``None``: that is in doubt."""
+        event = "frame", edge, self.execution
+        come = self.run.happened.get(event)
+        if come is not None:
+            return come[0] <= until
+        if self.absent.get(edge, -1.0) >= until:
+            return False
+        self.doubt = event, until
+        return None

@@ -1,0 +1,170 @@
+"""The driver as the one that makes groups of actors, and has their processes meet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor import _core
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.driver.network import Network
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.supervisor import Supervisor
+from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.process import Process, close_all
+from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.rank_ends import enter
+from conveyor.runtime.ranks import Joined, Membership
+from conveyor.system_limits import explained
+
+#: The driver among actors, in words.
+_DRIVER = ActorId(-1, "the driver")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    #: Its descriptor is open as long as anybody here has the group.
+    segment: _core.Segment
+    records: tuple[ActorRecord, ...]
+    #: Of all ranks, the driver's included.
+    actors: tuple[ActorId, ...]
+    members: tuple[tuple[int, int], ...]
+    #: The driver's rank.
+    driver: int | None
+    #: The process that alone can destroy it, if that is an actor's.
+    creator: ActorRecord | None
+
+    @property
+    def forsaken(self) -> bool:
+        """Nobody is left who would use it, or end it."""
+        if self.creator is not None and not self.creator.alive:
+            return True
+        return self.driver is None and not any(record.alive for record in self.records)
+
+
+class DriverCollectives:
+    """The groups of a session. See ``ranks.Collectives``. Each step is one operation of a dictionary, so
+    there is no lock."""
+
+    def __init__(
+        self,
+        table: Table,
+        supervisor: Supervisor,
+        network: Network,
+        process: Process,
+        own_view: Callable[[], _core.ArenaView],
+    ) -> None:
+        """``process``: the driver's. ``own_view``: of its arena."""
+        self.made: dict[str, Any] = {}
+        self.entered: dict[str, Any] = {}
+        self._process = process
+        self._own_view = own_view
+        self._table = table
+        self._supervisor = supervisor
+        self._network = network
+        self._numbers = itertools.count(1)
+        self._groups: dict[int, _Group] = {}
+        self._joined: list[Joined] = []
+
+    def open(
+        self,
+        actors: Sequence[ActorId],
+        driver: int | None = None,
+        creator: ActorRecord | None = None,
+    ) -> int:
+        """See ``ranks.Collectives``. ``creator``: who has asked for it, if that is an actor."""
+        self._table.check_open()
+        records = tuple([self._supervisor.current(actor) for actor in actors])
+        for record in records:
+            record.check_alive()
+        names, members = [record.id for record in records], [record.reader for record in records]
+        if driver is not None:
+            names.insert(driver, _DRIVER)
+            members.insert(driver, (DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)))
+        with explained(f"create a collective group of {len(members)} ranks"):
+            segment = _core.Segment.create(_core.CollectiveGroup.bytes(len(members)))
+            _core.CollectiveGroup.prepare(segment, len(members))
+        number = next(self._numbers)
+        group = _Group(segment, records, tuple(names), tuple(members), driver, creator)
+        self._groups[number] = group
+        if group.forsaken:  # since then: its burial may have looked before
+            self.close(number)
+        return number
+
+    def joined_by(self, record: ActorRecord, number: int) -> tuple[Membership, list[int]]:
+        """An actor's process takes its place: what it learns, and the descriptors of the segment and of the
+        actors' processes, its own included, which are the caller's to close."""
+        group = self._existing(number)
+        if record not in group.records:
+            raise RuntimeStateError(
+                f"{record.id.name} has another process than when the collective group was created: it was "
+                "started again. Create another group"
+            )
+        fds = self._network.duplicates(group.records)
+        try:
+            if len(fds) < 2 * len(group.records):
+                raise next(other for other in group.records if not other.alive).death()
+            fds.insert(0, os.dup(group.segment.fd))
+            self._existing(number)  # else it has been destroyed meanwhile
+        except BaseException:
+            close_all(fds)
+            raise
+        rank = group.members.index(record.reader)
+        return Membership(rank, group.actors, group.members, group.driver), fds
+
+    def _existing(self, number: int) -> _Group:
+        group = self._groups.get(number)
+        if group is None:
+            raise RuntimeStateError("this collective group has been destroyed")
+        return group
+
+    def join(self, number: int) -> Joined:
+        group = self._existing(number)
+        assert group.driver is not None, "the driver is in the group"
+        arenas = []
+        for actor, (slot, incarnation) in zip(group.actors, group.members, strict=True):
+            if slot == DRIVER_SLOT:
+                arenas.append(self._own_view())
+            elif self._table.board.gone(slot, incarnation):
+                raise self._table.death_of(actor, slot, incarnation)
+            else:
+                arenas.append(self._process.arena_of(slot, incarnation))
+        membership = Membership(group.driver, group.actors, group.members, group.driver)
+        joined = enter(self._process, group.segment, membership, arenas)
+        self._joined.append(joined)
+        return joined
+
+    def leave(self, joined: Joined) -> None:
+        if joined in self._joined:
+            self._joined.remove(joined)
+        joined.leave()
+
+    def close(self, number: int) -> None:
+        group = self._groups.pop(number, None)
+        if group is not None:
+            _core.CollectiveGroup.destroy(group.segment, self._table.board, group.members)
+
+    def actor_ended(self, _record: ActorRecord) -> None:
+        """A process of an actor is dead: groups that are nobody's any more are closed."""
+        for number, group in list(self._groups.items()):
+            if group.forsaken:
+                self.close(number)
+
+    def end(self) -> None:
+        """The session is over."""
+        self.made.clear()
+        self.entered.clear()
+        for number in list(self._groups):
+            self.close(number)
+        for joined in list(self._joined):
+            self.leave(joined)
+
+    def until(self) -> int:
+        return 0
+
+    def death(self, joined: Joined, rank: int) -> ConveyorError:
+        actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]
+        return self._table.death_of(actor, slot, incarnation)

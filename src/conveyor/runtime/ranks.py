@@ -1,0 +1,75 @@
+"""Processes that are the ranks of a group: what each of them learns, and of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from conveyor import _core
+    from conveyor.exceptions import ConveyorError
+    from conveyor.runtime.protocol import ActorId
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a process learns when it joins: its rank, and the actor and the process of each rank, as slot and
+    incarnation."""
+
+    rank: int
+    actors: tuple[ActorId, ...]
+    members: tuple[tuple[int, int], ...]
+    #: The driver's rank, which every process knows already; ``None``: it is not in the group.
+    driver: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A group that this process is in, with its ends of the rings of values that ranks give each other."""
+
+    group: _core.CollectiveGroup
+    membership: Membership
+    writer: _core.Writer
+    #: By the ranks that write.
+    readers: tuple[_core.Reader, ...]
+
+    def leave(self) -> None:
+        """Take no more values; what has come in vain is given back."""
+        for reader in self.readers:
+            reader.close()
+
+
+class Collectives(Protocol):
+    """Has processes meet in groups. For whoever makes groups here: what is known by name, ``made`` of those
+    that this process has created, and ``entered`` of those that it is in."""
+
+    made: dict[str, Any]
+    entered: dict[str, Any]
+
+    def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
+        """A new group of the processes that ``actors`` have now, in this order: its number. ``driver``: the
+        rank that the driver has among them, if this is the driver."""
+        ...
+
+    def join(self, number: int) -> Joined:
+        """This process takes its place in a group."""
+        ...
+
+    def leave(self, joined: Joined) -> None:
+        """This process has nothing to do with the group any more."""
+        ...
+
+    def close(self, number: int) -> None:
+        """Nothing goes on in this group any more: whoever is in an operation of it is told. Does nothing the
+        second time."""
+        ...
+
+    def until(self) -> int:
+        """When what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no time.
+        Below 0: nobody waits for it any more."""
+        ...
+
+    def death(self, joined: Joined, rank: int) -> ConveyorError:
+        """How the process of that rank has died."""
+        ...

@@ -1,0 +1,311 @@
+"""What a process has of its simulated devices: their memory, streams and copy engines."""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from conveyor.later import LaterModule
+from conveyor.testing.accelerator.heap import Heap, Opened
+from conveyor.testing.accelerator.settings import KernelTime, Settings
+from conveyor.testing.accelerator.storages import Memory, over
+from conveyor.testing.accelerator.streams import SimStream
+
+if TYPE_CHECKING:
+    import torch
+
+    from conveyor.device import Device
+else:
+    torch = LaterModule("torch")
+
+KIND = "sim"
+
+
+class _Current(threading.local):
+    """Of a thread: which device and streams it uses, and what it has said of its kernels."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.streams: dict[int, SimStream] = {}
+        self.kernel_time: KernelTime | None = None
+
+
+class Machine:
+    """The simulated devices of this process.
+
+    device: their protocol.
+    settings: what they are like.
+    current: what each thread uses.
+    ending: it is set when the interpreter ends, and nothing is waited for any more.
+    """
+
+    def __init__(self, device: Device, settings: Settings) -> None:
+        self.device: Device = device
+        self.settings = settings
+        self.current = _Current()
+        self.ending = threading.Event()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._heaps: dict[int, Heap] = {}
+        self._streams: weakref.WeakSet[SimStream] = weakref.WeakSet()
+        self._defaults: dict[int, SimStream] = {}
+        self._made = 0
+        self._opened: weakref.WeakValueDictionary[Any, Opened] = weakref.WeakValueDictionary()
+        self._engines: dict[tuple[int, str], threading.Lock] = {}
+        #: Pinned memory of the host: where each part begins, and where it ends.
+        self._pinned: dict[int, int] = {}
+        self._begins: list[int] = []
+        #: What is pinned no more. It is appended to wherever memory ends, also within what is below.
+        self.unpinned: deque[int] = deque()
+
+    def check_process(self) -> None:
+        """Raise an error in a forked child, which has none of the threads."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a simulated accelerator cannot be used in a forked child of the process that has "
+                "used it: start the child with spawn"
+            )
+
+    def index(self, index: int | None = None) -> int:
+        """Check an index; the current one for ``None``."""
+        if index is None:
+            return self.current.index
+        if not 0 <= index < self.settings.devices:
+            raise RuntimeError(
+                f"there is no device {KIND}:{index}: there are {self.settings.devices}"
+            )
+        return index
+
+    def heap(self, index: int) -> Heap:
+        """Find the memory of a device."""
+        with self._lock:
+            found = self._heaps.get(index)
+            if found is None:
+                found = self._heaps[index] = Heap(index, self.settings.memory)
+            return found
+
+    # Streams.
+
+    def new_stream(self, index: int) -> SimStream:
+        """Make a stream."""
+        with self._lock:
+            self._made += 1
+            return self._known(SimStream(self, index, f"{KIND}:{index} stream {self._made}"))
+
+    def current_stream(self, index: int | None = None) -> SimStream:
+        """Find the one on which this thread enqueues."""
+        index = self.index(index)
+        found = self.current.streams.get(index)
+        if found is not None:
+            return found
+        with self._lock:
+            default = self._defaults.get(index)
+            if default is None:
+                default = self._known(SimStream(self, index, f"{KIND}:{index} default stream"))
+                self._defaults[index] = default
+            return default
+
+    def streams(self, index: int | None = None) -> list[SimStream]:
+        """List those that there are, of one device or of all."""
+        with self._lock:
+            return [s for s in self._streams if index is None or s.index == index]
+
+    @contextmanager
+    def using(self, stream: SimStream) -> Iterator[None]:
+        """Make ``stream`` the current one of this thread, and its device the current device."""
+        here = self.current
+        before = here.index, here.streams.get(stream.index)
+        here.index, here.streams[stream.index] = stream.index, stream
+        try:
+            yield
+        finally:
+            here.index = before[0]
+            if before[1] is None:
+                del here.streams[stream.index]
+            else:
+                here.streams[stream.index] = before[1]
+
+    # Memory.
+
+    def allocate(self, nbytes: int, index: int) -> torch.Tensor:
+        """Make a tensor of bytes, for the current stream of the device."""
+        self.check_process()
+        heap = self.heap(index)
+        address = heap.take(nbytes)
+        if address is None:
+            # What is free once the streams have come to it.
+            for stream in self.streams(index):
+                with self._error_stays(stream):
+                    stream.synchronize()
+            address = heap.take(nbytes)
+        if address is None:
+            raise torch.OutOfMemoryError(
+                f"{KIND}:{index} is out of memory: {nbytes} bytes were asked for, and {heap.room()} of "
+                f"{heap.size} are free"
+            )
+        return over(Block(self, heap, address, nbytes), index)
+
+    def open(self, handle: tuple[Any, ...]) -> Opened:
+        """Map the memory of another process's device."""
+        self.check_process()
+        key = handle[:5]
+        with self._lock:
+            found = self._opened.get(key)
+            if found is None or not found.alive():
+                found = self._opened[key] = Opened(handle)
+            return found
+
+    def kernel_seconds(self, name: str, tensors: Sequence[torch.Tensor]) -> float:
+        """Say how long a kernel takes at least."""
+        time = self.current.kernel_time
+        if time is None:
+            return self.settings.kernel_time
+        return float(time(name, [tuple(t.shape) for t in tensors]) if callable(time) else time)
+
+    @contextmanager
+    def _error_stays(self, stream: SimStream) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            stream.fail(error)
+
+    # Copies.
+
+    def engine(self, index: int, direction: str, nbytes: int, copy: Callable[[], Any]) -> None:
+        """Copy, in turn with the other copies of the direction."""
+        with self._lock:
+            engine = self._engines.setdefault((index, direction), threading.Lock())
+        with engine:
+            begin = time.perf_counter()
+            copy()
+            if self.settings.bandwidth is not None:
+                rest = begin + nbytes / self.settings.bandwidth - time.perf_counter()
+                if rest > 0:
+                    self.ending.wait(rest)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        """Note pinned memory of the host."""
+        page = mmap.PAGESIZE
+        if nbytes <= 0 or address % page:
+            raise RuntimeError(
+                f"memory is pinned by pages of {page} bytes, not {nbytes} at {address:#x}"
+            )
+        with self._lock:
+            self._forget_unpinned()
+            place = bisect.bisect_right(self._begins, address)
+            before = self._begins[place - 1 : place]
+            after = self._begins[place : place + 1]
+            if any(self._pinned[b] > address for b in before) or any(
+                b < address + nbytes for b in after
+            ):
+                raise RuntimeError(f"memory at {address:#x} is pinned already")
+            self._begins.insert(place, address)
+            self._pinned[address] = address + nbytes
+
+    def unpin(self, address: int) -> None:
+        """Forget pinned memory."""
+        with self._lock:
+            self._forget_unpinned()
+            if self._pinned.pop(address, None) is None:
+                raise RuntimeError(f"nothing is pinned at {address:#x}")
+            self._begins.remove(address)
+
+    def _forget_unpinned(self) -> None:
+        while self.unpinned:
+            address = self.unpinned.popleft()
+            del self._pinned[address]
+            self._begins.remove(address)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether all of this is."""
+        with self._lock:
+            self._forget_unpinned()
+            place = bisect.bisect_right(self._begins, address)
+            return place > 0 and self._pinned[self._begins[place - 1]] >= address + nbytes
+
+    def end(self) -> None:
+        """The interpreter ends: no thread may be in the middle of an operation then."""
+        if os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + 1
+        self.ending.set()
+        for stream in self.streams():
+            stream.leave(deadline)
+
+    def _known(self, stream: SimStream) -> SimStream:
+        self._streams.add(stream)
+        return stream
+
+
+class Block(Memory):
+    """Memory of a device that is given back when all streams that use it are done with it.
+
+    It is the home stream's, on which it was made, and that of the streams that were named to ``keep``.
+    """
+
+    def __init__(self, machine: Machine, heap: Heap, address: int, nbytes: int) -> None:
+        super().__init__(address, nbytes)
+        self._machine = machine
+        self._heap = heap
+        self._pid = os.getpid()
+        self.used_on = {machine.current_stream(heap.index)}
+        blocks[address] = weakref.ref(self)
+
+    def __del__(self) -> None:
+        if os.getpid() != self._pid or sys.is_finalizing() or self._machine.ending.is_set():
+            return
+        blocks.pop(self.address, None)
+        left = _Left(self._heap, self.address, self.nbytes, len(self.used_on))
+        for stream in self.used_on:
+            stream.enqueue("free", left.one_less, shown=False)
+
+
+class Part(Memory):
+    """Memory of another process's device. It stays mapped until the streams of this one are done with it."""
+
+    def __init__(self, machine: Machine, opened: Opened, address: int, nbytes: int) -> None:
+        super().__init__(address, nbytes)
+        self._machine = machine
+        self._opened = opened
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or self._machine.ending.is_set():
+            return
+        opened = self._opened
+        for stream in self._machine.streams():
+            if not stream.query():
+                stream.enqueue("close", lambda: _let_go(opened), shown=False)
+
+
+def _let_go(opened: Opened) -> None:
+    del opened
+
+
+class _Left:
+    """How many streams still use a block."""
+
+    def __init__(self, heap: Heap, address: int, nbytes: int, count: int) -> None:
+        self._heap = heap
+        self._address, self._nbytes = address, nbytes
+        self._count = count
+        self._lock = threading.Lock()
+
+    def one_less(self) -> None:
+        with self._lock:
+            self._count -= 1
+            last = not self._count
+        if last:
+            self._heap.give_back(self._address, self._nbytes)
+
+
+#: By their addresses.
+blocks: dict[int, weakref.ref[Block]] = {}

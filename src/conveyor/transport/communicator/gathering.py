@@ -1,0 +1,105 @@
+"""Where the ranks of a collective meet, whose operation a communicator of the user's does.
+
+An operation blocks until all ranks have called it, and each process calls one at a time. So the ranks enter
+it one after the other: the first when its thread is free, each other one when all before it have entered.
+Whoever is in an operation waits only for higher ranks, so no wait is in a circle, whichever graphs meet there
+and in whatever order they are executed.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from conveyor.codec.sealed import Sealed
+from conveyor.exceptions import TransportError
+from conveyor.transport.base import Conduit, Wire
+from conveyor.transport.communicator.line import Line
+
+#: By domain, who has its turn with the communicator in this process, whichever graphs it is of. Their edges
+#: keep it.
+_lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+
+
+def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Line:
+    """Find the line of a domain, or begin it."""
+    line = _lines.get(domain)
+    if line is None or line.closed:
+        # A process that has begun anew has a later generation than all others, and so they all make their
+        # copies anew: what they have open to the process before it is of no use.
+        now = time.monotonic_ns()
+        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, now)
+    return line
+
+
+class Gathering(Conduit):
+    """One end of the edge on which one rank, the writer, tells the others how far it is.
+
+    What goes over the wire: ``("anew", generation, None, why)`` of a rank whose communicator is of that
+    generation, ``("begun", generation, transfer, None)`` of one that has entered an operation, and
+    ``("gone", generation, transfer, why)`` of one that has failed in it, or never enters it.
+
+    rank: the writer's in the communicator. member: its actor's name.
+    line: whose turn it is in this process.
+    generation: the writer's; ``None``: it has not said.
+    begun: the last transfer and the generation in which it has entered an operation.
+    gone: by transfer, why it has left one.
+    broken: why nothing can be told any more.
+    """
+
+    def __init__(self, wire: Wire, rank: int, line: Line) -> None:
+        self._wire = wire
+        self.rank = rank
+        self.member = wire.members[0]
+        self.line = line
+        self.generation: int | None = None
+        self.begun: tuple[int, int] | None = None
+        self.gone: dict[int, str] = {}
+        self.broken: BaseException | None = None
+        line.join(self, self._renewed, wire.ring)
+        if line.settled:
+            self._renewed(line.generation)
+
+    def tell(self, what: str, transfer: int | None, why: str | None = None) -> None:
+        """Tell all other ranks, as the writer."""
+        self._wire.send((what, self.line.generation, transfer, why))
+
+    def ring(self) -> None:
+        """Have the program look again."""
+        self._wire.ring()
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        for _, (what, generation, transfer, why) in self._wire.receive():
+            if what == "anew":
+                self.generation = generation
+                self.line.renew(generation, f"{self.member} has made it anew{why and ': '}{why}")
+            elif what == "begun":
+                self.begun = transfer, generation
+            else:
+                self.gone[transfer] = why
+        self.line.advance()
+        self.line.check(self)
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> NoReturn:
+        """As for :class:`Conduit`: what ranks tell each other has no tensors."""
+        raise TransportError("no tensor goes by the collectives of a communicator")
+
+    def receive(self, specs: Sequence[Any], note: bytes, transfer: int) -> NoReturn:
+        """As for :class:`Conduit`."""
+        raise TransportError("no tensor goes by the collectives of a communicator")
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        self.broken = reason
+        self.line.leave(self)
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        self.line.leave(self)
+
+    def _renewed(self, generation: int) -> None:
+        if self._wire.rank == 0:
+            self._wire.send(("anew", generation, None, self.line.why))

@@ -1,0 +1,206 @@
+"""Whose turn it is with a communicator, in one process.
+
+A send and its receive block until both are called, and each process calls one at a time; so all processes
+must agree on the order. The end with the lower rank begins, when it has its turn, and tells the other one,
+which then queues. Who has begun waits only for somebody with a higher rank, so no wait is in a circle.
+
+A communicator in which something has failed is made anew by all of its processes: what it has on its way
+could be taken for something else. Nothing begins with a process that has not said that its old one is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from conveyor.codec.sealed import Sealed
+from conveyor.exceptions import TransportError
+from conveyor.transport.communicator.abstract import Communicator
+from conveyor.transport.communicator.thread import CommunicatorThread
+
+
+@dataclass(eq=False)
+class Job:
+    """What one transfer has to do with one peer.
+
+    owner: the conduit that it is of.
+    key: the transfer, and the peer's rank at the edge.
+    call: what is done with the communicator.
+    generation: the one in which the peer has begun it; ``None``: it begins here.
+    may_begin: says whether the peer is ready for it.
+    began: called when it has begun.
+    ended: called with its result or its error, on the thread of the actor.
+    """
+
+    owner: object
+    key: tuple[int, int]
+    call: Callable[[Communicator], Any]
+    generation: int | None
+    may_begin: Callable[[], bool]
+    began: Callable[[], None]
+    ended: Callable[[Any, BaseException | None], None]
+
+
+class Line:
+    """Used on the thread of the actor's programs.
+
+    generation: how often the communicator has been made anew. why: what for, the last time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sealed: Sealed,
+        rank: int,
+        start: Callable[[Callable[[], object], str], None],
+        generation: int = 0,
+    ) -> None:
+        """``start`` starts threads, as :meth:`conveyor.transport.Wire.start_thread` does. ``generation`` is
+        the one to begin with."""
+        self.name = name
+        self._start = start
+        self.generation = generation
+        self.why = ""
+        self._rank = rank
+        self._sealed = sealed
+        #: What is open here: how its peers are told of a generation, and how it is rung.
+        self._conduits: dict[object, tuple[Callable[[int], None], Callable[[], None]]] = {}
+        #: What has gone wrong for one of them on another one's turn, which must not suffer for it.
+        self._faults: dict[object, Exception] = {}
+        self._waiting: list[Job] = []
+        self._under_way: tuple[Job, Future[Any]] | None = None
+        self._worker: CommunicatorThread | None = None
+        #: The generation that begins when the old worker has ended.
+        self._coming = generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether nobody uses it any more."""
+        return not self._conduits
+
+    @property
+    def settled(self) -> bool:
+        """Whether no generation is about to begin, of which everybody is told then."""
+        return self._coming == self.generation
+
+    def join(
+        self, conduit: object, renewed: Callable[[int], None], ring: Callable[[], None]
+    ) -> None:
+        """A conduit is opened. ``renewed`` tells its peers of a generation, ``ring`` has it look again."""
+        self._conduits[conduit] = renewed, ring
+
+    def leave(self, conduit: object) -> None:
+        """It is closed: what it still has to do is forgotten."""
+        self._conduits.pop(conduit, None)
+        self._faults.pop(conduit, None)
+        self._waiting = [job for job in self._waiting if job.owner is not conduit]
+        if not self._conduits:
+            self._under_way = None
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                worker.end(_nothing)
+        elif self._under_way is not None and self._under_way[0].owner is conduit:
+            # Nobody may ever answer it.
+            self.renew(self._coming + 1, "an edge was closed")
+
+    def add(self, job: Job) -> None:
+        """Do ``job`` when it has its turn."""
+        self._waiting.append(job)
+        self.advance()
+
+    def check(self, conduit: object) -> None:
+        """Raise what has gone wrong for ``conduit`` since it was rung for that."""
+        fault = self._faults.pop(conduit, None)
+        if fault is not None:
+            raise fault
+
+    def forget(self, owner: object, key: tuple[int, int], why: str) -> None:
+        """The other end has given a job up."""
+        if self._under_way is not None:
+            job, _ = self._under_way
+            if (job.owner, job.key) == (owner, key):
+                self.renew(self._coming + 1, why)
+                return
+        self._waiting = [job for job in self._waiting if (job.owner, job.key) != (owner, key)]
+
+    def advance(self) -> None:
+        """Take note of what has ended, and go on."""
+        while True:
+            if self._coming != self.generation:
+                if self._worker is not None and not self._worker.over:
+                    return
+                self._worker = None
+                self.generation = self._coming
+                for conduit, (renewed, _) in list(self._conduits.items()):
+                    self._for(conduit, functools.partial(renewed, self.generation))
+            if self._under_way is not None:
+                job, future = self._under_way
+                if not future.done():
+                    return
+                self._under_way = None
+                error = future.exception()
+                if error is None:
+                    self._end(job, future.result(), None)
+                else:
+                    # How much of it the other end has got is not known.
+                    self._end(job, None, error)
+                    self.renew(self._coming + 1, f"{type(error).__name__}: {error}")
+                continue
+            ready = next((job for job in self._waiting if self._may_begin(job)), None)
+            if ready is None:
+                return
+            self._waiting.remove(ready)
+            if self._worker is None:
+                try:
+                    self._worker = CommunicatorThread(self._sealed, self._rank, self._start)
+                except Exception as error:  # there is no thread to be had
+                    self._end(ready, None, error)
+                    continue
+            future = Future()
+            _, ring = self._conduits[ready.owner]
+            future.add_done_callback(lambda _, ring=ring: ring())  # type: ignore[misc]
+            self._under_way = ready, future
+            self._worker.do(ready.call, future)
+            # The other end, if it is not told, is when this one is taken down for that.
+            self._for(ready.owner, ready.began)
+
+    def renew(self, generation: int, why: str) -> None:
+        """Make the communicator anew, as all others do. What is under way fails."""
+        if generation <= self._coming:
+            return
+        if self._coming == self.generation and self._worker is not None:
+            rings = [ring for _, ring in self._conduits.values()]
+            self._worker.end(lambda: [ring() for ring in rings])
+        self._coming, self.why = generation, why
+        # Who has begun one of these has it fail, and says so.
+        self._waiting = [job for job in self._waiting if job.generation is None]
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            text = f"the {self.name} was made anew while it was under way: {why}"
+            self._end(under_way[0], None, TransportError(text))
+        self.advance()
+
+    def _end(self, job: Job, made: Any, error: BaseException | None) -> None:
+        self._for(job.owner, lambda: job.ended(made, error))
+
+    def _for(self, conduit: object, do: Callable[[], object]) -> None:
+        """Do something that belongs to one conduit, on the turn of any."""
+        try:
+            do()
+        except Exception as error:
+            if conduit in self._conduits:
+                self._faults.setdefault(conduit, error)
+                _, ring = self._conduits[conduit]
+                ring()
+
+    def _may_begin(self, job: Job) -> bool:
+        if job.generation is None:
+            return job.may_begin()
+        return job.generation == self.generation
+
+
+def _nothing() -> None:
+    pass

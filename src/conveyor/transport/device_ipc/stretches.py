@@ -1,0 +1,97 @@
+"""The writer's memory for tensors that are being sent, which readers open once and read many times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from conveyor.device import Device, Event, Stream
+from conveyor.transport.pool import fits
+
+#: Stretches of one device that wait for their next use.
+_SPARE = 3
+
+
+@dataclass(eq=False)
+class Stretch:
+    """Memory of the device that holds one transfer at a time.
+
+    number: what readers know it by.
+    memory: a tensor of bytes, made for the stream ``home``.
+    handles: what each reader opens it by: one each, since a handle is opened once.
+    filled: happens when the tensors are in it; ``filled_handle`` is what readers open that by.
+    """
+
+    number: int
+    memory: Any
+    home: Stream
+    handles: tuple[bytes, ...]
+    filled: Event
+    filled_handle: bytes
+    #: Events of readers, which happen when they have read it.
+    reads: list[Event] = field(default_factory=list)
+
+
+class Stretches:
+    """All that one end has."""
+
+    def __init__(self, device: Device, readers: int) -> None:
+        self._device = device
+        self._readers = readers
+        self._made = 0
+        #: The last ones that have come back are at the end.
+        self._free: list[Stretch] = []
+        self._gone: list[int] = []
+
+    def take(self, size: int, stream: Stream) -> Stretch:
+        """Give one of at least ``size`` bytes on the device of ``stream``. What is enqueued there from now on
+        comes behind the reads of its last use.
+
+        Raises:
+            torch.OutOfMemoryError: there is none.
+            RuntimeError: the device cannot export it.
+        """
+        for stretch in reversed(self._free):
+            here = stretch.home.index == stream.index
+            if here and fits(stretch.memory.numel(), size):
+                self._free.remove(stretch)
+                self._wait_for_reads(stretch, stream)
+                return stretch
+        return self._new(size, stream)
+
+    def give_back(self, stretch: Stretch) -> None:
+        """All readers have said when they will have read it."""
+        self._free.append(stretch)
+        of_its_device = [one for one in self._free if one.home.index == stretch.home.index]
+        for one in of_its_device[:-_SPARE]:
+            self._free.remove(one)
+            self._gone.append(one.number)
+            # Whoever gets its memory next comes behind.
+            self._wait_for_reads(one, one.home)
+
+    def gone(self) -> list[int]:
+        """Say which are no more, once each: readers let go of them."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def close(self) -> None:
+        """Let go of all."""
+        for stretch in self._free:
+            self._wait_for_reads(stretch, stretch.home)
+        self._free.clear()
+
+    def _new(self, size: int, stream: Stream) -> Stretch:
+        device = self._device
+        with device.using(stream):
+            memory = device.empty(size, stream.index)
+        filled = device.new_event(stream.index, interprocess=True)
+        filled.record(stream)
+        handles = tuple([device.export_memory(memory) for _ in range(self._readers)])
+        self._made += 1
+        return Stretch(self._made, memory, stream, handles, filled, filled.handle())
+
+    @staticmethod
+    def _wait_for_reads(stretch: Stretch, stream: Stream) -> None:
+        for event in stretch.reads:
+            stream.wait_event(event)
+        stretch.reads.clear()

@@ -1,0 +1,37 @@
+"""Memory of a device that other processes open, as a transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conveyor.device import Device
+from conveyor.transport.base import Capabilities, Transport, Wire
+
+if TYPE_CHECKING:
+    from conveyor.transport.device_ipc.conduit import DeviceIpcConduit
+
+
+class DeviceIpcTransport(Transport):
+    """Moves tensors of one kind of device between processes of one host, from memory of the device to memory
+    of the device. The host waits for nothing: streams of both processes wait for each other's events.
+
+    What else a value has, tensors of the CPU too, travels in its frame.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """``device``: the kind. The transport is called after it: ``"cuda_ipc"``."""
+        self.device = device
+        self.name = f"{device.kind}_ipc"
+        self.capabilities = Capabilities(
+            devices=frozenset({device.kind}), others_in_frame=True, streams="overlap"
+        )
+
+    def viable(self) -> str | None:
+        """As for :class:`Transport`."""
+        return self.device.viable()
+
+    def open(self, wire: Wire) -> DeviceIpcConduit:
+        """As for :class:`Transport`."""
+        from conveyor.transport.device_ipc.conduit import DeviceIpcConduit  # needs torch
+
+        return DeviceIpcConduit(wire, self.device)

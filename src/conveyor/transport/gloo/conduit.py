@@ -1,0 +1,265 @@
+"""The end of an edge whose tensors go over gloo.
+
+The writer has a :class:`Link` to each reader, so that none of them waits for another one. A transfer is one
+message of bytes. What is said on the wire: where the writer listens, each reader's addresses once it is
+connected, and from the writer each transfer's size.
+Gloo moves nothing before both ends want it, so the wire can be read at any time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.gloo.group import Pair
+from conveyor.transport.gloo.link import Link, Mover
+from conveyor.transport.gloo.rendezvous import Rendezvous
+from conveyor.transport.packing import Layout
+from conveyor.transport.pool import Pool
+
+#: Stretches of memory that an end keeps for its next transfers.
+_SPARE = 3
+
+
+class _Addresses(NamedTuple):
+    """What gloo has to know of an end of a link, or why its reader, whose rank this is, could not connect."""
+
+    reader: int
+    generation: int
+    addresses: dict[str, bytes] | str
+
+
+class _Announced(NamedTuple):
+    """What comes next on the links to all readers, whose generations these are."""
+
+    transfer: int
+    size: int
+    generations: tuple[int, ...]
+
+
+class GlooConduit(Conduit):
+    """Either end.
+
+    What moves bytes, and in what memory, is for others to change: ``transport/nccl/`` does.
+    """
+
+    #: What links call their threads.
+    thread = "gloo"
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        #: By the rank of the reader.
+        self._links: dict[int, Link] = {}
+        self._over: BaseException | None = None
+        self._pool = Pool(keep=_SPARE)
+        # Of a reader: what is to come over the link, in order, and what of it somebody waits for.
+        self._announced: dict[int, _Announced] = {}
+        self._asked: dict[int, tuple[Layout, Future[list[Any]]]] = {}
+        self._last_asked = -1
+        if wire.rank != 0:
+            return
+        try:
+            for reader in range(1, len(wire.members)):
+                self._listen(reader, 0)
+        except BaseException as error:
+            self.abort(error)
+            raise
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """As for :class:`Conduit`."""
+        layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
+        return Sending(lambda: self._begin(layout, tensors, transfer))
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+        """As for :class:`Conduit`."""
+        asked: Future[list[Any]] = Future()
+        if self._over is not None:
+            asked.set_exception(self._over)
+            return asked
+        self._asked[transfer] = Layout.of(specs), asked
+        self._last_asked = transfer
+        self.progress()
+        return asked
+
+    def drop(self, transfer: int) -> None:
+        """As for :class:`Conduit`."""
+        self._asked.pop(transfer, None)
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        for rank, message in self._wire.receive():
+            if isinstance(message, _Announced):
+                self._announced[message.transfer] = message
+            elif self._wire.rank == 0:
+                self._writer_hears(rank, message)
+            elif message.reader == self._wire.rank:
+                self._reader_hears(message)
+        if self._wire.rank != 0:
+            self._tell(self._wire.rank)
+        for transfer in [number for number in self._announced if number <= self._last_asked]:
+            self._take(self._announced.pop(transfer))
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        self._over = reason
+        for link in self._links.values():
+            link.end(reason)
+        asked, self._asked = self._asked, {}
+        for _, future in asked.values():
+            if not future.done():
+                future.set_exception(reason)
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        self._links.clear()
+        self._announced.clear()
+        self._pool.close()
+
+    # The memory that links move.
+
+    def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
+        """Copy tensors to where a link reads them."""
+        staged = self._pool.take(layout.size)
+        layout.fill(staged, tensors)
+        return staged
+
+    def room(self, size: int) -> Any:
+        """Make what a link fills."""
+        return self._pool.take(size)
+
+    def open(self, layout: Layout, buffer: Any) -> Any:
+        """Make what the reader is given of what has come. On the thread of a link."""
+        return layout.open(buffer)
+
+    def _hand_over(self, layout: Layout, future: Future[Any], moved: Future[Any]) -> None:
+        """Give what has come, on the link's thread or the one that ends it."""
+        error = moved.exception()
+        if error is not None:
+            future.set_exception(error)
+            return
+        try:
+            tensors = self.open(layout, moved.result())
+        except Exception as failed:
+            future.set_exception(failed)
+        else:
+            future.set_result(tensors)
+
+    def make_pair(self, rendezvous: Rendezvous, rank: int) -> Mover:
+        """Make what one end of a link moves bytes with. On the thread of the link."""
+        return Pair(rendezvous, rank)
+
+    def _link(self, other: int, generation: int, theirs: dict[str, bytes] | None = None) -> Link:
+        made, thread = self.make_pair, self.thread
+        return Link(self._wire, other, generation, theirs, make_pair=made, thread=thread)
+
+    # The writer.
+
+    def _begin(self, layout: Layout, tensors: Sequence[Any], transfer: int) -> Future[None]:
+        """Copy the tensors, tell the readers, and let it go to each."""
+        if self._over is not None:
+            raise self._over
+        # Gloo reads them for as long as it sends.
+        staged = self.stage(layout, tensors)
+        for reader, link in self._links.items():
+            if link.broken:
+                self._listen(reader, link.generation + 1)
+        links = list(self._links.values())
+        generations = tuple([link.generation for link in links])
+        self._wire.send(_Announced(transfer, layout.size, generations))
+        if not layout.size:
+            links = []
+        return _all([link.move(staged) for link in links])
+
+    def _listen(self, reader: int, generation: int) -> None:
+        self._links[reader] = self._link(reader, generation)
+        self._tell(reader)
+
+    def _writer_hears(self, rank: int, message: _Addresses) -> None:
+        link = self._links[rank]
+        if message.generation != link.generation:
+            return
+        if isinstance(message.addresses, str):
+            who = self._wire.members[rank]
+            link.end(ConnectionError(f"{who} could not connect: {message.addresses}"))
+        else:
+            link.meet(message.addresses)
+
+    # A reader.
+
+    def _reader_hears(self, message: _Addresses) -> None:
+        """The writer listens. It does so anew after a connection was lost."""
+        if self._over is not None:
+            return
+        me = self._wire.rank
+        if me in self._links:
+            words = f"the connection with {self._wire.members[0]} is made anew"
+            self._links[me].end(ConnectionError(words))
+        assert not isinstance(message.addresses, str)  # a writer that cannot listen sends nothing
+        self._links[me] = self._link(0, message.generation, message.addresses)
+
+    def _take(self, announced: _Announced) -> None:
+        """Receive what comes next on the link, wanted or not."""
+        me = self._wire.rank
+        link = self._links[me]
+        layout, future = self._asked.pop(announced.transfer, (None, None))
+        if announced.generations[me - 1] != link.generation:
+            if future is not None:
+                future.set_exception(ConnectionError("the connection was lost before it came"))
+            return
+        try:
+            buffer = self.room(announced.size)
+        except Exception as error:
+            # What comes next on the link is this transfer's, and must not be taken for another one's.
+            link.end(error)
+            if future is not None:
+                future.set_exception(error)
+            return
+        moved = link.move(buffer) if announced.size else _done(buffer)
+        if layout is None or future is None:
+            return
+        if layout.size == announced.size:
+            moved.add_done_callback(functools.partial(self._hand_over, layout, future))
+        else:
+            words = f"{layout.size} bytes were asked for, and {announced.size} come"
+            future.set_exception(ValueError(words))
+
+    def _tell(self, reader: int) -> None:
+        """Tell the other end of a link what it has to know by now."""
+        link = self._links.get(reader)
+        if link is not None and (addresses := link.to_tell()) is not None:
+            self._wire.send(_Addresses(reader, link.generation, addresses))
+
+
+def _done(value: Any) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_result(value)
+    return made
+
+
+def _all(futures: Sequence[Future[Any]]) -> Future[None]:
+    """Make a future for when all of them are done."""
+    last: Future[None] = Future()
+    failed: list[BaseException] = []
+    # Whoever finds nothing to take is the last one.
+    others = [None] * (len(futures) - 1)
+
+    def one(future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            failed.append(error)
+        try:
+            others.pop()
+        except IndexError:
+            if failed:
+                last.set_exception(failed[0])
+            else:
+                last.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(one)
+    if not futures:
+        last.set_result(None)
+    return last

@@ -1,0 +1,186 @@
+"""The connection between the writer of an edge and one of its readers, and the thread that uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from conveyor.transport.base import Wire
+from conveyor.transport.gloo.rendezvous import Rendezvous
+
+#: An end that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
+#: nobody is told that its connection is gone, which would say less.
+_GRACE = 1.0
+
+
+class Mover(Protocol):
+    """What an end moves bytes with, on the thread of its link."""
+
+    def send(self, buffer: Any) -> None:
+        """Send what is in a buffer."""
+
+    def receive(self, buffer: Any) -> None:
+        """Fill a buffer."""
+
+    def cut(self) -> None:
+        """Have whoever waits at either end stop at once, with an error. From any thread."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Link:
+    """One end. Transfers go one after the other, on a thread that ends by itself.
+
+    The writer listens and tells where; the reader connects, and tells when it has. Either can be told to end
+    at any time: who waits for the other's word can be interrupted, and gloo itself waits for nobody.
+
+    generation: how many there have been between these two before.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        other: int,
+        generation: int,
+        theirs: Mapping[str, bytes] | None = None,
+        *,
+        make_pair: Callable[[Rendezvous, int], Mover],
+        thread: str,
+    ) -> None:
+        """Get ready for the end whose rank is ``other``. The reader is given what the writer has told.
+        ``make_pair`` is called on a thread of that name, with the rank in the pair.
+
+        Raises whatever keeps the writer from listening.
+        """
+        self.generation = generation
+        self._other = wire.members[other]
+        self._writes = wire.rank == 0
+        self._ring = wire.ring
+        self._rendezvous = Rendezvous()
+        self._changed = threading.Condition()
+        #: What is to be moved, and who waits for it. The first of them is under way.
+        self._jobs: deque[tuple[Any, Future[Any]]] = deque()
+        #: Why nothing moves any more.
+        self._ended: BaseException | None = None
+        #: Nobody wants anything of this link any more.
+        self._let_go = False
+        self._pair: Mover | None = None
+        self._make_pair = make_pair
+        #: What the other end has not been told yet.
+        self._untold: dict[str, bytes] | str | None = None
+        if theirs is not None:
+            self._rendezvous.meet(theirs)
+        wire.start_thread(self._run, thread)
+        if not self._writes:
+            return
+        try:
+            self._untold = self._rendezvous.addresses()
+        except BaseException as error:
+            self.end(error)
+            raise
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be moved over it any more."""
+        with self._changed:
+            return self._ended is not None
+
+    def to_tell(self) -> dict[str, bytes] | str | None:
+        """Give the addresses that the other end has to be told now, once, or why there will be none."""
+        with self._changed:
+            addresses, self._untold = self._untold, None
+            return addresses
+
+    def meet(self, addresses: Mapping[str, bytes]) -> None:
+        """The reader is connected, and has told its addresses."""
+        self._rendezvous.meet(addresses)
+
+    def move(self, buffer: Any) -> Future[Any]:
+        """Send what is in a tensor of bytes, or receive what comes into it. The future gives it back."""
+        moved: Future[Any] = Future()
+        with self._changed:
+            if self._ended is None:
+                self._jobs.append((buffer, moved))
+                self._changed.notify_all()
+                return moved
+            error = self._ended
+        moved.set_exception(error)
+        return moved
+
+    def end(self, reason: BaseException) -> None:
+        """Have everything that is under way fail with ``reason``, without waiting."""
+        with self._changed:
+            self._let_go = True
+            self._changed.notify_all()
+            pair = self._pair
+        self._fail(reason)
+        self._rendezvous.end(reason)
+        if pair is not None:
+            pair.cut()
+
+    def _run(self) -> None:
+        """The thread."""
+        pair = None
+        try:
+            pair = self._make_pair(self._rendezvous, 0 if self._writes else 1)
+            with self._changed:
+                self._pair = pair
+            if not self._writes:
+                self._tell(self._rendezvous.both()[0])
+            while (buffer := self._next()) is not None:
+                if self._writes:
+                    pair.send(buffer)
+                else:
+                    pair.receive(buffer)
+                self._moved()
+        except BaseException as error:
+            # As text: its frames would keep the group.
+            words = str(error).partition("This is typically")[0].strip() or type(error).__name__
+            if pair is None and not self._writes:
+                self._tell(words)
+            self._break(f"the connection with {self._other} is lost: {words}")
+        finally:
+            if pair is not None:
+                with self._changed:
+                    self._pair = None
+                pair.close()
+
+    def _tell(self, untold: dict[str, bytes] | str) -> None:
+        """Have the conduit's thread tell the other end."""
+        with self._changed:
+            self._untold = untold
+        self._ring()
+
+    def _next(self) -> Any:
+        """Wait for something to move. ``None``: there is nothing more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._let_go)
+            return None if self._let_go else self._jobs[0][0]
+
+    def _moved(self) -> None:
+        """The first of the jobs is done."""
+        with self._changed:
+            if not self._jobs:  # it was told to have failed meanwhile
+                return
+            buffer, moved = self._jobs.popleft()
+        moved.set_result(buffer)
+
+    def _break(self, why: str) -> None:
+        """Something has failed."""
+        lost = ConnectionError(why)
+        self._rendezvous.end(lost)
+        with self._changed:
+            self._changed.wait_for(lambda: self._let_go, _GRACE)
+        self._fail(lost)
+
+    def _fail(self, reason: BaseException) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._ended = reason
+            jobs, self._jobs = self._jobs, deque()
+        for _, moved in jobs:
+            moved.set_exception(reason)

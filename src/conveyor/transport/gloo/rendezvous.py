@@ -1,0 +1,98 @@
+"""Where the two ends of a connection find each other: a store that the wire fills."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from torch.distributed import Store
+
+#: An end that is making its group says what it has within milliseconds, unless its thread gets no turn.
+_PATIENCE = 30.0
+
+
+class Rendezvous(Store):  # type: ignore[misc]
+    """What gloo writes down for the other end is kept to be sent, and what it looks for is waited for.
+
+    Gloo calls it on the thread that makes the group, without the GIL in between. The other methods are
+    called on the conduit's thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._ours: dict[str, bytes] = {}
+        self._theirs: dict[str, bytes] = {}
+        #: Gloo has written all that it has, and looks for what the other end has.
+        self._looks = False
+        self._ended: BaseException | None = None
+
+    def addresses(self) -> dict[str, bytes]:
+        """Give what the other end has to be told.
+
+        Raises whatever has kept the group from being made.
+        """
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._looks or self._ended, _PATIENCE)
+            if self._ended is not None:
+                raise self._ended
+            if not there:
+                raise TimeoutError(f"gloo has given no address within {_PATIENCE:g} s")
+            return dict(self._ours)
+
+    def meet(self, theirs: Mapping[str, bytes]) -> None:
+        """Put in what the other end has told."""
+        with self._changed:
+            self._theirs.update(theirs)
+            self._changed.notify_all()
+
+    def end(self, reason: BaseException) -> None:
+        """Have whoever waits stop."""
+        with self._changed:
+            if self._ended is None:
+                self._ended = reason
+            self._changed.notify_all()
+
+    def both(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Give what this end has written down, and what the other one has."""
+        with self._changed:
+            return dict(self._ours), dict(self._theirs)
+
+    # What gloo calls.
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write ``value`` down for the other end."""
+        with self._changed:
+            self._ours[key] = bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+        self.wait([key])
+        with self._changed:
+            return self._ours.get(key) or self._theirs[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for values, for as long as it takes: the other end opens its conduit when it does."""
+        with self._changed:
+            if any(key not in self._ours for key in keys):
+                self._looks = True
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended is not None or self._has(keys))
+            if self._ended is not None:
+                raise ConnectionAbortedError("the connection is not wanted any more")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Say whether all values are there."""
+        with self._changed:
+            return self._has(keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """There is none."""
+
+    def has_extended_api(self) -> bool:
+        """Say that there is nothing but single keys."""
+        return False
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        return all(key in self._ours or key in self._theirs for key in keys)

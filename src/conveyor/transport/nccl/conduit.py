@@ -1,0 +1,148 @@
+"""The end of an edge whose tensors go over NCCL: gloo's, with other pairs and with memory of a device.
+
+All that NCCL does is enqueued on streams of the pairs, with and without overlap. A send that nobody receives
+holds up its stream: on the program's, two actors that send to each other would wait for each other. And what
+holds up a stream must be ended by somebody who does not wait for it. So the thread of a link waits, and a
+reader's task begins when its tensors are there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from conveyor.device import Device, Event, Stream
+from conveyor.transport.base import Enqueued, Wire
+from conveyor.transport.gloo.conduit import GlooConduit
+from conveyor.transport.gloo.link import Mover
+from conveyor.transport.gloo.rendezvous import Rendezvous
+from conveyor.transport.nccl.group import Group
+from conveyor.transport.packing import Layout
+
+_ID, _READY = "id", "ready"
+#: How long a thread sleeps between two looks at an event, in seconds: at first, and at most.
+_SHORT, _LONG = 0.00005, 0.001
+
+
+class _Buffer(NamedTuple):
+    """Memory of the device, and the event behind what has to be done there before."""
+
+    memory: Any
+    device: int
+    before: Event
+
+
+class NcclPair:
+    """One end, as a link uses it."""
+
+    def __init__(
+        self, device: Device, groups: type[Group], rendezvous: Rendezvous, rank: int
+    ) -> None:
+        """Meet the other end. It has nothing to do with the group before it wants to move something."""
+        self._device = device
+        self._groups = groups
+        self._rank = rank
+        self._cut = threading.Event()
+        self._group: Group | None = None
+        self._stream: Any = None
+        if rank == 0:
+            rendezvous.set(_ID, groups.new_identity())
+            rendezvous.wait([_READY])
+        else:
+            rendezvous.set(_READY, b"1")
+        self._identity = rendezvous.get(_ID)
+
+    def send(self, buffer: _Buffer) -> None:
+        """Send what is in the memory, and wait until it has been."""
+        self._connected(buffer.device).send(self._behind(buffer), self._stream)
+        self._finish()
+
+    def receive(self, buffer: _Buffer) -> None:
+        """Fill the memory, and wait until it is."""
+        self._connected(buffer.device).receive(self._behind(buffer), self._stream)
+        self._finish()
+
+    def cut(self) -> None:
+        """As for :class:`conveyor.transport.gloo.link.Mover`."""
+        self._cut.set()
+        group = self._group
+        if group is not None:
+            group.abort()
+
+    def close(self) -> None:
+        """Let go of the group."""
+        self.cut()
+        self._group = None
+
+    def _connected(self, index: int) -> Group:
+        """Make the group, on the device of the first transfer."""
+        if self._group is None:
+            self._stream = self._device.new_stream(index, urgent=True)
+            self._group = self._groups(self._device, index, self._identity, self._rank)
+            if self._cut.is_set():
+                self._group.abort()
+            self._group.connect()
+        return self._group
+
+    def _behind(self, buffer: _Buffer) -> Any:
+        self._stream.wait_event(buffer.before)
+        self._device.keep(buffer.memory, self._stream)
+        return buffer.memory
+
+    def _finish(self) -> None:
+        """Wait for the stream, as long as nobody ends it."""
+        done, pause = self._stream.record(), _SHORT
+        while not done.query():
+            if self._cut.wait(pause):
+                raise ConnectionAbortedError("the group is not wanted any more")
+            pause = min(2 * pause, _LONG)
+        if self._cut.is_set():
+            raise ConnectionAbortedError("the group is not wanted any more")
+
+
+class NcclConduit(GlooConduit):
+    """Either end."""
+
+    thread = "nccl"
+
+    def __init__(self, wire: Wire, device: Device, groups: type[Group]) -> None:
+        why_not = device.viable() or groups.missing()
+        if why_not is not None:
+            raise RuntimeError(f"there is no NCCL here: {why_not}")
+        self._device = device
+        self._groups = groups
+        #: By the device, where the memory is made that is filled. Nothing else is enqueued there.
+        self._homes: dict[int, Stream] = {}
+        super().__init__(wire)
+
+    def make_pair(self, rendezvous: Rendezvous, rank: int) -> Mover:
+        """As the base says."""
+        return NcclPair(self._device, self._groups, rendezvous, rank)
+
+    def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
+        """Enqueue the copy on the stream of the program: its next task may write to the tensors."""
+        device, index = self._device, tensors[0].device.index or 0
+        program = device.current_stream(index)
+        with device.using(program):
+            memory = device.empty(layout.size, index)
+            layout.fill(memory, tensors)
+        return _Buffer(memory, index, program.record())
+
+    def room(self, size: int) -> Any:
+        """Make memory on the current device, which need not wait for what the program has enqueued."""
+        device, index = self._device, self._device.current_index()
+        if index not in self._homes:
+            self._homes[index] = device.new_stream(index)
+        home = self._homes[index]
+        with device.using(home):
+            return _Buffer(device.empty(size, index), index, home.record())
+
+    def open(self, layout: Layout, buffer: Any) -> Any:
+        """Give what has come: it is there."""
+        memory, index, _ = buffer
+
+        def join() -> None:
+            self._device.keep(memory, self._device.current_stream(index))
+
+        return Enqueued(layout.open(memory), join)

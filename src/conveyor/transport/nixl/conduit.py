@@ -1,0 +1,281 @@
+"""The end of an edge whose tensors readers fetch by NIXL.
+
+The writer copies them to memory that readers may read, and tells on the wire where. Each reader tells when it
+needs that no more; then it is used again.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.nixl.fetcher import Fetch, Fetcher, Offer
+from conveyor.transport.nixl.offers import Offers, Region
+from conveyor.transport.packing import Layout
+from conveyor.transport.pool import Pool
+
+#: Stretches of memory that a reader keeps for its next transfers.
+_SPARE = 3
+
+
+class _Offered(NamedTuple):
+    """Tensors are there to be read. ``metadata`` is ``None`` where it has not changed."""
+
+    transfer: int
+    agent: str
+    version: int
+    metadata: bytes | None
+    address: int
+    size: int
+
+
+class _Taken(NamedTuple):
+    """A reader needs them no more."""
+
+    transfer: int
+
+
+class _Process:
+    """What the conduits of this process have together, as long as there are any."""
+
+    offers: Offers | None = None
+    writers = 0
+    fetcher: Fetcher | None = None
+    readers = 0
+
+
+def open_conduit(wire: Wire) -> NixlConduit:
+    """Open either end."""
+    return Writer(wire) if wire.rank == 0 else Reader(wire)
+
+
+class NixlConduit(Conduit):
+    """Either end."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._over: BaseException | None = None
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """As for :class:`Conduit`."""
+        raise TypeError("this end reads")
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+        """As for :class:`Conduit`."""
+        raise TypeError("this end writes")
+
+    @abstractmethod
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A transfer that some readers have not taken yet."""
+
+    region: Region
+    readers: set[int]
+    done: Future[None]
+
+
+class Writer(NixlConduit):
+    """The writer's end."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        if _Process.offers is None:
+            _Process.offers = Offers(wire.start_thread)
+        _Process.writers += 1
+        self._offers = _Process.offers
+        self._told = -1
+        self._sent: dict[int, _Sent] = {}
+
+    def send(self, tensors: Sequence[Any], transfer: int) -> Sending:
+        """As for :class:`Conduit`."""
+        layout = Layout.of([TensorSpec.of(tensor) for tensor in tensors])
+        return Sending(lambda: self._begin(layout, tensors, transfer))
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        if self._offers.failed is not None:
+            raise self._offers.failed
+        for rank, message in self._wire.receive():
+            sent = self._sent.get(message.transfer)
+            if sent is not None:
+                sent.readers.discard(rank)
+                if not sent.readers:
+                    del self._sent[message.transfer]
+                    self._offers.give_back(sent.region)
+                    with suppress(InvalidStateError):  # it has failed
+                        sent.done.set_result(None)
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        self._over = reason
+        while self._sent:
+            _, sent = self._sent.popitem()
+            self._offers.give_back(sent.region, unread=True)
+            with suppress(InvalidStateError):  # it has failed
+                sent.done.set_exception(reason)
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        _Process.writers -= 1
+        if not _Process.writers:
+            _Process.offers = None
+            self._offers.close()
+
+    def _begin(self, layout: Layout, tensors: Sequence[Any], transfer: int) -> Future[None]:
+        if self._over is not None:
+            raise self._over
+        offers = self._offers
+        done: Future[None] = Future()
+        region = offers.take(layout.size, done)
+        try:
+            layout.fill(region.tensor, tensors)
+            metadata = offers.metadata if offers.version != self._told else None
+            offered = _Offered(
+                transfer, offers.agent, offers.version, metadata, region.address, layout.size
+            )
+            self._wire.send(offered)
+        except BaseException:
+            offers.give_back(region, unread=True)
+            raise
+        self._told = offers.version
+        self._sent[transfer] = _Sent(region, set(range(1, len(self._wire.members))), done)
+        return done
+
+
+class Reader(NixlConduit):
+    """A reader's end."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        if _Process.fetcher is None:
+            _Process.fetcher = Fetcher(wire.start_thread)
+        _Process.readers += 1
+        self._fetcher = _Process.fetcher
+        self._pool = Pool(keep=_SPARE)
+        #: The writer's agent, and what is known of it.
+        self._agent: str | None = None
+        self._metadata = b""
+        self._offered: dict[int, _Offered] = {}
+        self._asked: dict[int, tuple[Layout, Future[list[Any]]]] = {}
+        self._last_asked = -1
+        self._fetching: dict[int, tuple[Fetch, Future[list[Any]]]] = {}
+        #: Transfers that the writer may forget, put here by any thread.
+        self._ended: deque[int] = deque()
+
+    def receive(self, specs: Sequence[TensorSpec], note: bytes, transfer: int) -> Future[list[Any]]:
+        """As for :class:`Conduit`."""
+        asked: Future[list[Any]] = Future()
+        if self._over is not None:
+            asked.set_exception(self._over)
+            return asked
+        self._asked[transfer] = Layout.of(specs), asked
+        self._last_asked = transfer
+        self.progress()
+        return asked
+
+    def drop(self, transfer: int) -> None:
+        """As for :class:`Conduit`."""
+        self._asked.pop(transfer, None)
+
+    def progress(self) -> None:
+        """As for :class:`Conduit`."""
+        for _, message in self._wire.receive():
+            self._offered[message.transfer] = message
+            if message.metadata is not None:
+                self._metadata = message.metadata
+            if self._agent is None:
+                self._agent = message.agent
+                self._fetcher.join(message.agent)
+        for transfer in [number for number in self._offered if number <= self._last_asked]:
+            self._take(self._offered.pop(transfer))
+        while self._ended:
+            transfer = self._ended.popleft()
+            self._fetching.pop(transfer, None)
+            self._wire.send(_Taken(transfer))
+
+    def abort(self, reason: BaseException) -> None:
+        """As for :class:`Conduit`."""
+        self._over = reason
+        waiting = [future for _, future in self._asked.values()]
+        waiting += [future for _, future in self._fetching.values()]
+        self._asked.clear()
+        self._fetching.clear()
+        for future in waiting:
+            with suppress(InvalidStateError):  # it is done
+                future.set_exception(reason)
+
+    def close(self) -> None:
+        """As for :class:`Conduit`."""
+        self._pool.close()
+        if self._agent is not None:
+            self._fetcher.leave(self._agent)
+        _Process.readers -= 1
+        if not _Process.readers:
+            _Process.fetcher = None
+            self._fetcher.close()
+
+    def _take(self, offered: _Offered) -> None:
+        """Read what is offered, if somebody wants it."""
+        layout, future = self._asked.pop(offered.transfer, (None, None))
+        if layout is None or future is None:
+            self._ended.append(offered.transfer)
+            return
+        if layout.size != offered.size:
+            self._ended.append(offered.transfer)
+            words = f"{layout.size} bytes were asked for, and {offered.size} are offered"
+            future.set_exception(ValueError(words))
+            return
+        try:
+            buffer = self._pool.take(offered.size)
+        except BaseException as error:  # it is this transfer's, and the writer waits for nobody
+            self._ended.append(offered.transfer)
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        if not offered.size:
+            self._ended.append(offered.transfer)
+            _give(future, layout, buffer)
+            return
+        offer = Offer(offered.agent, self._metadata, offered.version, offered.address, offered.size)
+        fetch = Fetch(offer, buffer, self._wire.members[0])
+        fetch.done.add_done_callback(
+            functools.partial(self._fetched, offered.transfer, layout, future)
+        )
+        self._fetching[offered.transfer] = fetch, future
+        self._fetcher.fetch(fetch)
+
+    def _fetched(
+        self, transfer: int, layout: Layout, future: Future[list[Any]], done: Future[Any]
+    ) -> None:
+        """A transfer has ended, and its thread says so."""
+        self._ended.append(transfer)
+        error = done.exception()
+        if error is None:
+            _give(future, layout, done.result())
+        else:
+            with suppress(InvalidStateError):  # aborted
+                future.set_exception(error)
+
+
+def _give(future: Future[list[Any]], layout: Layout, buffer: Any) -> None:
+    """What has come is what ``future`` waits for, or why it cannot be had."""
+    try:
+        tensors = layout.open(buffer)
+    except Exception as error:
+        with suppress(InvalidStateError):  # aborted
+            future.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            future.set_result(tensors)

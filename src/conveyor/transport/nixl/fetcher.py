@@ -1,0 +1,226 @@
+"""The thread that reads other processes' memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from conveyor.transport.nixl.agents import make_agent
+
+logger = logging.getLogger("conveyor")
+
+#: An end that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
+#: nobody is told that its memory cannot be read, which would say less.
+_GRACE = 1.0
+#: How long it sleeps, in seconds, while transfers are under way that are no plain copy.
+_POLL = 0.0001
+
+
+class Offer(NamedTuple):
+    """Where something can be read.
+
+    agent, metadata, version: see :class:`conveyor.transport.nixl.offers.Offers`.
+    address, size: in the other process.
+    """
+
+    agent: str
+    metadata: bytes
+    version: int
+    address: int
+    size: int
+
+
+@dataclass(eq=False)
+class Fetch:
+    """One transfer: it fills ``buffer``, a tensor of bytes, and ``done`` gives it."""
+
+    offer: Offer
+    buffer: Any
+    writer: str
+    done: Future[Any] = field(default_factory=Future)
+    handle: Any = None
+    registered: Any = None
+
+
+class Fetcher:
+    """All that this process reads. What is under way cannot be broken off: its memory is held until UCX is
+    done with it, or gone, whoever still waits for it."""
+
+    def __init__(self, start_thread: Callable[[Callable[[], object], str], None]) -> None:
+        """Start the thread.
+
+        Raises whatever keeps NIXL from working here.
+        """
+        self._changed = threading.Condition()
+        self._new: deque[Fetch] = deque()
+        self._closed = False
+        #: Why nothing can be read any more.
+        self._failed: Exception | None = None
+        #: How many conduits read from an agent, and which have none any more.
+        self._readers: Counter[str] = Counter()
+        self._left: deque[str] = deque()
+        # Of the thread alone: the agent, the versions of metadata that it has, transfers.
+        self._agent: Any = None
+        self._known: dict[str, int] = {}
+        self._under_way: list[Fetch] = []
+        #: What can never be used for something else before the agent is gone.
+        self._lasting: list[Any] = []
+        self._failing: deque[tuple[float, Fetch, BaseException]] = deque()
+        ready: Future[None] = Future()
+        start_thread(lambda: self._run(ready), "nixl")
+        ready.result()
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Have it done."""
+        with self._changed:
+            failed = self._failed
+            if failed is None:
+                self._new.append(fetch)
+                self._changed.notify()
+        if failed is not None:
+            fetch.done.set_exception(failed)
+
+    def join(self, agent: str) -> None:
+        """A conduit reads from ``agent`` from now on."""
+        with self._changed:
+            self._readers[agent] += 1
+
+    def leave(self, agent: str) -> None:
+        """It does so no more."""
+        with self._changed:
+            self._readers[agent] -= 1
+            if not self._readers[agent]:
+                del self._readers[agent]
+                self._left.append(agent)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Have the thread end, with all that it holds."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self, ready: Future[None]) -> None:
+        """The thread."""
+        try:
+            self._agent = make_agent("reads")
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            self._fail(RuntimeError(f"NIXL does not go on: {error}"))
+        for fetch in self._under_way:
+            with suppress(Exception):  # the agent's end is the end of it anyway
+                self._agent.release_xfer_handle(fetch.handle)
+        self._agent = None
+        self._under_way.clear()  # not before: UCX may write to what they hold
+        self._lasting.clear()
+
+    def _turn(self) -> bool:
+        """Sleep, and do what there is. Gives whether there can be more."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._new or self._left or self._closed, self._time_to_sleep()
+            )
+            if self._closed:
+                return False
+            new, left = list(self._new), list(self._left)
+            self._new.clear()
+            self._left.clear()
+        for agent in left:
+            self._forget(agent)
+        for fetch in new:
+            self._step(fetch, self._begin)
+        for fetch in [one for one in self._under_way if one not in new]:
+            self._step(fetch, lambda one: self._agent.check_xfer_state(one.handle))
+        while self._failing and self._failing[0][0] <= time.monotonic():
+            _, fetch, error = self._failing.popleft()
+            with suppress(InvalidStateError):  # aborted
+                fetch.done.set_exception(error)
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """Have everybody told, and wait until nobody uses this any more."""
+        with self._changed:
+            self._failed = error
+            waiting = [*self._new, *self._under_way, *[fetch for _, fetch, _ in self._failing]]
+        for fetch in waiting:
+            with suppress(InvalidStateError):  # aborted
+                fetch.done.set_exception(error)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed)
+
+    def _time_to_sleep(self) -> float | None:
+        if self._under_way:
+            return _POLL
+        if self._failing:
+            return max(0.0, self._failing[0][0] - time.monotonic())
+        return None
+
+    def _begin(self, fetch: Fetch) -> str:
+        """Start a transfer. Where UCX can copy out of the other process's memory it is done at once."""
+        offer, agent = fetch.offer, self._agent
+        if self._known.get(offer.agent, -1) < offer.version:
+            agent.add_remote_agent(offer.metadata)
+            self._known[offer.agent] = offer.version
+        here = fetch.buffer.data_ptr()
+        # Anew each time. That is quick for memory of the CPU, and lets the pool give it back when it likes.
+        fetch.registered = agent.register_memory([(here, offer.size, 0, "")], "DRAM")
+        fetch.handle = agent.initialize_xfer(
+            "READ",
+            agent.get_xfer_descs([(here, offer.size, 0)], "DRAM"),
+            agent.get_xfer_descs([(offer.address, offer.size, 0)], "DRAM"),
+            offer.agent,
+        )
+        self._under_way.append(fetch)
+        return str(agent.transfer(fetch.handle))
+
+    def _step(self, fetch: Fetch, step: Callable[[Fetch], Any]) -> None:
+        """Take a transfer on, and see what has become of it."""
+        try:
+            state = step(fetch)
+            if state == "PROC":
+                return
+            if state != "DONE":
+                raise ConnectionError(f"the transfer ended as {state!r}")
+        except BaseException as error:
+            # As text: its frames would keep the memory.
+            words = f"the memory of {fetch.writer} cannot be read: {error}"
+            self._failing.append((time.monotonic() + _GRACE, fetch, ConnectionError(words)))
+            self._end(fetch)
+            self._forget(fetch.offer.agent)  # it is connected anew by what comes next
+            return
+        self._end(fetch)
+        with suppress(InvalidStateError):  # aborted
+            fetch.done.set_result(fetch.buffer)
+
+    def _end(self, fetch: Fetch) -> None:
+        """UCX has nothing to do with it any more."""
+        with suppress(Exception):  # of a connection that is gone
+            if fetch.handle is not None:
+                self._agent.release_xfer_handle(fetch.handle)
+        try:
+            if fetch.registered is not None:
+                self._agent.deregister_memory(fetch.registered)
+        except Exception as error:  # it harms no other transfer, as long as its memory stays
+            self._lasting.append(fetch.buffer)
+            logger.warning("NIXL does not let go of %d bytes: %s", fetch.offer.size, error)
+        fetch.handle = fetch.registered = None
+        if fetch in self._under_way:
+            self._under_way.remove(fetch)
+
+    def _forget(self, agent: str) -> None:
+        if self._known.pop(agent, None) is not None:
+            with suppress(Exception):  # NIXL has done so itself
+                self._agent.remove_remote_agent(agent)

@@ -1,0 +1,149 @@
+"""Memory that other processes may read: copies of tensors that are being sent."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from conveyor.transport.nixl.agents import make_agent
+from conveyor.transport.pool import fits, new_memory
+
+#: Stretches of memory that wait for their next use.
+_SPARE = 3
+#: How long the thread sleeps, in seconds, while readers may need it: at first, and at most.
+_SHORT, _LONG = 0.0002, 0.001
+
+
+class Region(NamedTuple):
+    """A stretch of memory that readers may read.
+
+    address: where it begins, in this process.
+    tensor: all of it, as bytes.
+    """
+
+    address: int
+    tensor: Any
+    memory: mmap.mmap
+    registered: Any
+
+
+class Offers:
+    """All that this process offers. Used on the thread of its conduits, beside which it has one.
+
+    Readers connect with its agent, and where UCX cannot read another process's memory they ask it for what
+    is there. Nothing comes of that unless somebody looks, which is what the thread is for: it does so while
+    something is offered.
+
+    agent: the name of its agent.
+    metadata: what a reader has to know to read what is offered now.
+    version: how often that has changed.
+    failed: why nobody can read any more.
+    """
+
+    def __init__(self, start_thread: Callable[[Callable[[], object], str], None]) -> None:
+        self._agent: Any = make_agent("offers")
+        self.agent: str = self._agent.name
+        self.metadata: bytes = self._agent.get_agent_metadata()
+        self.version = 0
+        self.failed: Exception | None = None
+        self._changed = threading.Condition()
+        self._spare: list[Region] = []
+        #: Addresses of what can never be let go of before the agent.
+        self._lasting: set[int] = set()
+        #: By the address of what is offered, what is to be told how that ends; and how many there have been.
+        self._offered: dict[int, futures.Future[None]] = {}
+        self._taken = 0
+        self._closed = False
+        start_thread(self._run, "nixl-offers")
+
+    def take(self, size: int, done: futures.Future[None]) -> Region:
+        """Have a stretch of at least ``size`` bytes. ``done`` fails if nobody can read it any more.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        for index, region in enumerate(self._spare):
+            if fits(len(region.memory), size):
+                del self._spare[index]
+                break
+        else:
+            region = self._new(size)
+        with self._changed:
+            if self.failed is None:
+                self._offered[region.address] = done
+                self._taken += 1
+                self._changed.notify()
+                return region
+        self._spare.append(region)
+        raise self.failed
+
+    def give_back(self, region: Region, *, unread: bool = False) -> None:
+        """A stretch is needed no more. ``unread``: readers may still be at it, for whom nobody waits. What
+        they find does not matter, but that they find something: so it can be used, and stays."""
+        with self._changed:
+            self._offered.pop(region.address, None)
+        if unread:
+            self._lasting.add(region.address)
+        self._spare.insert(0, region)
+        going = [one for one in self._spare[_SPARE:] if one.address not in self._lasting]
+        for one in going:
+            self._spare.remove(one)
+            self._agent.deregister_memory(one.registered)
+        if going:
+            self._tell()
+
+    def close(self) -> None:
+        """Have nothing offered any more. The thread lets go of everything."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _new(self, size: int) -> Region:
+        memory = new_memory(max(size, mmap.PAGESIZE))
+        bytes_of_it = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
+        address = ctypes.addressof(bytes_of_it)
+        tensor = torch.frombuffer(bytes_of_it, dtype=torch.uint8)
+        registered = self._agent.register_memory([(address, len(memory), 0, "")], "DRAM")
+        self._tell()
+        return Region(address, tensor, memory, registered)
+
+    def _tell(self) -> None:
+        """What readers have to know is another thing now."""
+        self.metadata = self._agent.get_agent_metadata()
+        self.version += 1
+
+    def _run(self) -> None:
+        """The thread."""
+        try:
+            pause, taken = _SHORT, 0
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._offered or self._closed)
+                    self._changed.wait_for(lambda: self._closed, pause)
+                    if self._closed:
+                        break
+                    pause = _SHORT if taken != self._taken else min(2 * pause, _LONG)
+                    taken = self._taken
+                self._agent.get_new_notifs()
+        except Exception as error:
+            self._fail(RuntimeError(f"NIXL does not go on: {error}"))
+        self._agent = None
+        self._spare = []  # not before: readers find memory as long as there is an agent
+
+    def _fail(self, error: Exception) -> None:
+        """Have who waits for readers told, and wait until nobody uses this any more."""
+        with self._changed:
+            self.failed = error
+            waiting = list(self._offered.values())
+        for done in waiting:
+            with suppress(futures.InvalidStateError):
+                done.set_exception(error)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed)

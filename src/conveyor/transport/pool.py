@@ -1,0 +1,81 @@
+"""Memory for tensors that is used again: to get it from the system costs more than to fill it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from contextlib import suppress
+from typing import Any
+
+#: Less is the allocator's, which keeps such memory itself.
+_SMALLEST = 128 << 10
+_HUGE_PAGE = 2 << 20
+
+
+class Pool:
+    """Stretches of memory, each given to one tensor of bytes at a time. It is the pool's again when nobody
+    holds that tensor any more, nor any that lies in it, whatever thread lets go of it."""
+
+    def __init__(self, keep: int) -> None:
+        """``keep``: how many stretches at most wait for their next use."""
+        self._keep = keep
+        #: The last ones that have come back are at the end, and are the warm ones.
+        self._free: list[mmap.mmap] = []
+        self._closed = False
+
+    def take(self, size: int) -> Any:
+        """Give a tensor of ``size`` bytes.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        import torch
+
+        if size < _SMALLEST:
+            return torch.empty(size, dtype=torch.uint8)
+        memory = self._fitting(size) or new_memory(size)
+        lease = (ctypes.c_ubyte * size).from_buffer(memory)
+        weakref.finalize(lease, self._come_back, memory).atexit = False
+        return torch.frombuffer(lease, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Let go of all memory, and of what is still held as soon as it is not."""
+        self._closed = True
+        self._free.clear()
+
+    def _fitting(self, size: int) -> mmap.mmap | None:
+        for memory in reversed(self._free.copy()):
+            if fits(len(memory), size):
+                with suppress(ValueError):  # the list has changed meanwhile
+                    self._free.remove(memory)
+                    return memory
+        return None
+
+    def _come_back(self, memory: mmap.mmap) -> None:
+        # It may interrupt any other method here, so it takes no lock: a list's methods are whole.
+        self._free.append(memory)
+        with suppress(IndexError):
+            while len(self._free) > self._keep or (self._closed and self._free):
+                self._free.pop(0)
+
+
+def fits(there: int, size: int) -> bool:
+    """Say whether a stretch of ``there`` bytes is right for ``size``, and no waste."""
+    return size <= there <= 2 * size + _HUGE_PAGE
+
+
+def new_memory(size: int) -> mmap.mmap:
+    """Have at least ``size`` bytes of this process's own, of huge pages where they are worth it.
+
+    Raises:
+        MemoryError: there are none.
+    """
+    whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE if size >= _HUGE_PAGE else size
+    try:
+        memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"there is no memory for {size} bytes of tensors: {error}") from error
+    with suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,126 @@
+"""Ranks that wait in a collective operation while nobody waits for them any more."""
+
+import time
+
+import numpy as np
+import pytest
+from integration_helpers import get
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import (
+    CollectiveBrokenError,
+    DeadlineExceededError,
+    ExecutionCancelledError,
+)
+from conveyor.experimental import collective
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+@conveyor.remote
+class Rank:
+    def join(self):
+        collective.barrier()
+
+    def add(self, x):
+        out = np.full(8, float(x))
+        collective.allreduce(out)
+        return out[0]
+
+    def wait_for(self, gate):
+        return gate.receive()
+
+    def late_add(self, gate, x):
+        gate.receive()
+        return self.add(x)
+
+    def ping(self):
+        return "pong"
+
+
+@pytest.fixture
+def ranks():
+    made = [Rank.remote(), Rank.remote()]
+    group = collective.create_collective_group(made)
+    get([one.join.remote() for one in made])
+    yield made
+    collective.destroy_collective_group(group)
+    for one in made:
+        conveyor.kill(one)
+
+
+def waits_inside(actor, wait_until):
+    """It has been in its method for a while: it sleeps in the operation."""
+    started = time.monotonic()
+    wait_until(lambda: time.monotonic() > started + 0.2)
+
+
+def test_a_call_that_is_cancelled_leaves_and_tells_the_others(ranks, wait_until):
+    first, second = ranks
+    ref = first.add.remote(1)
+    waits_inside(first, wait_until)
+    assert ref.cancel()
+    with pytest.raises(ExecutionCancelledError):
+        conveyor.get(ref, timeout=5)
+    assert conveyor.get(first.ping.remote(), timeout=5) == "pong"
+    with pytest.raises(
+        CollectiveBrokenError,
+        match=r"rank 0 \(Rank\S*\) was interrupted in an operation by its cancellation or deadline",
+    ):
+        conveyor.get(second.add.remote(2), timeout=5)
+
+
+def test_who_waits_for_a_rank_that_is_cancelled_is_told(ranks):
+    """Both are in it: three ranks, of which one never comes."""
+    third = Rank.remote()
+    collective.create_collective_group([*ranks, third], name="three")
+    try:
+        refs = [one.__ray_call__.remote(in_three) for one in ranks]
+        assert not conveyor.wait(refs, num_returns=2, timeout=0.2)[0]
+        assert refs[0].cancel()
+        with pytest.raises(CollectiveBrokenError, match=r"rank 0 .* its cancellation or deadline"):
+            conveyor.get(refs[1], timeout=5)
+    finally:
+        collective.destroy_collective_group("three")
+        conveyor.kill(third)
+
+
+def in_three(_):
+    from conveyor.experimental import collective
+
+    collective.barrier("three")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_an_execution_whose_rank_waits(ranks, how):
+    """The other rank is not even in the graph's execution yet: it waits for something else."""
+    first, second = ranks
+    sends, gate = conveyor.channel.open()
+    with InputNode() as x:
+        graph = MultiOutputNode([first.add.bind(x), second.late_add.bind(gate, x)]).compile()
+    if how == "late":
+        refs = graph.execute(1, deadline=0.3)
+        with pytest.raises(DeadlineExceededError):
+            conveyor.get(refs[0], timeout=5)
+    else:
+        refs = graph.execute(1)
+        assert not conveyor.wait(refs, num_returns=2, timeout=0.3)[0]
+        refs[0].cancel()
+        with pytest.raises(ExecutionCancelledError):
+            conveyor.get(refs[0], timeout=5)
+    assert conveyor.get(first.ping.remote(), timeout=5) == "pong"
+    sends.send(None)  # the other one comes, and is not left alone
+    assert conveyor.get(second.ping.remote(), timeout=5) == "pong"
+    graph.teardown()
+    sends.close()
+
+
+def test_those_that_come_in_time_are_done(ranks):
+    with InputNode() as x:
+        graph = MultiOutputNode([one.add.bind(x) for one in ranks]).compile()
+    with graph:
+        for number in range(50):
+            assert conveyor.get(graph.execute(number, deadline=30)) == [2.0 * number] * 2
+    refs = [[one.add.remote(number) for one in ranks] for number in range(50)]
+    assert [get(pair) for pair in refs] == [[2.0 * number] * 2 for number in range(50)]

@@ -1,0 +1,427 @@
+"""Collective operations that give back what the ranks have, read in place."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from integration_helpers import get
+
+import conveyor
+from conveyor.exceptions import (
+    ActorDiedError,
+    ArenaFullError,
+    CollectiveBrokenError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    RuntimeStateError,
+    SerializationError,
+)
+from conveyor.experimental import collective
+from conveyor.runtime import context
+
+PRELOAD = ["torch"]
+#: Elements of an array that is large.
+MANY = 200_000
+
+
+@conveyor.remote
+class Rank:
+    def __init__(self):
+        self.kept = []
+
+    def run(self, function, *args):
+        return function(self, collective.get_rank(), *args)
+
+    def pid(self):
+        return os.getpid()
+
+
+def grouped(count):
+    actors = [Rank.remote() for _ in range(count)]
+    collective.create_collective_group(actors)
+    return actors
+
+
+@pytest.fixture(scope="module")
+def pair(session):
+    """For tests after which the group is whole."""
+    return grouped(2)
+
+
+@pytest.fixture
+def pair_to_break(session):
+    return grouped(2)
+
+
+def everywhere(actors, function, *args):
+    return get([actor.run.remote(function, *args) for actor in actors])
+
+
+def out():
+    """Bytes of memory behind what this process has made, and somebody holds."""
+    arena = context.current().process.arena
+    arena.give_back()
+    return arena.bytes_touched
+
+
+def made(rank, count=MANY):
+    """An array in the arena that only the caller has."""
+    array = conveyor.empty(count)
+    array[:] = rank
+    return array
+
+
+# At the cap, in a session of its own: so before that of the others
+
+
+def test_at_the_memory_cap_nothing_is_sent(leaves_nothing):
+    with leaves_nothing():
+        conveyor.init(arena_bytes=4 << 20)
+        at_the_cap(grouped(2))
+        conveyor.shutdown()
+
+
+def at_the_cap(actors):
+
+    def do(actor, rank):
+        try:
+            collective.allgather.shared(np.zeros(1 << 20) if rank else 0)
+        except ArenaFullError as error:
+            told = str(error)
+        else:
+            told = None
+        return told, collective.allgather.shared(rank)
+
+    def other(actor, rank):
+        return collective.allgather.shared(rank)
+
+    first, second = actors[0].run.remote(other), actors[1].run.remote(do)
+    assert get(first) == [0, 1]
+    told, got = get(second)
+    assert "memory cap" in told
+    assert got == [0, 1]
+
+
+# What operations give
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_what_the_ranks_get(session, count):
+    def do(actor, rank, count):
+        def value(sender, receiver=0):
+            return np.arange(count) + 100 * sender + receiver
+
+        size = collective.get_collective_group_size()
+        everybody = range(size)
+
+        def same(got, want):
+            assert len(got) == len(want)
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+        same(collective.allgather.shared(value(rank)), [value(r) for r in everybody])
+        same([collective.broadcast.shared(value(rank), 1)], [value(1)])
+        same([collective.broadcast.shared(value(0) if rank == 0 else None)], [value(0)])
+        got = collective.gather.shared(value(rank), dst_rank=2)
+        if rank == 2:
+            same(got, [value(r) for r in everybody])
+        else:
+            assert got is None
+        lists = [value(rank, r) for r in everybody]
+        same([collective.scatter.shared(lists if rank == 1 else None, 1)], [value(1, rank)])
+        same(collective.all_to_all.shared(lists), [value(r, rank) for r in everybody])
+        total = value(rank)
+        collective.allreduce(total)  # the others go on between them
+        same([total], [sum(value(r) for r in everybody)])
+        return True
+
+    assert everywhere(grouped(3), do, count) == [True] * 3
+
+
+def test_values_may_be_anything_and_differ(pair):
+    def do(actor, rank):
+        own = {"rank": rank, "rows": np.full((rank + 1, 3), rank)} if rank else "none"
+        first, second = collective.allgather.shared(own)
+        return first, second["rows"].shape, collective.broadcast.shared([rank, None], 1)
+
+    assert everywhere(pair, do) == [("none", (2, 3), [1, None])] * 2
+
+
+def test_arrays_are_read_only(pair):
+    def do(actor, rank):
+        got = collective.allgather.shared(np.full(MANY, float(rank)))
+        return [array.flags.writeable for array in got]
+
+    assert everywhere(pair, do) == [[False, False]] * 2
+
+
+@pytest.mark.torch
+def test_tensors_are_ones_own_and_not_copied_when_they_are_let_go(pair):
+    torch = pytest.importorskip("torch")
+
+    def do(actor, rank):
+        def fresh():
+            return conveyor.empty_tensor(MANY, torch.float64).fill_(rank)
+
+        before = out()
+        got = collective.allgather.shared(fresh())
+        assert out() - before < 1.5 * 8 * MANY
+        got[0] += 5  # nobody else sees it
+        collective.barrier()
+        sums = [float(each.sum()) for each in got]
+        again = collective.broadcast.shared(got[0] if rank == 0 else None)
+        return sums, float(again.sum())
+
+    assert everywhere(pair, do) == [([5.0 * MANY, MANY], 5.0 * MANY)] * 2
+
+
+def test_what_is_let_go_is_not_copied_and_what_is_held_is(pair):
+    def do(actor, rank):
+        before = out()
+        held = made(rank)
+        values = [collective.allgather.shared(held)]
+        for_copy = out() - before
+        held[:] = 77  # nobody sees it
+        collective.barrier()
+        del held
+        before = out()
+        values.append(collective.allgather.shared(made(rank)))
+        values.append([collective.broadcast.shared(made(rank), 0)] * 2)
+        for_none = out() - before
+        for first, second in values[:2]:
+            assert (first == 0).all()
+            assert (second == 1).all()
+        assert (values[2][0] == 0).all()
+        return for_copy > 1.9 * 8 * MANY, for_none < (2.5 if rank == 0 else 1.5) * 8 * MANY
+
+    assert everywhere(pair, do) == [(True, True)] * 2
+
+
+# How long they last
+
+
+def test_values_stay_as_they_are_as_long_as_they_are_held(pair):
+    def do(actor, rank):
+        for step in range(20):
+            actor.kept.append(collective.allgather.shared(made(10 * step + rank)))
+        for step, got in enumerate(actor.kept):
+            for r, array in enumerate(got):
+                assert (array == 10 * step + r).all()
+        held = out()
+        actor.kept.clear()
+        got = None
+        del array
+        collective.barrier()  # nobody holds any more
+        return held > 19 * 8 * MANY, out() < 8 * MANY
+
+    assert everywhere(pair, do) == [(True, True)] * 2
+
+
+def test_values_outlast_the_rank_that_gave_them(pair_to_break):
+    def share(actor, rank):
+        actor.kept = collective.allgather.shared(made(rank + 1))
+
+    everywhere(pair_to_break, share)
+    os.kill(get(pair_to_break[1].pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        get(pair_to_break[1].run.remote(share))
+    successor = Rank.remote()
+    fresh = [pair_to_break[0], successor]
+    collective.destroy_collective_group(collective.get_collective_groups(pair_to_break)[0])
+    collective.create_collective_group(fresh)
+
+    def more(actor, rank):
+        for _ in range(5):
+            collective.allgather.shared(made(9))
+        return [float(each.sum()) for each in actor.kept]
+
+    assert everywhere(fresh, more)[0] == [1.0 * MANY, 2.0 * MANY]
+
+
+def test_what_a_dead_rank_held_goes_back(pair_to_break, wait_until):
+    def share(actor, rank):
+        actor.kept = collective.allgather.shared(made(rank))
+        if rank == 0:
+            actor.kept = []
+
+    everywhere(pair_to_break, share)
+    conveyor.kill(pair_to_break[1])
+
+    def empty(actor, rank):
+        return out() == 0
+
+    wait_until(lambda: get(pair_to_break[0].run.remote(empty)))
+
+
+# Ranks that differ, and what goes wrong
+
+
+def test_ranks_that_differ_are_told_and_go_on(pair):
+    def differ(actor, rank, how):
+        try:
+            if how == "root":
+                collective.broadcast.shared(made(rank), rank)
+            elif how == "form":
+                (collective.gather if rank else collective.allgather).shared(made(rank))
+            elif rank:
+                collective.allgather.shared(made(rank))
+            else:
+                collective.allreduce(np.zeros(3))
+        except CollectiveMismatchError as error:
+            collective.barrier()
+            assert out() < 8 * MANY  # nobody holds what was given
+            first, second = collective.allgather.shared(rank)
+            assert (first, second) == (0, 1)
+            return str(error)
+
+    for how, words in [
+        ("root", ["broadcast.shared with root 0; rank 1 (Rank", "broadcast.shared with root 1"]),
+        ("form", ["): allgather.shared; rank 1", "gather.shared with root 0"]),
+        ("operation", ["allreduce(SUM) of float64[3]", "): allgather.shared"]),
+    ]:
+        for _ in range(6):  # more often than a ring has slots
+            for told in everywhere(pair, differ, how):
+                assert told is not None
+                for word in words:
+                    assert word in told
+
+
+class Unsendable:
+    def __reduce__(self):
+        raise LookupError("not today")
+
+
+WRONG = [
+    (lambda: collective.broadcast.shared(1, 2), ValueError, "src_rank must be a rank"),
+    (lambda: collective.gather.shared(1, "0"), TypeError, "dst_rank must be an integer"),
+    (lambda: collective.scatter.shared([1, 2], 0), ValueError, "only rank 0"),
+    (lambda: collective.scatter.shared([1], 1), ValueError, "each of the group's 2 ranks"),
+    (lambda: collective.all_to_all.shared("ab"), TypeError, "not a str"),
+    (lambda: collective.allgather.shared(1, "other"), ValueError, "no collective group"),
+    (lambda: collective.allgather.shared(1, timeout="soon"), TypeError, "timeout"),
+    (lambda: collective.allgather.shared(threading.Lock()), SerializationError, "lock"),
+]
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent(pair):
+    def do(actor, rank):
+        for call, error, words in WRONG:
+            if rank == 1:
+                with pytest.raises(error, match=words):
+                    call()
+            assert collective.allgather.shared(rank) == [0, 1]
+        return True
+
+    assert everywhere(pair, do) == [True, True]
+
+
+def test_a_value_that_cannot_be_sent_frees_the_others(pair_to_break):
+    def do(actor, rank):
+        collective.allgather.shared(Unsendable() if rank else 1)
+
+    first, second = [actor.run.remote(do) for actor in pair_to_break]
+    with pytest.raises(SerializationError, match="not today"):
+        get(second)
+    with pytest.raises(CollectiveBrokenError, match="not today"):
+        get(first)
+
+
+def test_what_encodes_a_value_cannot_be_in_an_operation_of_its_group(pair):
+    class Nested:
+        def __reduce__(self):
+            try:
+                collective.barrier()
+            except CollectiveError as error:
+                return str, (str(error),)
+            return str, ("it was",)
+
+    def do(actor, rank):
+        return collective.allgather.shared(Nested())
+
+    for first, second in everywhere(pair, do):
+        assert "is in an operation of this group" in first
+        assert "is in an operation of this group" in second
+
+
+def test_a_value_that_cannot_be_loaded_is_an_error_there_alone(pair):
+    def refuse(rank):
+        if collective.get_rank() == rank:
+            raise LookupError("cannot be loaded here")
+        return "loaded"
+
+    class Picky:
+        def __reduce__(self):
+            return refuse, (0,)
+
+    def do(actor, rank):
+        try:
+            got = collective.allgather.shared(Picky() if rank == 0 else made(5))
+        except Exception as error:
+            got = [str(error), None]
+        loaded = got[0]
+        del got
+        collective.barrier()
+        assert out() < 8 * MANY
+        return loaded, collective.allgather.shared(rank)
+
+    (first, after), (second, _) = everywhere(pair, do)
+    assert "cannot be loaded here" in first
+    assert second == "loaded"
+    assert after == [0, 1]
+
+
+def test_a_rank_that_dies_or_is_late_frees_the_others(pair_to_break):
+    def come(actor, rank, timeout):
+        return collective.allgather.shared(made(rank), timeout=timeout)
+
+    waits = pair_to_break[0].run.remote(come, None)
+    os.kill(get(pair_to_break[1].pid.remote()), signal.SIGKILL)
+    with pytest.raises(CollectiveBrokenError, match=r"allgather.shared .* rank 1 .* has died"):
+        get(waits)
+    others = grouped(2)
+    with pytest.raises(CollectiveTimeoutError, match=r"within 0\.05 s"):
+        get(others[0].run.remote(come, 0.05))
+    with pytest.raises(CollectiveBrokenError, match="timeout of rank 0"):
+        get(others[1].run.remote(come, None))
+
+
+def test_a_forked_child_is_no_rank(pair):
+    def do(actor, rank):
+        got = collective.allgather.shared(made(rank))
+        if rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    collective.allgather.shared(0)
+                except RuntimeStateError:
+                    os._exit(3 if (got[1] == 1).all() else 4)
+                os._exit(5)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        return collective.allgather.shared(rank)
+
+    assert everywhere(pair, do) == [[0, 1]] * 2
+
+
+def test_the_driver_may_take_part(session):
+    actors = [Rank.remote() for _ in range(2)]
+    collective.create_collective_group(actors, name="with driver", driver_rank=1)
+
+    def do(actor, rank):
+        weights = collective.broadcast.shared(None, 1)
+        assert not weights.flags.writeable
+        assert collective.gather.shared(made(rank), 1) is None
+        return float(weights.sum())
+
+    refs = [actor.run.remote(do) for actor in actors]
+    weights = np.ones(MANY)
+    own = collective.broadcast.shared(weights, 1, "with driver")
+    weights[:] = 2
+    assert (own == 1).all()
+    got = collective.gather.shared(None, 1, "with driver")
+    assert got[1] is None
+    assert (got[0] == 0).all()
+    assert (got[2] == 2).all()
+    assert get(refs) == [MANY, MANY]

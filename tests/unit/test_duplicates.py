@@ -1,0 +1,98 @@
+"""Duplicates of descriptors: none is lost, whatever a signal handler breaks off."""
+
+import os
+import sys
+
+import pytest
+
+from conveyor._core import Duplicates
+from conveyor.runtime.process import dup_all
+
+
+def open_ones():
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def pair():
+    made = os.pipe()
+    yield made
+    for fd in made:
+        os.close(fd)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupted_at(number, work):
+    """Do ``work()``, and raise an error at its opcode of that number. Return whether there was one."""
+    left = [number]
+
+    def trace(frame, event, arg):
+        if frame.f_code is not work.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left[0] -= 1
+            if left[0] == 0:
+                raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(None)
+    return left[0] <= 0
+
+
+def used(pair):
+    """Work that duplicates, and closes again."""
+
+    def work():
+        fds = Duplicates(pair)
+        try:
+            os.fstat(fds.numbers()[1])
+        finally:
+            fds.close()
+
+    return work
+
+
+def test_they_are_closed_with_what_holds_them(pair):
+    before = open_ones()
+    fds = Duplicates(pair)
+    assert len(open_ones() - before) == len(fds.numbers()) == 2
+    del fds
+    assert open_ones() == before
+
+
+def test_who_takes_them_closes_them(pair):
+    before = open_ones()
+    fds = dup_all(pair)
+    assert len(open_ones() - before) == 2
+    for fd in fds:
+        os.close(fd)
+    assert open_ones() == before
+
+
+def test_all_or_none(pair):
+    before = open_ones()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        Duplicates([*pair, -1])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        dup_all([*pair, -1])
+    assert open_ones() == before
+
+
+def test_an_interrupt_between_any_two_opcodes_loses_none(pair):
+    before = open_ones()
+    number = 1
+    while interrupted_at(number, used(pair)):
+        assert open_ones() == before, f"after opcode {number}"
+        number += 1
+    assert number > 20
+    assert open_ones() == before
