@@ -26,6 +26,27 @@ bool alone(PyObject* value) {
   return answer.is(nb::bool_(true));
 }
 
+// Forget what `sent` has noted: definitions are sent again, and what was set for one value is not there for the next.
+// It runs no bytecode, so no signal handler can raise in the middle of it.
+void forget_notes(nb::handle sent) {
+  if (!sent.is_valid() || sent.is_none()) return;
+  nb::error_scope keep;
+  const nb::object groups = nb::steal(PyObject_GetAttrString(sent.ptr(), "groups"));
+  if (!groups.is_valid() || PySet_Clear(groups.ptr()) != 0) PyErr_WriteUnraisable(sent.ptr());
+  for (const char* name : {"collected", "keeper"})
+    if (PyObject_SetAttrString(sent.ptr(), name, Py_None) != 0) PyErr_WriteUnraisable(sent.ptr());
+  if (PyObject_SetAttrString(sent.ptr(), "in_band", Py_False) != 0) PyErr_WriteUnraisable(sent.ptr());
+}
+
+// Python notes definitions as sent before its result is here, and a signal handler may raise in between.
+struct Unnoted {
+  nb::handle sent;
+  bool reached_end = false;
+  ~Unnoted() {
+    if (!reached_end) forget_notes(sent);
+  }
+};
+
 // Have `out`, whose meta is set, take these buffers (None: none) along.
 void take_buffers(Encoded& out, nb::handle buffers) {
   std::vector<size_t> lengths;
@@ -65,7 +86,10 @@ Encoded::~Encoded() {
     if (numbers.is_valid())
       result = nb::steal(count == 0 ? PyObject_CallMethod(sent.ptr(), "undo", "O", meta.ptr())
                                     : PyObject_CallMethod(sent.ptr(), "unclaimed", "OO", meta.ptr(), numbers.ptr()));
-    if (!result.is_valid()) PyErr_WriteUnraisable(sent.ptr());
+    if (!result.is_valid()) {
+      PyErr_WriteUnraisable(sent.ptr());
+      forget_notes(sent);
+    }
   }
 }
 
@@ -162,6 +186,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   const bool let_go = Py_REFCNT(v) <= moved_refs && MadeInPlace::any() && alone(v);
   if (hooks.encode == nullptr) throw nb::type_error("conveyor: no codec is set for this type of value");
   Calling python;
+  Unnoted unnoted{sent};
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
   PyObject *codec, *flags, *meta, *buffers;
@@ -176,6 +201,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();
+  unnoted.reached_end = true;  // from here on `out` takes them back
   take_buffers(out, buffers);
   if (let_go && out.views.size() == 1 && out.views[0].len != 0) {
     const char* data = static_cast<const char*>(out.views[0].buf);
