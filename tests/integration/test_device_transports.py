@@ -46,6 +46,7 @@ class TorchTensorWorker:
 
     def __init__(self, index=0):
         self.device = f"sim:{index}"
+        self.kept = None
         accelerator.install(SETTINGS)
 
     def send(self, shape, dtype, value):
@@ -98,6 +99,19 @@ class TorchTensorWorker:
         while not os.path.exists(go):
             time.sleep(0.002)
         return torch.full((SIDE, SIDE), float(value), device=self.device)
+
+    def far_behind(self):
+        """Work on the device that is not waited for."""
+        accelerator.kernel(LATE * 5)
+
+    def keep_first(self, tensor):
+        """Hold a tensor that nobody has looked at."""
+        if self.kept is None:
+            self.kept = tensor
+
+    def kept_ends(self):
+        kept, self.kept = self.kept, None
+        return self.ends(kept)
 
     def ends(self, tensor):
         return tensor[0, 0].item(), tensor[-1, -1].item()
@@ -160,6 +174,22 @@ def measured(graph):
 @pytest.mark.parametrize("name", ["sim_ipc", "sim_nccl"])
 def test_conformance(name, check):
     check.run(name)
+
+
+def test_what_has_come_outlives_a_teardown_before_it_was_copied(workers):
+    """The writer makes the next tensor, so it has not heard of the reader's copy when it is told to stop; and
+    the copy is enqueued behind other work of the reader's device."""
+    sender, receiver = workers[:2]
+    with InputNode() as inp:
+        tensor = sender.slow.bind(inp).with_tensor_transport("sim_ipc")
+        dag = receiver.keep_first.bind(tensor)
+    for value in range(3):
+        graph = dag.compile()
+        conveyor.get(receiver.far_behind.remote())
+        first, _ = graph.execute(value), graph.execute(value + 1)
+        conveyor.get(first)
+        graph.teardown()
+        assert conveyor.get(receiver.kept_ends.remote()) == (value, value)
 
 
 def test_overlap_gains_what_the_simulation_says(workers):

@@ -11,7 +11,7 @@ it would have to wait for the readers; and what a reader holds must be there whe
 from __future__ import annotations
 
 import pickle
-import time
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -55,6 +55,10 @@ class _Gone(NamedTuple):
     numbers: tuple[int, ...]
 
 
+class _Closed(NamedTuple):
+    """The writer lets go of all of its stretches."""
+
+
 class _Transfer(NamedTuple):
     """One that is under way at the writer: who has not taken it yet."""
 
@@ -73,6 +77,9 @@ class DeviceIpcConduit(Conduit):
         self._wire = wire
         self._device = device
         self._over: BaseException | None = None
+        #: It is set when this end is over.
+        self._ends = threading.Event()
+        self._writer_closed = False
         #: With overlap, by the device, where the work of this end is enqueued.
         self._streams: dict[int, Stream] = {}
         # Of the writer.
@@ -133,37 +140,54 @@ class DeviceIpcConduit(Conduit):
             words = f"the memory of {self._wire.members[0]} cannot be opened: {error}"
             self._fail_later(asked, ConnectionError(words))
             return asked
+        made: Enqueued | Exception
         try:
-            asked.set_result(self._copy(index, specs, opened))
+            made = self._copy(index, specs, opened)
         except Exception as error:
-            asked.set_exception(error)
+            made = error
         # Whatever was enqueued is before it.
         read = self._read_event(index)
         read.record(self._stream(index))
         self._wire.send(_Taken(transfer, read.handle()))
+        # A writer that has not been told in time says so before it lets go.
+        self._hear()
+        if self._writer_closed:
+            who = self._wire.members[0]
+            made = ConnectionError(f"{who} has let go of the tensors: its graph is torn down")
+        if isinstance(made, Exception):
+            asked.set_exception(made)
+        else:
+            asked.set_result(made)
         return asked
 
     def progress(self) -> None:
         """As for :class:`Conduit`."""
+        self._hear()
+        self._let_go()
+
+    def _hear(self) -> None:
+        """Take what the other ends have told."""
         for rank, message in self._wire.receive():
             if isinstance(message, _Taken):
                 self._taken(rank, message)
+            elif isinstance(message, _Closed):
+                self._writer_closed = True
             else:
                 for number in message.numbers:
                     self._forget(number)
-        self._let_go()
 
     def abort(self, reason: BaseException) -> None:
         """As for :class:`Conduit`."""
         self._over = reason
+        self._ends.set()
         for transfer in self._under_way.values():
             with suppress(InvalidStateError):
                 transfer.sent.set_exception(reason)
 
     def close(self) -> None:
         """As for :class:`Conduit`."""
-        self._under_way.clear()
-        self._stretches.close()
+        if self._wire.rank == 0:
+            self._close_writer()
         for number in list(self._opened):
             self._forget(number)
         _leaving.extend(self._leaving)
@@ -181,6 +205,21 @@ class DeviceIpcConduit(Conduit):
         return self._streams[index]
 
     # The writer.
+
+    def _close_writer(self) -> None:
+        """Let go of all stretches, behind the reads of whoever has told of them.
+
+        A reader tells of its reads and looks then whether this end is closed; this end says that it is, and
+        looks then what it has been told. So one of the two knows of the other.
+        """
+        with suppress(Exception):  # a wire that fails brings nothing more
+            self._wire.send(_Closed())
+            self._hear()
+        for transfer in self._under_way.values():
+            for stretch in transfer.stretches:
+                self._stretches.give_back(stretch)
+        self._under_way.clear()
+        self._stretches.close()
 
     def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
         """Enqueue the copy of ``tensors`` to a stretch, which is added to ``taken``."""
@@ -204,9 +243,7 @@ class DeviceIpcConduit(Conduit):
         return stretch
 
     def _taken(self, rank: int, message: _Taken) -> None:
-        """A reader has all transfers up to this one."""
-        if self._over is not None:
-            return
+        """A reader has all transfers up to this one. Also when this end is over, its reads are waited for."""
         for number in [one for one in self._under_way if one <= message.transfer]:
             transfer = self._under_way[number]
             if rank not in transfer.missing:
@@ -219,8 +256,10 @@ class DeviceIpcConduit(Conduit):
                 del self._under_way[number]
                 for stretch in transfer.stretches:
                     self._stretches.give_back(stretch)
-                transfer.sent.set_result(None)
-        self._tell_gone()
+                with suppress(InvalidStateError):  # it was aborted
+                    transfer.sent.set_result(None)
+        if self._over is None:
+            self._tell_gone()
 
     def _read_of(self, handle: bytes, index: int) -> Event:
         """Open a reader's event, once."""
@@ -275,7 +314,7 @@ class DeviceIpcConduit(Conduit):
 
     def _fail_later(self, asked: Future[Any], error: BaseException) -> None:
         def fail() -> None:
-            time.sleep(_GRACE)
+            self._ends.wait(_GRACE)
             with suppress(InvalidStateError):
                 asked.set_exception(error)
 
