@@ -559,6 +559,17 @@ def test_tensors_that_do_not_fit(ranks):
     (actor,) = ranks(1)
     for call, error, words in [
         (lambda: collective.allreduce(_frozen()), ValueError, "read-only"),
+        (lambda: collective.allreduce(_overlapping()), ValueError, "share memory"),
+        (
+            lambda: collective.allreduce([np.zeros(2), _overlapping()]),
+            ValueError,
+            "tensor 1 .* share",
+        ),
+        (
+            lambda: collective.allgather([_overlapping()], np.zeros((3, 2))),
+            ValueError,
+            "share memory",
+        ),
         (lambda: collective.allreduce(np.zeros(2, complex)), TypeError, "complex128"),
         (lambda: collective.allreduce(np.zeros(2, int), op=ReduceOp.AVG), TypeError, "no average"),
         (lambda: collective.allreduce(np.zeros(2), op="SUM"), TypeError, "ReduceOp"),
@@ -574,6 +585,44 @@ def test_tensors_that_do_not_fit(ranks):
         (lambda: collective.barrier(timeout="1"), TypeError, "timeout"),
     ]:
         assert get(actor.run.remote(refused, call, error, words))
+
+
+def _overlapping():
+    return np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8))
+
+
+@pytest.mark.torch
+def test_an_expanded_tensor_cannot_be_written(ranks):
+    torch = pytest.importorskip("torch")
+
+    def refused(_):
+        with pytest.raises(ValueError, match=r"share memory .* clone\(\)"):
+            collective.allreduce(torch.ones(3, 1).expand(3, 2))
+        # What is only read, or has gaps, may be so.
+        collective.allgather([torch.zeros(3, 2)], torch.ones(3, 1).expand(3, 2))
+        apart = torch.ones(3, 4)[:, ::2].t()
+        collective.allreduce(apart)
+        return apart.tolist()
+
+    (actor,) = ranks(1)
+    assert get(actor.run.remote(refused)) == [[1.0] * 3] * 2
+
+
+def test_what_breaks_a_second_group_is_said_once(pair):
+    two, three = pair
+    one = Rank.remote()
+    first = collective.create_collective_group([one, two], name="first")
+
+    def wait(_, group):
+        collective.barrier(group)
+
+    ref = waiting(three)
+    between = two.apart.remote(wait, first.name)
+    until_asleep(two)
+    with pytest.raises(LookupError):
+        get(one.fail.remote())
+    for error in failures([between, ref]):
+        assert str(error.__cause__).count("The group is broken now") == 1, error
 
 
 def _frozen():

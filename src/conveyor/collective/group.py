@@ -227,6 +227,8 @@ class Group:
         broken = self._group.broken
         assert broken is not None
         cause, rank, why = broken
+        # What a method has raised may be this error, of an operation before or of another group.
+        why = why.partition(". The group is broken now")[0]
         if cause == _DIED:
             death = self._runtime.collectives.death(self.joined, rank)
             text = f"{what}: {self.who(rank)} has died. {_AFTER}. {death}"

@@ -79,6 +79,8 @@ def _of_torch(torch: Any, tensor: Any, writes: bool, what: str) -> Operand:
         )
     if tensor.is_contiguous() and not tensor.is_neg():
         return Operand(tensor, number, tensor.shape, tensor.numel(), tensor.data_ptr(), None)
+    if writes:
+        _check_apart(tensor.shape, tensor.stride(), what)
     staged = tensor.detach().resolve_neg().contiguous()
     return Operand(tensor, number, staged.shape, staged.numel(), staged.data_ptr(), staged)
 
@@ -91,8 +93,23 @@ def _of_numpy(numpy: Any, array: Any, writes: bool, what: str) -> Operand:
         raise ValueError(f"{what} is read-only, and the operation writes to it")
     if array.flags.c_contiguous:
         return Operand(array, number, array.shape, array.size, array, None)
+    if writes:
+        _check_apart(array.shape, array.strides, what)
     staged = numpy.ascontiguousarray(array)
     return Operand(array, number, staged.shape, staged.size, staged, staged)
+
+
+def _check_apart(shape: Sequence[int], strides: Sequence[int], what: str) -> None:
+    """Refuse elements that share memory, as those of an expanded tensor do: they cannot all be written."""
+    reach = 0
+    steps = [(abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1]
+    for stride, length in sorted(steps) if 0 not in shape else ():
+        if stride <= reach:
+            raise ValueError(
+                f"{what} has elements that share memory (shape {tuple(shape)}, strides {tuple(strides)}), and "
+                "the operation writes to it: pass a copy, as clone() of torch and copy() of numpy make it"
+            )
+        reach += stride * (length - 1)
 
 
 def _look_up(library: Any, name: str, dtype: Any, what: str) -> int:
