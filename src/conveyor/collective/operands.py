@@ -106,8 +106,8 @@ def _check_apart(shape: Sequence[int], strides: Sequence[int], what: str) -> Non
     for stride, length in sorted(steps) if 0 not in shape else ():
         if stride <= reach:
             raise ValueError(
-                f"{what} has elements that share memory (shape {tuple(shape)}, strides {tuple(strides)}), and "
-                "the operation writes to it: pass a copy, as clone() of torch and copy() of numpy make it"
+                f"{what} has elements that share memory (shape {tuple(shape)}, strides {tuple(strides)}), "
+                "and the operation writes to it: pass a copy, as clone() of torch and copy() of numpy make it"
             )
         reach += stride * (length - 1)
 
