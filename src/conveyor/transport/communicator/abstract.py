@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class Communicator(ABC):
     @classmethod
     def generate_communicator_id(cls) -> str:
         """Make a name that no other communicator has."""
-        return uuid.uuid4().hex
+        return os.urandom(16).hex()
 
     # Those that collectives of graphs ask for. One that is missing fails the execution.
 
