@@ -124,12 +124,13 @@ pythons:
 	@tests/pythons.sh $(PYTHONS) -- $(ARGS)
 
 # The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
+# That may be little, so a test that takes its time is not taken for one that hangs before a quarter of an hour.
 NATIVE_LOG := build/native-tests.log
 
 test quick pytest: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
-	@set -m; nice -n 19 env JOBS=1 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
+	@set -m; nice -n 19 env JOBS=1 CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
 	python -m pytest --durations=0 --durations-min=0.5 $(ARGS) | tee build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \

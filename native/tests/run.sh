@@ -2,7 +2,7 @@
 # Builds the native tests with AddressSanitizer + UBSan and with ThreadSanitizer, and runs them all; builds the
 # fuzz targets, and replays their corpus.
 # Usage: native/tests/run.sh [BUILD_DIR]; FLAVOURS="thread" selects, FILTER=name selects tests,
-# TEST_TIMEOUT=seconds limits one program, JOBS=n what is compiled at a time.
+# TEST_TIMEOUT=seconds limits one program, CONVEYOR_TEST_LIMIT=seconds one test, JOBS=n what is compiled at a time.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
