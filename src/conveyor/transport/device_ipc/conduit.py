@@ -210,16 +210,19 @@ class DeviceIpcConduit(Conduit):
         """Let go of all stretches, behind the reads of whoever has told of them.
 
         A reader tells of its reads and looks then whether this end is closed; this end says that it is, and
-        looks then what it has been told. So one of the two knows of the other.
+        looks then what it has been told. So one of the two knows of the other. (Each word rings a bell, which
+        is atomic, before the look. A reader has room for its word, since it takes no more transfers than its
+        edge is deep before this end has heard of them.)
         """
-        with suppress(Exception):  # a wire that fails brings nothing more
+        try:
             self._wire.send(_Closed())
             self._hear()
-        for transfer in self._under_way.values():
-            for stretch in transfer.stretches:
-                self._stretches.give_back(stretch)
-        self._under_way.clear()
-        self._stretches.close()
+        finally:
+            for transfer in self._under_way.values():
+                for stretch in transfer.stretches:
+                    self._stretches.give_back(stretch)
+            self._under_way.clear()
+            self._stretches.close()
 
     def _fill(self, index: int, tensors: list[Any], taken: list[Stretch]) -> Stretch:
         """Enqueue the copy of ``tensors`` to a stretch, which is added to ``taken``."""
