@@ -123,16 +123,20 @@ PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 pythons:
 	@tests/pythons.sh $(PYTHONS) -- $(ARGS)
 
-# The native tests are compiled and run on what the Python tests, which wait more than they compute, leave idle.
-# That may be little, so a test that takes its time is not taken for one that hangs before a quarter of an hour.
+# The native tests are compiled and run on what the Python tests leave idle. That may be little, so a test that
+# takes its time is not taken for one that hangs before a quarter of an hour.
 NATIVE_LOG := build/native-tests.log
+
+# How many processes share the files of Python tests. Those that measure time come when the others are done.
+WORKERS ?= 2
 
 test quick pytest: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
-	@set -m; nice -n 19 env JOBS=1 CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
+	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
-	python -m pytest --durations=0 --durations-min=0.5 $(ARGS) | tee build/pytest.log; \
+	some() { python -m pytest "$$@" --durations=0 --durations-min=0.5 $(ARGS) || [ $$? -eq 5 ]; }; \
+	{ some -n $(WORKERS) --dist loadfile -m "not alone" && some -m alone; } | tee build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	cat $(NATIVE_LOG)

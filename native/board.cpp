@@ -41,6 +41,7 @@ Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)), count_(slo
   if (fresh) {
     header_->version = kBoardVersion;
     header_->slots = slots;
+    header_->session = now_ns();
     header_->magic = kBoardMagic;
   }
   eventfds_.resize(slots);
@@ -121,7 +122,7 @@ void Board::close_fds() {
 void Board::prepare(uint32_t index, const std::string& name) {
   BoardSlot* s = slot(index);
   const uint32_t incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
-  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, waits));
+  ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, failed_calls));
   s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);
   if (header_->used.load(std::memory_order_relaxed) <= index) header_->used.store(index + 1, std::memory_order_release);

@@ -1,5 +1,5 @@
 // The board: a slot for each process of a session, mapped by all of them. It holds the process's doorbell,
-// its life word, its status and what it waits for.
+// its life word, its status, which of its calls have failed, and what it waits for.
 #pragma once
 
 #include <pthread.h>
@@ -12,6 +12,7 @@
 #include <mutex>
 #include <vector>
 
+#include "failed_calls.h"
 #include "fork_mutex.h"
 #include "platform.h"
 #include "session_memory.h"
@@ -71,7 +72,10 @@ struct alignas(kPage) BoardSlot {
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
+  std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
+  // From here on what the slot's next process goes on with.
+  alignas(kCacheLine) FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
   alignas(kCacheLine) WaitNotes waits;  // the last: of the second page only what is used is ever touched
 };
 static_assert(sizeof(BoardSlot) == 2 * kPage);
@@ -83,6 +87,8 @@ struct alignas(kPage) BoardHeader {
   std::atomic<uint32_t> used;  // slots from here on have never been prepared
   alignas(kCacheLine) std::atomic<uint32_t> deaths;  // every waiter compares it with what it has seen
   alignas(kCacheLine) std::atomic<uint32_t> alarm;   // futex word of the service thread
+  alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody has learned that a call has failed
+  uint64_t session;  // no other session's, of those whose errors may be held
   alignas(kCacheLine) SessionMemory memory;
 };
 
@@ -137,6 +143,21 @@ class Board : public Shareable<Board> {
     const BoardSlot* s = slot(index);
     return {s->name, ::strnlen(s->name, sizeof s->name)};
   }
+  // How often somebody has learned that a call has failed. Relaxed: who knows of a failure has moved it himself, or has
+  // heard of it from somebody who had, by what orders memory. A call that is made without knowing bears what it may.
+  uint64_t sights() const { return header_->sights.load(std::memory_order_relaxed); }
+  // Whether the process in `index` may come to collective operations. Acquire and release: who calls ranks has heard of
+  // the group behind what its members say here.
+  bool is_rank(uint32_t index) { return slot(index)->is_rank.load(std::memory_order_acquire) != 0; }
+  void become_rank(uint32_t index) { slot(index)->is_rank.store(1, std::memory_order_release); }
+  // Something else that whoever makes calls from now on may know of: a cancellation, say.
+  void note_sight() { header_->sights.fetch_add(1, std::memory_order_relaxed); }
+  // A call of the process in `index` has failed: the failure's number.
+  uint64_t fail(uint32_t index) { return slot(index)->failed_calls.add(); }
+  // Somebody has learned of that.
+  void see(uint32_t index, uint64_t number) { slot(index)->failed_calls.see(number, header_->sights); }
+  // What the clock said when that was; nothing: nobody has yet, or it is too long ago.
+  std::optional<uint64_t> seen_at(uint32_t index, uint64_t number) const { return slot(index)->failed_calls.seen_at(number); }
   // The process in `index` has ended, and its arena with it: what it had is the session's again. Where
   // others still hold values of it, their memory lives on uncounted.
   void forget_memory(uint32_t index) {

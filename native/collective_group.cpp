@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "collective_lines.h"
 #include "populate.h"
 
 namespace conveyor {
@@ -11,12 +12,12 @@ namespace conveyor {
 namespace {
 
 constexpr uint32_t kMagic = 0x43564e43;
-// Two lines: x86 fetches them in pairs.
-constexpr size_t kApart = 2 * kCacheLine;
 // How long a rank that had failed before another one's method began is waited for by that before it is given up: if
 // both were at nearly the same time, so that one caller has most likely meant both, and if not.
 constexpr uint64_t kGraceNs = 50'000'000;
 constexpr uint64_t kLongGraceNs = 1'000'000'000;
+// Nobody has learned of a failure.
+constexpr uint64_t kNever = ~uint64_t(0);
 // Looks before the first one that gives the core away.
 constexpr int kPauses = 64;
 
@@ -28,6 +29,13 @@ void relax() {
 #endif
 }
 
+// FNV-1a, which is the same in every process.
+uint64_t mixed(uint64_t hash, const void* data, size_t size) {
+  if (hash == 0) hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 0x100000001b3;
+  return hash;
+}
+
 uint32_t cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -35,34 +43,6 @@ uint32_t cores() {
 }
 
 }  // namespace
-
-struct alignas(kApart) CollectiveGroup::Header {
-  uint32_t magic;
-  uint32_t ranks;
-  uint32_t cores;  // that the session may use: one rank may be bound to a single one
-  std::atomic<uint32_t> cause;  // 0, or a Cause with the rank above it; set once
-};
-
-// What has led a rank to an operation.
-struct CollectiveGroup::Way {
-  uint64_t failed_ns;  // when the last of the call's failures was
-  uint64_t begun_ns;   // when the method began
-  uint64_t execution;  // of `graph`
-  uint32_t graph;      // that has called it; 0: an ordinary call has
-  bool unaware;        // the call was made before anybody can have known of them
-};
-
-// Of one rank, which alone writes there.
-struct alignas(kApart) CollectiveGroup::Line {
-  std::atomic<uint64_t> arrived;  // the last barrier it has come to
-  std::atomic<uint32_t> asleep;   // 1: it sleeps on its bell, or is about to
-  alignas(kCacheLine) CollectiveCall calls[2];  // by the half of the barrier
-  std::atomic<uint64_t> failed_ns;  // when something has failed there since its last operation; 0: nothing has
-  std::atomic<uint64_t> failures;   // since its last operation
-  alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
-  char failure[256];                // what, in words; written before
-  char why[256];                    // it has left an operation; written before `cause`
-};
 
 size_t CollectiveGroup::ring_at(uint32_t ranks, uint32_t rank) {
   const size_t areas = align_up(sizeof(Header) + ranks * sizeof(Line), kPage) + 2 * (size_t(ranks) + 1) * kPiece;
@@ -99,6 +79,7 @@ CollectiveGroup::CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_p
   stages_ = reinterpret_cast<char*>(header_) + align_up(sizeof(Header) + ranks() * sizeof(Line), kPage);
   results_ = stages_ + 2 * size_t(ranks()) * kPiece;
   crowded_ = ranks() > read_once(header_->cores);
+  board_->become_rank(members_[rank_].slot);
 }
 
 // --- what goes wrong ---
@@ -119,8 +100,8 @@ void CollectiveGroup::fail(Cause cause, uint32_t rank) {
   if (break_once(*header_, cause, rank)) ring_all(*board_, members_);
 }
 
-void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members) {
-  if (break_once(*header_of(segment), Cause::kDestroyed, 0)) ring_all(board, members);
+void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause) {
+  if (break_once(*header_of(segment), cause, 0)) ring_all(board, members);
 }
 
 std::optional<CollectiveGroup::Broken> CollectiveGroup::broken(const Header& header) {
@@ -140,11 +121,40 @@ void CollectiveGroup::say(char* where, const char* why) {
 }
 
 void CollectiveGroup::note_failure(const char* why) {
-  if (inbox_.inherited() || busy_.load(std::memory_order_acquire)) return;  // another thread is in an operation
-  if (header_->cause.load(std::memory_order_acquire) != 0) return;  // what has broken the group may be this rank's last one
+  if (inbox_.inherited() || header_->cause.load(std::memory_order_acquire) != 0) return;  // what has broken the group may be this rank's last one
+  std::lock_guard lock(failed_mutex_);
+  step_failed_ns_ = now_ns();
+  history_ = mixed(history_, "step", 4);
+  tell_of_failure(why);
+}
+
+void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, uint64_t seen_at) {
+  if (inbox_.inherited() || header_->cause.load(std::memory_order_acquire) != 0) return;
+  std::lock_guard lock(failed_mutex_);
+  seen_at_ = std::max(seen_at_, seen_at);
+  note_sights();
+  if (unseen_.size() == FailedCalls::kKept) lost_ = true;  // of the first nobody will be able to say that it was seen
+  else if (number != 0) unseen_.push_back({number, why});
+  // In the call of the last operation it has failed behind that; in another one it may have missed one.
+  const bool behind = ran && running_since() == operation_since_;
+  const uint32_t which[] = {caller.slot, caller.incarnation, behind};
+  history_ = mixed(mixed(history_, name, std::strlen(name)), which, sizeof which);
+  tell_of_failure(why);
+}
+
+void CollectiveGroup::note_sights() {
+  std::erase_if(unseen_, [&](const Failed& failed) {
+    const auto seen = board_->seen_at(members_[rank_].slot, failed.number);
+    if (seen) seen_at_ = std::max(seen_at_, *seen);
+    return seen.has_value();
+  });
+}
+
+void CollectiveGroup::tell_of_failure(const char* why) {
   Line& mine = lines_[rank_];
-  say(mine.failure, why);
   mine.failures.fetch_add(1, std::memory_order_relaxed);
+  if (busy_.load(std::memory_order_acquire)) return;  // another thread has come to an operation
+  say(mine.failure, why);
   // Sequentially consistent: those who wait announce that they sleep, and then look here.
   mine.failed_ns.store(now_ns(), std::memory_order_seq_cst);
   for (uint32_t r = 0; r < ranks(); ++r)
@@ -159,9 +169,13 @@ void CollectiveGroup::leave(Cause cause, const char* why) {
   data_ = {};
 }
 
+uint64_t CollectiveGroup::running_since() const {
+  return board_->slot(members_[rank_].slot)->status.since_ns.load(std::memory_order_acquire);
+}
+
 // A driver runs no methods: there it is the operation itself.
 uint64_t CollectiveGroup::method_began() const {
-  const uint64_t since = board_->slot(members_[rank_].slot)->status.since_ns.load(std::memory_order_acquire);
+  const uint64_t since = running_since();
   return since == 0 ? began_ : std::min(began_, since);
 }
 
@@ -191,8 +205,24 @@ void CollectiveGroup::write_call() {
   Line& mine = lines_[rank_];
   const Status& status = board_->slot(members_[rank_].slot)->status;
   const size_t half = (barrier_ + 1) & 1;
+  std::lock_guard lock(failed_mutex_);
+  note_sights();
+  call_.failures = mine.failures.exchange(0, std::memory_order_relaxed);
   mine.calls[half] = call_;
-  mine.ways[half] = {failed_ns_, method_began(), status.execution.load(std::memory_order_relaxed), status.graph.load(std::memory_order_relaxed), status.graph.load(std::memory_order_relaxed) == 0 && unaware_.load(std::memory_order_relaxed)};
+  Way& way = mine.ways[half];
+  way.failed_ns = mine.failed_ns.exchange(0, std::memory_order_relaxed);
+  way.step_failed_ns = step_failed_ns_;
+  way.begun_ns = method_began();
+  way.execution = status.execution.load(std::memory_order_relaxed);
+  way.graph = status.graph.load(std::memory_order_relaxed);
+  way.made = made_ == kNow || way.graph != 0 ? board_->sights() : made_;
+  way.seen_at = unseen_.empty() && !lost_ ? seen_at_ : kNever;
+  way.history = history_;
+  if (!unseen_.empty()) say(mine.failure, unseen_.front().why.c_str());
+  unseen_.clear();
+  seen_at_ = step_failed_ns_ = history_ = 0;
+  lost_ = false;
+  operation_since_ = running_since();
 }
 
 CollectiveCall CollectiveGroup::called(uint32_t rank) const { return lines_[rank].calls[barrier_ & 1]; }
@@ -207,17 +237,26 @@ bool CollectiveGroup::all_called_the_same() const {
 uint32_t CollectiveGroup::shifted() const {
   const size_t half = barrier_ & 1;
   const auto failures = [&](uint32_t r) { return lines_[r].calls[half].failures; };
-  uint32_t like_first = 1;
-  while (like_first < ranks() && failures(like_first) == failures(0)) ++like_first;
-  if (like_first >= ranks()) return ranks();
-  for (uint32_t a = 0; a < ranks(); ++a)
-    for (uint32_t b = 0; b < ranks(); ++b) {
-      if (failures(a) <= failures(b)) continue;
-      const Way &one = lines_[a].ways[half], &other = lines_[b].ways[half];
-      const bool together = one.graph != 0 && one.graph == other.graph;
-      if (together ? one.execution != other.execution : one.unaware || one.failed_ns > other.begun_ns) return a;
-    }
+  uint32_t without = 0;
+  while (without < ranks() && failures(without) == 0) ++without;
+  for (uint32_t a = without; a < ranks(); ++a)
+    for (uint32_t b = 0; b < ranks(); ++b)
+      if (a != b && failures(a) != 0 && !belong_together(a, b)) return a;
   return ranks();
+}
+
+// Whether rank `a`, which has failed since the last operation, has come to the same one as `b`.
+bool CollectiveGroup::belong_together(uint32_t a, uint32_t b) const {
+  const size_t half = barrier_ & 1;
+  const Way &one = lines_[a].ways[half], &other = lines_[b].ways[half];
+  if (one.graph != 0 && one.graph == other.graph) return one.execution == other.execution;
+  // What they had last was the same operation. If the same calls have failed at both since then, so that both have
+  // missed the same or nothing, the next one is the same again.
+  if (one.history == other.history) return true;
+  if (one.graph != 0 || other.graph != 0) return one.failed_ns <= other.begun_ns;  // an execution bears no clock
+  // Calls that were made before somebody had learned of the failure may belong to the operation that was missed, if it
+  // was, and those that were made after that do not.
+  return one.made >= one.seen_at && other.made >= one.seen_at && one.step_failed_ns <= other.begun_ns;
 }
 
 bool CollectiveGroup::all_arrived() const {
@@ -225,6 +264,24 @@ bool CollectiveGroup::all_arrived() const {
   for (uint32_t r = 0; r < ranks(); ++r)
     if (lines_[r].arrived.load(std::memory_order_seq_cst) < barrier_) return false;
   return true;
+}
+
+std::vector<uint32_t> CollectiveGroup::absent(const Line* lines, uint32_t ranks, uint64_t barrier) {
+  std::vector<uint32_t> absent;
+  for (uint32_t r = 0; r < ranks; ++r)
+    if (lines[r].arrived.load(std::memory_order_seq_cst) < barrier) absent.push_back(r);
+  return absent;
+}
+
+std::vector<std::pair<uint64_t, std::vector<uint32_t>>> CollectiveGroup::waits(Segment& segment) {
+  const Header* header = header_of(segment);
+  const auto* lines = reinterpret_cast<const Line*>(header + 1);
+  std::vector<std::pair<uint64_t, std::vector<uint32_t>>> waits(header->ranks);
+  for (uint32_t r = 0; r < header->ranks; ++r) {
+    const uint64_t barrier = waits[r].first = lines[r].arrived.load(std::memory_order_seq_cst);
+    if (lines[r].asleep.load(std::memory_order_seq_cst) != 0) waits[r].second = absent(lines, header->ranks, barrier);
+  }
+  return waits;
 }
 
 // The last of all stores finds that all have come, and so at least one rank does; it rings those who sleep. Each of
@@ -257,18 +314,14 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
   return all_arrived() ? Progress::kDone : Progress::kSleep;
 }
 
-void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline) {
+void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, uint64_t made) {
   call_ = call;
+  made_ = made;
   data_ = std::move(data);
   deadline_ = deadline;
   began_ = now_ns();
   step_ = 0;
   waiting_ = false;
-  Line& mine = lines_[rank_];
-  failed_ns_ = mine.failed_ns.load(std::memory_order_relaxed);
-  call_.failures = mine.failures.load(std::memory_order_relaxed);
-  mine.failed_ns.store(0, std::memory_order_relaxed);
-  mine.failures.store(0, std::memory_order_relaxed);
   plan();
   write_call();
 }

@@ -10,9 +10,10 @@
 // written: ranks that differ have all taken part in one barrier, and nothing else has happened.
 //
 // Ranks meet in the order of their calls, so one that has failed where it should have come to an operation is one
-// behind: its next one would meet what the others have called before that. So each also says at the first barrier how
-// often it has failed since its last operation, where whoever has called it cannot have known. Ranks that differ in
-// that do not belong together, and break the group.
+// behind: its next one would meet what the others have called before that. So each also says at the first barrier what
+// has failed there since its last operation, when somebody has learned of that, and when its call was made (see
+// failed_calls.h). Ranks belong together if their calls were made by who could know of all those failures, or if all
+// have failed in the same calls. Others break the group.
 //
 // Waiting: a rank looks at the others' lines for a while, then it sleeps on its own process's bell, as everything here
 // does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
@@ -23,6 +24,7 @@
 #pragma once
 
 #include <array>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -59,7 +61,7 @@ struct CollectiveCall {
 };
 
 // Why a group can do nothing any more.
-enum class Cause : uint32_t { kNone, kDied, kRaised, kInterrupted, kTimedOut, kDestroyed, kShifted };
+enum class Cause : uint32_t { kNone, kDied, kRaised, kInterrupted, kTimedOut, kDestroyed, kShifted, kEnded };
 
 // The tensors of one call, which last as long as it does. Lists have one pointer for each rank; null where the
 // operation takes or gives nothing at this rank.
@@ -112,7 +114,9 @@ class CollectiveGroup {
 
   // One operation, by who has the turn. Begin it, then go on until it does not say kSleep; whenever it does, sleep on
   // the bell until its count differs from `seen()` or `wake_at()` (0: none) has passed. `deadline` 0: none.
-  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline);
+  // `made`: what the board's clock of sights said when the call was made that has led here; kNow: it is made here.
+  static constexpr uint64_t kNow = ~uint64_t(0);
+  void begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, uint64_t made = kNow);
   enum class Progress { kDone, kSleep, kMismatch, kBroken };
   Progress go_on();
   uint32_t seen() const { return seen_; }
@@ -128,10 +132,17 @@ class CollectiveGroup {
   // This rank's process has failed in what might have come to an operation: those who wait for it are told, if they
   // can know that it is not coming. `why` in words.
   void note_failure(const char* why);
-  // Whether what runs now was asked for before who asked can have known of the failures that were noted.
-  void set_unaware(bool unaware) { unaware_.store(unaware, std::memory_order_relaxed); }
+  // The same of a call. `number`: the failure's, on the board; 0: whoever has made the call knew of it when the board's
+  // clock said `seen_at`. `name` and `caller` say which call it was, `ran` whether it had begun.
+  void note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, uint64_t seen_at = 0);
   // Nothing goes on here any more, from any rank or from who made the group.
-  static void destroy(Segment& segment, Board& board, const std::vector<Member>& members);
+  // `cause`: it was destroyed, or the session ends.
+  static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
+
+  // The ranks that have not come to the barrier that this one has come to.
+  std::vector<uint32_t> absent() const { return absent(lines_, ranks(), barrier_); }
+  // Of each rank the last barrier that it has come to, and if it sleeps there, for whom. For who made the group.
+  static std::vector<std::pair<uint64_t, std::vector<uint32_t>>> waits(Segment& segment);
 
   struct Broken {
     Cause cause;
@@ -147,19 +158,25 @@ class CollectiveGroup {
   static Header* header_of(Segment& segment);
   static bool break_once(Header& header, Cause cause, uint32_t rank);
   static std::optional<Broken> broken(const Header& header);
+  static std::vector<uint32_t> absent(const Line* lines, uint32_t ranks, uint64_t barrier);
   static void ring_all(Board& board, const std::vector<Member>& members);
   void say(char* where, const char* why);
   void fail(Cause cause, uint32_t rank);
 
   char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * ranks() + rank) * kPiece; }
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
+  // Both with the mutex of what has failed.
+  void tell_of_failure(const char* why);
+  void note_sights();
   void write_call();
   bool all_called_the_same() const;
-  // The rank that has missed an operation which another one has come to; ranks() if there is none.
+  // The rank that may have missed an operation which another one has come to; ranks() if there is none.
   uint32_t shifted() const;
+  bool belong_together(uint32_t a, uint32_t b) const;
   void arrive();
   bool all_arrived() const;
   Progress sleep_or_fail(uint64_t now);
+  uint64_t running_since() const;
   uint64_t method_began() const;
   // Why `rank`, which has not come, is known not to: kNone if it is not.
   Cause will_not_come(uint32_t rank, uint64_t now);
@@ -198,8 +215,21 @@ class CollectiveGroup {
   bool one_shot_ = false;
   uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
   uint32_t seen_ = 0;
-  uint64_t failed_ns_ = 0;  // when this rank has failed before the operation
-  std::atomic<bool> unaware_{false};
+  uint64_t made_ = kNow;
+
+  // Of this rank, since its last operation. Failures are noted on the main thread, which need not be the one that
+  // begins an operation.
+  struct Failed {
+    uint64_t number;
+    std::string why;
+  };
+  std::mutex failed_mutex_;
+  std::vector<Failed> unseen_;  // calls of whose failure nobody had learned when the next one was noted
+  uint64_t seen_at_ = 0;        // when somebody has learned of the others
+  uint64_t history_ = 0;        // a number made of all that has failed, in that order
+  uint64_t step_failed_ns_ = 0;   // when a step of a graph has
+  uint64_t operation_since_ = 0;  // when what had begun that was in the last operation
+  bool lost_ = false;             // more than the board keeps were not learned of
   bool crowded_;               // more ranks than cores: spinning keeps others from running
   uint64_t budget_ = kMaxSpinNs;  // learned, as Waiter's
 };

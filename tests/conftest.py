@@ -14,8 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import warm_start
 
 import conveyor
+from conveyor.engine.local import boot, launcher
 from conveyor.runtime.driver import record
 
 SOURCE = Path(conveyor.__file__).parents[1]
@@ -30,14 +32,22 @@ os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
 # A shell that starts this in the background may have it ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Other programs on this machine, Ray among them, leave files of these names.
-_NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma)")
+# Other programs on this machine, Ray among them, leave files of these names. Where several processes run
+# tests, NIXL's may be of another one; those that use it most are marked `alone`.
+_OTHERS = "|ucx_" if "PYTEST_XDIST_WORKER" in os.environ else ""
+_NOT_OURS = re.compile(r"(sem\.)?(obj|hdr|plasma" + _OTHERS + ")")
+
+
+def _collect():
+    """Collect, and if no session is running let no later collection look at what is left: modules that tests
+    have imported, their reports. Every test collects, and all of it would take a quarter of their time."""
+    gc.collect()
+    if not conveyor.is_initialized():
+        gc.freeze()
 
 
 def pytest_collection_finish():
-    """What has been imported by now stays: no test's ``gc.collect()`` needs to look at it again."""
-    gc.collect()
-    gc.freeze()
+    _collect()
 
 
 def _wait_until(condition, timeout=10.0, what="the condition"):
@@ -50,6 +60,27 @@ def _wait_until(condition, timeout=10.0, what="the condition"):
         if time.monotonic() > end:
             pytest.fail(f"waited {timeout} s in vain for {what}")
         time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def nurseries():
+    made = warm_start.Nurseries()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_starts(request, nurseries):
+    """Sessions start warm, but for those of modules that are marked ``cold_start``."""
+    if request.node.get_closest_marker("cold_start"):
+        yield
+        return
+    nurseries.have(launcher._PRELOADED)
+    preload = getattr(request.module, "PRELOAD", None)
+    if preload:
+        nurseries.have(launcher._PRELOADED, preload)
+    with nurseries.used_by(boot):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +120,7 @@ def _still_used(name):
 def _leaves_nothing():
     """What runs inside must leave no child process, descriptor, thread or shared memory."""
     me = psutil.Process()
-    gc.collect()
+    _collect()
     children = {child.pid for child in me.children(recursive=True)}
     descriptors = _descriptors()
     names = _shared_memory()

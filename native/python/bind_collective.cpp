@@ -82,7 +82,9 @@ Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::hand
       case CollectiveGroup::Progress::kSleep: break;
     }
     if (deadline != 0 && now_ns() >= deadline) {
-      group.leave(Cause::kTimedOut, "");
+      std::string absent;  // their numbers, for those who know the names
+      for (uint32_t rank : group.absent()) absent += (absent.empty() ? "" : " ") + std::to_string(rank);
+      group.leave(Cause::kTimedOut, absent.c_str());
       return kTimedOut;
     }
     try {
@@ -105,7 +107,7 @@ Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::hand
   }
 }
 
-int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until) {
+int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until, uint64_t made) {
   CollectiveCall call;
   call.operation = checked<Collective>(operation, kCollectives, "conveyor: no such operation");
   call.op = op_of(op);
@@ -128,7 +130,7 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
   const uint64_t deadline = deadline_after(timeout);
   const CollectiveGroup::Turn turn(group);
   if (!turn) return kBusy;
-  group.begin(call, std::move(data), deadline);
+  group.begin(call, std::move(data), deadline, made);
   return finish(group, inbox, deadline, until);
 }
 
@@ -166,7 +168,7 @@ std::vector<Reader*> readers_of(nb::tuple objects) {
 
 // Each rank that gives something publishes it before the barrier, under the number of that; so behind it all is there.
 // The turn is kept until all is taken, since what another thread began would let go of it.
-nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::handle value, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until) {
+nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int root, bool gives, nb::handle value, nb::tuple from, Writer& writer, nb::tuple ends, nb::handle timeout, nb::handle until, uint64_t made) {
   CollectiveCall call;
   call.operation = Collective::kExchange;
   call.tensors = form;
@@ -190,7 +192,7 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
     writer.commit(e, number, Kind::kValue);
   }
   if (inbox.inherited()) return nb::int_(int(kInherited));  // what encodes the value has forked
-  group.begin(call, {}, deadline);
+  group.begin(call, {}, deadline, made);
   const Outcome outcome = finish(group, inbox, deadline, until);
   if (outcome == kDone) return taken(readers, number, takes);
   if (outcome != kInherited)
@@ -204,6 +206,12 @@ void forget(CollectiveGroup& group, nb::tuple ends) {
   const CollectiveGroup::Turn turn(group);
   if (!turn) return;
   for (Reader* reader : readers_of(ends)) let_go(*reader, group.barrier() + 1);
+}
+
+nb::list list_of(const std::vector<uint32_t>& ranks) {
+  nb::list list;
+  for (const uint32_t rank : ranks) list.append(rank);
+  return list;
 }
 
 nb::tuple called(CollectiveGroup& group, uint32_t rank) {
@@ -237,6 +245,7 @@ void reduce_buffers(nb::tuple to, nb::tuple from, int type, int op) {
 
 void bind_collective(nb::module_& m) {
   m.def("reduce", &reduce_buffers, "to"_a, "sources"_a, "type"_a, "op"_a);
+  m.attr("MADE_NOW") = CollectiveGroup::kNow;
   m.attr("MOST_RANKS") = int(kMaxRanks);
   nb::class_<CollectiveGroup>(m, "CollectiveGroup")
       .def_static("bytes", [](uint32_t ranks) {
@@ -245,20 +254,28 @@ void bind_collective(nb::module_& m) {
           }, "ranks"_a)
       .def_static("prepare", &CollectiveGroup::prepare, "segment"_a, "ranks"_a)
       .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a)
-      .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members) {
-            CollectiveGroup::destroy(segment, board, members_of(members));
-          }, "segment"_a, "board"_a, "members"_a)
+      .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members, bool session) {
+            CollectiveGroup::destroy(segment, board, members_of(members), session ? Cause::kEnded : Cause::kDestroyed);
+          }, "segment"_a, "board"_a, "members"_a, "session"_a = false)
+      .def_static("waits", [](Segment& segment) {
+            nb::list waits;
+            for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
+            return waits;
+          }, "segment"_a)
       .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members) {
              new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members));
            }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, nb::keep_alive<1, 3>())
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
-      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a)
-      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "value"_a.none(), "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a)
+      .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a, "made"_a)
+      .def("exchange", &exchange, "inbox"_a, "form"_a, "root"_a, "gives"_a, "value"_a.none(), "takes"_a, "writer"_a, "readers"_a, "timeout"_a.none(), "until"_a, "made"_a)
       .def("forget", &forget, "readers"_a)
       .def("called", &called, "rank"_a)
+      .def_prop_ro("absent", [](CollectiveGroup& group) { return list_of(group.absent()); })
       .def("note_failure", [](CollectiveGroup& group, const std::string& why) { group.note_failure(why.c_str()); }, "why"_a)
-      .def("set_unaware", &CollectiveGroup::set_unaware, "unaware"_a)
+      .def("note_failed_call", [](CollectiveGroup& group, const std::string& why, const std::string& name, std::pair<uint32_t, uint32_t> caller, bool ran, uint64_t number, uint64_t seen_at) {
+             group.note_failed_call(why.c_str(), name.c_str(), {caller.first, caller.second}, ran, number, seen_at);
+           }, "why"_a, "name"_a, "caller"_a, "ran"_a, "number"_a, "seen_at"_a)
       .def_prop_ro("broken", [](CollectiveGroup& group) -> nb::object {
         const auto broken = group.broken();
         if (!broken) return nb::none();

@@ -182,3 +182,57 @@ TEST(shared_memory_cannot_be_resized) {
   CHECK(::ftruncate(board->fd(), 1 << 24) != 0);
   CHECK((::fcntl(board->fd(), F_GETFD) & FD_CLOEXEC) != 0);
 }
+
+TEST(a_failure_is_learned_of_once) {
+  auto board = board_of(2);
+  const uint64_t first = board->fail(1), second = board->fail(1);
+  CHECK(first != second);
+  CHECK_EQ(board->sights(), 0u);
+  CHECK(!board->seen_at(1, first));
+  board->see(1, second);
+  CHECK_EQ(board->sights(), 1u);
+  CHECK(!board->seen_at(1, first));
+  board->note_sight();
+  board->see(1, second);
+  board->see(1, first);
+  CHECK_EQ(board->sights(), 3u);
+  CHECK_EQ(*board->seen_at(1, second), 1u);
+  CHECK_EQ(*board->seen_at(1, first), 3u);
+  CHECK(!board->seen_at(0, first));
+  // What it is not, or not any more, nobody learns of.
+  board->see(1, 0);
+  board->see(1, second + 1);
+  board->see(1, ~uint64_t(0));
+  for (uint32_t i = 0; i < FailedCalls::kKept; ++i) CHECK(!board->seen_at(1, board->fail(1)));
+  board->see(1, first);
+  CHECK_EQ(board->sights(), 3u);
+  CHECK(!board->seen_at(1, first));
+}
+
+TEST(failures_of_a_slots_former_process_are_not_those_of_the_next) {
+  auto board = board_of(2);
+  const uint64_t former = board->fail(1);
+  board->announce_death(1);
+  board->prepare(1, "next");
+  const uint64_t number = board->fail(1);
+  CHECK(number != former);
+  board->see(1, former);
+  CHECK(!board->seen_at(1, number));
+}
+
+TEST(who_has_learned_of_a_failure_makes_calls_that_bear_it) {
+  auto board = board_of(2);
+  std::vector<uint64_t> numbers;
+  for (uint32_t i = 0; i < FailedCalls::kKept; ++i) numbers.push_back(board->fail(1));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (const uint64_t number : numbers) {
+        board->see(1, number);
+        const uint64_t made = board->sights();
+        const auto seen = board->seen_at(1, number);
+        CHECK(seen && *seen <= made);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+}

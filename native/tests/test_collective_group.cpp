@@ -28,12 +28,12 @@ struct World {
 struct Rank {
   Rank(World& world, uint32_t rank) : inbox(world.session.board, rank + 1, event.get(), 0), group(world.segment, world.session.board, inbox, rank, world.members) {}
 
-  Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0) {
+  Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0, uint64_t made = CollectiveGroup::kNow) {
     group.check(call, data);
     const uint64_t deadline = timeout == 0 ? now_ns() + 20 * kSoon : now_ns() + timeout;
     const CollectiveGroup::Turn turn(group);
     if (!CHECK(bool(turn))) throw check::Abandon{};
-    group.begin(call, std::move(data), deadline);
+    group.begin(call, std::move(data), deadline, made);
     for (;;) {
       const Progress progress = group.go_on();
       if (progress != Progress::kSleep) return progress;
@@ -47,6 +47,18 @@ struct Rank {
     }
   }
   Progress barrier(uint64_t timeout = 0) { return run({}, {}, timeout); }
+
+  // A call of `method` begins.
+  void begins() { status().since_ns.store(now_ns()); }
+  Status& status() { return board().slot(group.rank() + 1)->status; }
+  Board& board() { return *inbox.board(); }
+  // It has raised; the failure's number.
+  uint64_t fails(const char* method = "step", uint32_t caller = 9, bool ran = true) {
+    const uint64_t number = board().fail(group.rank() + 1);
+    group.note_failed_call("has raised", method, {caller, 1}, ran, number);
+    return number;
+  }
+  void sees(uint64_t number) { board().see(group.rank() + 1, number); }
 
   Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   Inbox inbox;
@@ -291,26 +303,119 @@ TEST(who_runs_something_else_after_a_failure_is_waited_for) {
   waiter.join();
 }
 
-// Both ranks of a group of two, each with what it says of its way.
-void meet(Rank& first, Rank& second, Progress want) {
-  std::thread other([&] { CHECK(second.barrier() == want); });
-  CHECK(first.barrier() == want);
-  other.join();
+// All ranks come to a barrier, by calls that were made when the clock of sights said so.
+void meet(std::vector<Rank*> ranks, std::vector<uint64_t> made, Progress want) {
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < ranks.size(); ++i)
+    others.emplace_back([=] { CHECK(ranks[i]->run({}, {}, 0, made[i]) == want); });
+  CHECK(ranks[0]->run({}, {}, 0, made[0]) == want);
+  for (std::thread& other : others) other.join();
 }
 
-TEST(a_rank_that_has_missed_an_operation_meets_nobody) {
-  for (bool unaware : {true, false}) {
-    World world(2);
-    Rank first(world, 0), second(world, 1);
-    second.group.note_failure("has raised");
-    second.group.set_unaware(unaware);
-    for (uint32_t slot : {1u, 2u}) world.session.board->slot(slot)->status.since_ns.store(now_ns() + 1);
-    meet(first, second, unaware ? Progress::kBroken : Progress::kDone);
-    REQUIRE(first.group.broken().has_value() == unaware);
-    if (!unaware) continue;
+// Two of them, after the second has failed.
+struct Pair {
+  Pair() : world(2), first(world, 0), second(world, 1) {
+    first.begins();
+    second.begins();
+    meet({&first, &second}, {0, 0}, Progress::kDone);
+  }
+  void meet_if(bool together, uint64_t one, uint64_t other) {
+    first.begins();
+    second.begins();
+    meet({&first, &second}, {one, other}, together ? Progress::kDone : Progress::kBroken);
+    REQUIRE(first.group.broken().has_value() != together);
+    if (together) return meet({&first, &second}, {0, 0}, Progress::kDone);
     CHECK(first.group.broken()->cause == Cause::kShifted);
-    CHECK_EQ(first.group.broken()->rank, 1u);
     CHECK_EQ(second.group.broken()->why, std::string("has raised"));
+  }
+  World world;
+  Rank first, second;
+};
+
+TEST(calls_that_were_made_after_a_failure_was_learned_of_meet) {
+  for (uint64_t one : {0, 1, 2})
+    for (uint64_t other : {0, 1, 2}) {
+      Pair pair;
+      pair.first.sees(pair.first.fails());  // the clock says 1
+      pair.first.begins();
+      pair.second.begins();
+      meet({&pair.first, &pair.second}, {1, 1}, Progress::kDone);
+      pair.second.sees(pair.second.fails());  // and now 2
+      pair.meet_if(one == 2 && other == 2, one, other);
+    }
+}
+
+TEST(of_a_failure_that_nobody_has_learned_of_no_call_can_know) {
+  Pair pair;
+  pair.second.fails();
+  const uint64_t later = pair.second.fails("another");
+  pair.second.sees(later);
+  pair.meet_if(false, 1, 1);
+  CHECK_EQ(pair.first.group.broken()->rank, 1u);
+}
+
+TEST(a_call_that_is_made_by_the_operation_itself_knows_of_what_is_known) {
+  for (bool seen : {true, false}) {
+    Pair pair;
+    const uint64_t number = pair.second.fails();
+    if (seen) pair.second.sees(number);
+    pair.meet_if(seen, CollectiveGroup::kNow, CollectiveGroup::kNow);
+  }
+}
+
+TEST(who_cancels_a_call_knows_when) {
+  for (uint64_t made : {2, 3}) {
+    Pair pair;
+    for (int i = 0; i < 3; ++i) pair.second.board().note_sight();
+    pair.second.group.note_failed_call("has raised", "step", {9, 1}, false, 0, 3);
+    pair.meet_if(made == 3, made, 3);
+  }
+}
+
+TEST(ranks_whose_same_calls_have_failed_meet) {
+  const char* method[] = {"step", "another"};
+  // By the method, by the caller, by whether the call had done the operation before, by their number.
+  for (int differ = 0; differ < 5; ++differ) {
+    Pair pair;
+    if (differ != 3) pair.first.begins();
+    pair.second.begins();
+    pair.first.fails();
+    pair.second.fails(method[differ == 1], differ == 2 ? 8 : 9);
+    if (differ == 4) pair.second.fails();
+    pair.meet_if(differ == 0, 0, 0);
+  }
+}
+
+TEST(a_call_that_did_not_run_has_done_no_operation) {
+  Pair pair;
+  pair.first.fails("step", 9, false);  // what it seems to run is what was before
+  pair.second.begins();
+  pair.second.fails();
+  pair.meet_if(true, 0, 0);
+}
+
+TEST(a_rank_that_has_failed_unlike_two_others_meets_neither) {
+  World world(3);
+  Rank first(world, 0), second(world, 1), third(world, 2);
+  for (Rank* rank : {&first, &second, &third}) rank->begins();
+  first.fails();
+  third.fails();
+  for (Rank* rank : {&first, &second, &third}) rank->begins();
+  meet({&first, &second, &third}, {0, 0, 0}, Progress::kBroken);
+  CHECK(second.group.broken()->cause == Cause::kShifted);
+}
+
+TEST(more_failures_than_the_board_keeps_were_not_learned_of) {
+  for (bool late : {false, true}) {
+    Pair pair;
+    std::vector<uint64_t> numbers;
+    for (uint32_t i = 0; i < 3 * FailedCalls::kKept; ++i) {
+      numbers.push_back(pair.second.fails());
+      if (!late) pair.second.sees(numbers.back());
+    }
+    for (uint64_t number : numbers) pair.second.sees(number);
+    const uint64_t now = pair.second.board().sights();
+    pair.meet_if(!late, now, now);
   }
 }
 
@@ -324,16 +429,17 @@ TEST(a_failure_while_another_rank_is_in_its_method_is_final) {
   CHECK(first.group.broken()->cause == Cause::kRaised);
 }
 
-TEST(ranks_that_have_failed_alike_meet) {
+TEST(ranks_that_fail_while_another_waits_have_failed_alike) {
   World world(2);
   Rank first(world, 0), second(world, 1);
-  first.group.note_failure("has raised");
-  world.session.board->slot(1)->status.since_ns.store(now_ns());
-  second.group.note_failure("has raised");  // later than what the first runs now has begun
-  world.session.board->slot(2)->status.since_ns.store(now_ns() + 1);
-  for (Rank* rank : {&first, &second}) rank->group.set_unaware(true);
-  meet(first, second, Progress::kDone);
-  meet(first, second, Progress::kDone);
+  first.begins();
+  second.begins();
+  first.fails();
+  first.begins();
+  second.fails();  // later than what the first runs now has begun
+  second.begins();
+  meet({&first, &second}, {0, 0}, Progress::kDone);
+  meet({&first, &second}, {0, 0}, Progress::kDone);
 }
 
 TEST(steps_of_one_graph_meet_in_one_execution) {
@@ -347,7 +453,7 @@ TEST(steps_of_one_graph_meet_in_one_execution) {
       status.graph.store(3);
       status.execution.store(slot == 1 ? 7 : execution);
     }
-    meet(first, second, execution == 7 ? Progress::kDone : Progress::kBroken);
+    meet({&first, &second}, {0, 0}, execution == 7 ? Progress::kDone : Progress::kBroken);
   }
 }
 
@@ -385,6 +491,25 @@ TEST(a_destroyed_group_lets_go_of_who_waits) {
   ::usleep(2'000);
   CollectiveGroup::destroy(*world.segment, *world.session.board, world.members);
   waiter.join();
+}
+
+TEST(who_has_made_a_group_sees_who_waits_for_whom_and_can_end_it_with_the_session) {
+  World world(3);
+  Rank first(world, 0), third(world, 2);
+  const auto waits = [&] { return CollectiveGroup::waits(*world.segment); };
+  for (const auto& [barrier, ranks] : waits()) CHECK(barrier == 0 && ranks.empty());
+  first.group.begin({}, {}, 0);
+  CHECK(first.group.go_on() == Progress::kSleep);
+  CHECK(waits()[0] == std::make_pair(uint64_t(1), std::vector<uint32_t>{1, 2}));
+  CHECK(waits()[1].second.empty());
+  third.group.begin({}, {}, 0);
+  CHECK(third.group.go_on() == Progress::kSleep);
+  CHECK(waits()[0] == std::make_pair(uint64_t(1), std::vector<uint32_t>{1}));
+  CHECK(third.group.absent() == std::vector<uint32_t>{1});
+  CollectiveGroup::destroy(*world.segment, *world.session.board, world.members, Cause::kEnded);
+  CHECK(first.group.go_on() == Progress::kBroken);
+  CHECK(first.group.broken()->cause == Cause::kEnded);
+  CHECK(waits()[0].second.empty());
 }
 
 TEST(what_cannot_be_is_refused) {

@@ -114,6 +114,26 @@ class Board:
     def deaths(self) -> int:
         """How many deaths were announced, modulo 2**32."""
 
+    @property
+    def session(self) -> int:
+        """A number that no other board has whose failures may be remembered."""
+
+    @property
+    def sights(self) -> int:
+        """How often somebody has learned that a call of an actor has failed."""
+
+    def is_rank(self, slot: int) -> bool:
+        """Whether that process has joined a collective group."""
+
+    def note_sight(self) -> None:
+        """Somebody has learned of something else that calls from now on may be made for."""
+
+    def fail(self, slot: int) -> int:
+        """A call of that process has failed: the failure's number, which is not 0."""
+
+    def see(self, slot: int, number: int) -> None:
+        """Somebody has learned of it."""
+
     def set_eventfd(self, slot: int, fd: int, incarnation: int) -> None:
         """Let this process wake the ``incarnation``-th process of ``slot`` from a poll through a
         duplicate of ``fd``. Nothing if it has that of a later one. ``IndexError``, here and below,
@@ -1168,6 +1188,9 @@ class Will:
 MOST_RANKS: int
 """How many ranks a ``CollectiveGroup`` can have."""
 
+MADE_NOW: int
+"""In the place of what ``sights`` said when a call was made: what it says now."""
+
 def reduce(to: tuple[Any, ...], sources: tuple[Any, ...], type: int, op: int) -> None:
     """Reduce ``sources`` into each of ``to``, without the GIL: buffers of one size whose elements are of a
     type of ``conveyor.dag.collective.elements.ELEMENT_TYPES``, by number. ``op`` is a ``ReduceOp``'s value. What is
@@ -1186,8 +1209,16 @@ class CollectiveGroup:
     def prepare(segment: Segment, ranks: int) -> None:
         """Lay out a fresh segment, and give it its memory; ``OSError`` if there is none."""
     @staticmethod
-    def destroy(segment: Segment, board: Board, members: Sequence[tuple[int, int]]) -> None:
-        """Break the group, for its end."""
+    def destroy(
+        segment: Segment,
+        board: Board,
+        members: Sequence[tuple[int, int]],
+        session: bool = False,
+    ) -> None:
+        """Break the group, for its end. ``session``: that of the session."""
+    @staticmethod
+    def waits(segment: Segment) -> list[tuple[int, list[int]]]:
+        """Of each rank the last barrier that it has come to, and if it sleeps there, for which ranks."""
     def __init__(
         self, segment: Segment, inbox: Inbox, rank: int, members: Sequence[tuple[int, int]]
     ) -> None:
@@ -1211,11 +1242,13 @@ class CollectiveGroup:
         to: tuple[Any, ...],
         timeout: float | None,
         until: Callable[[], int],
+        made: int,
     ) -> int:
         """One operation: 0 done, 1 the ranks have not called the same (see ``called``), 2 the group is broken
         (see ``broken``), 3 timed out, 4 another thread is in one, 5 this is a forked child, 6 nobody waits
         for it. Tensors are addresses or buffers, each of ``count`` elements. ``until``, asked before each
-        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is."""
+        sleep, says when what runs here is over at the latest, in ns; 0: at no time; below: it is. ``made``:
+        what the board's ``sights`` said when what runs was asked for, or ``MADE_NOW``."""
     def exchange(
         self,
         inbox: Inbox,
@@ -1228,19 +1261,32 @@ class CollectiveGroup:
         readers: tuple[Reader, ...],
         timeout: float | None,
         until: Callable[[], int],
+        made: int,
     ) -> int | list[Any]:
         """The values of the ranks ``takes``, in that order of ranks; or what it has come to, as ``run`` says it.
         ``value`` is sent if this rank ``gives`` one. All ranks name the same ``form`` and ``root``. ``writer``
         and ``readers`` are this rank's ends of the rings of all ranks."""
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that have not come to the last barrier that this one has come to."""
     def forget(self, readers: tuple[Reader, ...]) -> None:
         """After a mismatch: let go of what the others have given."""
     def called(self, rank: int) -> tuple[int, int, int, int, tuple[int, ...], int, int]:
         """What a rank has called, after ``run`` has returned 1: operation, op, type, count, shape, tensors,
         root."""
     def note_failure(self, why: str) -> None:
-        """What this process ran has raised: ranks that wait for it are told."""
-    def set_unaware(self, unaware: bool) -> None:
-        """Whether what runs now was asked for before anybody can have known of the noted failures."""
+        """A step of a graph has raised here: ranks that wait for it are told."""
+    def note_failed_call(
+        self,
+        why: str,
+        name: str,
+        caller: tuple[int, int],
+        ran: bool,
+        number: int,
+        seen_at: int,
+    ) -> None:
+        """The same of a call: its name, the process that has made it, and whether it had begun. ``number``: the
+        failure's on the board; 0: who has made it knew of that when ``sights`` said ``seen_at``."""
     @property
     def broken(self) -> tuple[int, int, str] | None:
         """Why nothing can be done any more: the cause, the rank, and more in words."""

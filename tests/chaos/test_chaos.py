@@ -11,7 +11,7 @@ import conveyor
 
 SECONDS = 20
 #: Rounds in this time if the machine is as slow as can be thought of.
-ENOUGH = 5
+ENOUGH = 3
 
 
 @pytest.mark.timeout(9 * SECONDS)

@@ -260,6 +260,22 @@ def test_the_grace_period_ends(scripts):
     assert all(told.fullmatch(line) for line in lines[1:])
 
 
+def test_what_is_known_of_an_actor_that_runs_nothing_is_said(scripts):
+    scripts.run(
+        SLOW
+        + """
+    class Stays(Slow):
+        def stay(self):
+            import threading
+            threading.Thread(target=time.sleep, args=(1000,)).start()
+    stays = conveyor.remote(Stays).remote()
+    conveyor.get(stays.stay.remote())
+    """
+    )
+    (line,) = scripts.stderr.splitlines()[1:]
+    assert ": idle: its methods and __conveyor_exit__ are done, but its process was not" in line
+
+
 def test_a_hook_that_does_not_return_is_named(scripts):
     scripts.run(
         SLOW

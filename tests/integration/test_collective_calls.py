@@ -391,9 +391,13 @@ def test_a_timeout_breaks_the_group_for_all(pair):
     def do(_):
         collective.barrier(timeout=0.05)
 
-    with pytest.raises(CollectiveTimeoutError, match=r"within 0\.05 s"):
+    absent = r"these ranks have not come to it: rank 1 \(Rank#2\), idle\. The group is broken"
+    with pytest.raises(CollectiveTimeoutError, match=rf"within 0\.05 s {absent}"):
         get(pair[0].run.remote(do))
-    with pytest.raises(CollectiveBrokenError, match="timeout of rank 0"):
+    with pytest.raises(
+        CollectiveBrokenError,
+        match=r"timeout of rank 0 .*; these ranks have not come to it: rank 1",
+    ):
         get(pair[1].run.remote(do))
 
 
@@ -570,6 +574,11 @@ def test_tensors_that_do_not_fit(ranks):
             ValueError,
             "share memory",
         ),
+        (
+            lambda: collective.allreduce(np.ma.masked_array([1.0, 2.0], [0, 1])),
+            TypeError,
+            "MaskedArray, which may mean more",
+        ),
         (lambda: collective.allreduce(np.zeros(2, complex)), TypeError, "complex128"),
         (lambda: collective.allreduce(np.zeros(2, int), op=ReduceOp.AVG), TypeError, "no average"),
         (lambda: collective.allreduce(np.zeros(2), op="SUM"), TypeError, "ReduceOp"),
@@ -606,6 +615,114 @@ def test_an_expanded_tensor_cannot_be_written(ranks):
 
     (actor,) = ranks(1)
     assert get(actor.run.remote(refused)) == [[1.0] * 3] * 2
+
+
+def test_outputs_that_share_memory_are_refused(pair):
+    def refused(rank):
+        memory = np.arange(7.0)
+        shifted, halves = memory[1:4], [memory[:3], memory[3:6]]
+        square = np.zeros((3, 4))
+        for words, call in [
+            ("tensors 0 and 1 of t", lambda: collective.allgather([shifted, shifted], np.zeros(3))),
+            (
+                "tensors 0 and 1 of t",
+                lambda: collective.allgather([shifted, memory[:3]], np.zeros(3)),
+            ),
+            (
+                "tensors 0 and 1 of output_tensor_list",
+                lambda: collective.all_to_all([square[:, 2], square[:, 2]], halves),
+            ),
+            (
+                "tensor 0 of t.* and the tensor sh",
+                lambda: collective.reducescatter(shifted, halves),
+            ),
+            ("the tensor and tensor 0 of t", lambda: collective.allgather(halves, shifted)),
+            (
+                "tensor 1 of input_tensor_list and tensor 0 of output",
+                lambda: collective.all_to_all([memory[4:7], np.zeros(3)], halves),
+            ),
+            (
+                "share",
+                lambda: (
+                    collective.gather(shifted, halves)
+                    if rank == 0
+                    else collective.scatter(shifted, halves, 1)
+                ),
+            ),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                call()
+        assert memory.tolist() == list(range(7))
+
+    assert get([actor.run.remote(refused) for actor in pair]) == [None, None]
+
+
+def test_an_input_may_be_an_output_and_outputs_may_lie_between_each_other(pair):
+    def done(rank):
+        memory = np.arange(6.0)
+        halves = [memory[:3], memory[3:]]
+        collective.reducescatter(halves[1 - rank], halves)
+        assert halves[1 - rank].tolist() == [2 * (3 * rank + i) for i in range(3)]
+        slots = [np.zeros(3), np.zeros(3)]
+        slots[1 - rank][:] = rank
+        collective.allgather(slots, slots[1 - rank])
+        assert [one.tolist() for one in slots] == [[0.0] * 3, [1.0] * 3]
+        slots = [np.full(3, 2.0 * rank + i) for i in range(2)]
+        collective.all_to_all(slots, slots)
+        assert [one.tolist() for one in slots] == [[rank] * 3, [rank + 2.0] * 3]
+        square = np.zeros((3, 2))
+        collective.allgather([square[:, 0], square[::-1, 1]], np.arange(3.0) + rank)
+        return square.tolist()
+
+    wanted = [[0.0, 3.0], [1.0, 2.0], [2.0, 1.0]]
+    assert get([actor.run.remote(done) for actor in pair]) == [wanted, wanted]
+
+
+@pytest.mark.torch
+def test_torch_tensors_that_share_memory_are_refused(pair):
+    torch = pytest.importorskip("torch")
+
+    def run(rank):
+        memory = torch.zeros(7)
+        with pytest.raises(ValueError, match="tensors 0 and 1 of tensor_list share memory"):
+            collective.allgather([memory[:3], memory[:3]], torch.ones(3))
+        with pytest.raises(ValueError, match="share a part of their memory"):
+            collective.reducescatter(memory[1:4], [memory[:3], memory[3:6]])
+        square = torch.zeros(3, 2, dtype=torch.bfloat16)
+        with pytest.raises(ValueError, match="tensors 0 and 1 of tensor_list share memory"):
+            collective.allgather([square[:, 0], square[:, 0]], square[:, 0])
+        own = torch.full((3,), rank + 1.0, dtype=torch.bfloat16)
+        collective.allgather(list(square.unbind(1)), own)
+        return square.tolist()
+
+    assert get([actor.run.remote(run) for actor in pair]) == [[[1.0, 2.0]] * 3] * 2
+
+
+@pytest.mark.torch
+def test_a_tensor_whose_storage_was_freed_is_refused(ranks):
+    torch = pytest.importorskip("torch")
+
+    def freed(left):
+        tensor = torch.ones(1_000_000)
+        tensor.untyped_storage().resize_(left)
+        return tensor
+
+    def refused(_, left):
+        fine = torch.ones(1_000_000)
+        for call in (
+            lambda: collective.allreduce(freed(left)),
+            lambda: collective.allreduce([fine, freed(left)]),
+            lambda: collective.broadcast(freed(left)),
+            lambda: collective.allgather([fine], freed(left)),
+            lambda: collective.allgather([freed(left)], fine),
+        ):
+            with pytest.raises(ValueError, match=f"has {left} bytes and the tensor needs 4000000"):
+                call()
+        return True
+
+    (actor,) = ranks(1)
+    assert get(actor.run.remote(refused, 0))
+    assert get(actor.run.remote(refused, 4000))
 
 
 def test_what_breaks_a_second_group_is_said_once(pair):

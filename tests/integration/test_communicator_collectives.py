@@ -177,6 +177,12 @@ class Rank:
     def two(self, size: int) -> Any:
         return torch.ones(size) * self.rank, torch.ones(size, 2, dtype=torch.int64)
 
+    def freed(self, size: int) -> Any:
+        made = torch.ones(size)
+        if self.rank == 1:
+            made.untyped_storage().resize_(4)
+        return made
+
     def word(self, size: int) -> Any:
         return "no tensor" if self.rank else torch.ones(size)
 
@@ -326,10 +332,17 @@ def test_ranks_that_do_not_fit_never_come_to_it(ranks, tmp_path):
     with InputNode() as inp:
         words = collective.allreduce.bind(every(ranks, inp, "word"), transport=hub)
     with InputNode() as inp:
+        freed = collective.allreduce.bind(every(ranks, inp, "freed"), transport=hub)
+    with InputNode() as inp:
         shares = collective.reducescatter.bind(every(ranks, inp), transport=hub)
     with (
         MultiOutputNode(words).compile() as graph,
         pytest.raises(TypeError, match=r"by the communicator hub it takes tensors: .*r1 has a str"),
+    ):
+        got(graph.execute(2))
+    with (
+        MultiOutputNode(freed).compile() as graph,
+        pytest.raises(ValueError, match=r"its storage has 4 bytes and the tensor needs 8\."),
     ):
         got(graph.execute(2))
     with MultiOutputNode(shares).compile() as graph:

@@ -16,6 +16,7 @@ pytest.importorskip("numpy")
 
 from conveyor.testing import accelerator  # noqa: E402
 
+PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 MIB = 1 << 20
@@ -128,7 +129,7 @@ def engines(request, leaves_nothing):
     sim = accelerator.install()
     torch.zeros(1, device="sim"), torch.zeros(1, device="sim:1")
     with leaves_nothing():
-        conveyor.init(engine=request.param)
+        conveyor.init(engine=request.param, preload=PRELOAD)
         actors = Remote.remote(), Remote.remote()
         yield actors
         del actors

@@ -15,7 +15,7 @@ from conveyor.exceptions import ActorDiedError, GraphTornDownError
 
 torch = pytest.importorskip("torch")
 PRELOAD = ["torch"]
-pytestmark = [pytest.mark.usefixtures("session")]
+pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.alone]
 
 #: What takes a moment to be moved.
 HUGE = 256 << 20

@@ -23,6 +23,8 @@ np = pytest.importorskip("numpy")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+PRELOAD = ["torch"]
+
 
 @conveyor.remote
 class Rank:
@@ -63,7 +65,7 @@ class Rank:
 def workers(request, leaves_nothing):
     """Three actors of a session on each engine."""
     with leaves_nothing():
-        conveyor.init(engine=request.param, preload=["torch"])
+        conveyor.init(engine=request.param, preload=PRELOAD)
         yield [Rank.options(name=f"r{i}").remote(i) for i in range(3)]
         conveyor.shutdown()
 

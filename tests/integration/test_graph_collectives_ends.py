@@ -76,7 +76,7 @@ def test_a_rank_that_is_killed_frees_the_others_at_once(latches, wait_until):
         with pytest.raises(ActorDiedError, match="Rank"):
             get(ref)
     # Milliseconds in truth; other programs may have the cores meanwhile.
-    assert time.monotonic() - died[0] < 1
+    assert time.monotonic() - died[0] < 5
     assert get(workers[0].pid.remote())
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_start
 
 from conveyor.engine.local import boot
 from conveyor.engine.local import launcher as launcher_module
@@ -21,6 +22,8 @@ from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+
+pytestmark = pytest.mark.cold_start
 
 HERE = Path(__file__).parent
 WAIT = 20.0  # a bound for what should take milliseconds
@@ -141,7 +144,9 @@ def await_end(pidfds, seconds):
 
 
 def children():
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    """Those of this process, but for what other tests start their sessions with."""
+    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in found if int(pid) not in warm_start.pids]
 
 
 class TestStart:
@@ -174,7 +179,7 @@ class TestStart:
         # Each of them stays until all have started.
         actors = [host.actor() for _ in range(10)]
         assert len({actor.ask("os.getpid()") for actor in actors}) == 10
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 8
 
     def test_spawn_from_many_threads(self, host):
         pids = []
@@ -516,7 +521,7 @@ class TestEnd:
             actor.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
         begin = time.monotonic()
         host.launcher.close()
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 8
         assert {pid: host.exits[pid] for pid in host.exits} == {
             actor.pid: -signal.SIGKILL for actor in actors
         }

@@ -1,4 +1,5 @@
-"""What is imported when it is first asked for: under threads, forks, and at the program's end."""
+"""What is imported when it is first asked for: under threads, forks, and at the program's end. And what is
+imported at the start."""
 
 import pytest
 
@@ -45,3 +46,110 @@ def test_a_module_that_is_asked_for_when_the_interpreter_has_ended_says_so(scrip
         """
     )
     assert out.count("the program is ending") == 2
+
+
+def test_importing_the_package_leaves_out_what_a_session_needs(scripts):
+    out = scripts.run(
+        """
+        import sys
+        import conveyor
+        print(*sys.modules)
+        """
+    )
+    imported = set(out.split())
+    assert "conveyor.dag" in imported
+    ours = {
+        "channel",
+        "collective",
+        "dag.collective",
+        "dag.context",
+        "engine",
+        "experimental",
+        "metrics",
+        "observe",
+        "plan",
+        "runtime.actor",
+        "runtime.driver",
+        "runtime.graph",
+        "testing",
+        "transport",
+    }
+    others = {
+        "asyncio",
+        "cloudpickle",
+        "concurrent.futures",
+        "ctypes",
+        "json",
+        "logging",
+        "numpy",
+        "selectors",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "torch",
+    }
+    assert not imported & others
+    assert not imported & {f"conveyor.{name}" for name in ours}
+
+
+def test_actors_find_everything_imported(scripts):
+    # One that is short of descriptors can import nothing, and each would pay for it by itself.
+    scripts.path("import sys\nTHERE = set(sys.modules)", "preloaded.py")
+    scripts.run(
+        """
+        import sys
+        import conveyor
+        from conveyor.dag import InputNode
+
+        @conveyor.remote
+        class Actor:
+            def add(self, x):
+                return x + 1
+
+            def execute(self, other):
+                with InputNode() as inp:
+                    graph = other.add.bind(inp).experimental_compile()
+                assert conveyor.get(graph.execute(1)) == 2
+                graph.teardown()
+
+            def imported(self):
+                import preloaded
+                return set(sys.modules) - preloaded.THERE - {"preloaded"}
+
+        conveyor.init(preload=["preloaded"])
+        actor, other = Actor.remote(), Actor.remote()
+        with InputNode() as inp:
+            graph = actor.add.bind(inp).compile()
+        assert conveyor.get(graph.execute(1)) == 2
+        conveyor.get(actor.execute.remote(other))
+        imported = conveyor.get([actor.imported.remote(), other.imported.remote()])
+        assert imported == [set(), set()], imported
+        """
+    )
+
+
+def test_what_a_session_begins_with_is_quickly_made(scripts):
+    # A dataclass is compiled at each import, which takes about a millisecond. Those that are left are public.
+    out = scripts.run(
+        """
+        import sys
+        import conveyor
+
+        @conveyor.remote
+        class Actor:
+            def dataclasses(self):
+                return {
+                    value.__qualname__
+                    for name, module in list(sys.modules.items())
+                    if name.startswith("conveyor")
+                    for value in vars(module).values()
+                    if isinstance(value, type) and "__dataclass_fields__" in vars(value)
+                }
+
+        conveyor.init()
+        there = conveyor.get(Actor.remote().dataclasses.remote())
+        print(*there | Actor.__wrapped__().dataclasses())
+        """
+    )
+    status = {"ActorStatus", "EdgeWait", "ExecutionStatus", "GraphStatus"}
+    assert set(out.split()) == {"Capabilities", "Config", "DAGContext", *status}

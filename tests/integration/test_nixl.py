@@ -11,7 +11,9 @@ from conveyor import transport
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, GraphError
 
+PRELOAD = ["torch"]
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.usefixtures("session"),
     pytest.mark.skipif(
         transport.get("nixl").viable() is not None, reason=str(transport.get("nixl").viable())

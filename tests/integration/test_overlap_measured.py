@@ -19,6 +19,7 @@ from conveyor.testing import FaultyTransport
 torch = pytest.importorskip("torch")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.alone
 PRELOAD = ["torch"]
 DELAY, BUSY = 0.06, 0.08
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
 

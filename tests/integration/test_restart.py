@@ -20,6 +20,7 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import ActorDiedError, ActorRestartedError, GraphTornDownError
 from conveyor.runtime import context
+from conveyor.runtime.driver import restart
 from conveyor.runtime.driver.restart import Restarts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -626,6 +627,51 @@ def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until)
     again, other = conveyor.get(holder.held.remote(), timeout=20)
     assert again == parts
     assert other != pid
+
+
+def test_who_calls_in_the_moment_of_a_death_gets_the_next_process(monkeypatch, wait_until):
+    """Between being found alive and being used."""
+    counter = Counter.options(max_restarts=1).remote(5)
+    pid = get(counter.pid.remote())
+    supervisor = context.running().supervisor
+    current = Restarts.current
+
+    def and_dies(restarts, actor):
+        found = current(restarts, actor)
+        if found.pid == pid and found.alive:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not found.alive)
+        return found
+
+    monkeypatch.setattr(Restarts, "current", and_dies)
+    assert not supervisor.link(counter._id).gone
+    assert get(counter.add.remote(1)) == 6
+
+
+def test_who_calls_while_the_last_restart_is_decided_on_gets_the_next_process(monkeypatch):
+    counter = Counter.options(max_restarts=1).remote(5)
+    pid = get(counter.pid.remote())
+    decided, waits = threading.Event(), threading.Event()
+    decide, wait = Restarts.decide, restart._wait
+
+    def decides(restarts, record):
+        decide(restarts, record)
+        decided.set()
+        assert waits.wait(WAIT)
+
+    def waiting(*args):
+        waits.set()
+        wait(*args)
+
+    monkeypatch.setattr(Restarts, "decide", decides)
+    monkeypatch.setattr(restart, "_wait", waiting)
+    os.kill(pid, signal.SIGKILL)
+    assert decided.wait(WAIT)
+    try:
+        assert not context.running().supervisor.link(counter._id).gone
+    finally:
+        waits.set()
+    assert get(counter.add.remote(1)) == 6
 
 
 @conveyor.remote

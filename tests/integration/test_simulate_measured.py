@@ -17,6 +17,8 @@ from conveyor.exceptions import RuntimeStateError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+pytestmark = pytest.mark.alone
+
 #: For machines with fewer cores than processes, and other work.
 NEAR = 0.2
 

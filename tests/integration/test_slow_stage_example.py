@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_stage.py"
 ROW = re.compile(r"^(\w.*?)  +([\d.]+)/s +([\d.]+)/s  (\S+) (\d+)%$", re.MULTILINE)

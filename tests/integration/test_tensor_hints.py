@@ -11,6 +11,7 @@ from conveyor.exceptions import GraphError, TransportError
 
 torch = pytest.importorskip("torch")
 
+PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -135,7 +136,7 @@ Remote = conveyor.remote(Worker)
 @pytest.fixture(scope="module", params=["local", "inline"])
 def engines(request, leaves_nothing):
     with leaves_nothing():
-        conveyor.init(engine=request.param, preload=["torch"])
+        conveyor.init(engine=request.param, preload=PRELOAD)
         actors = Remote.options(max_restarts=1).remote(), Remote.remote()
         yield actors
         del actors

@@ -1,6 +1,7 @@
 """Transports pass the checks that are there for all of them, and what goes wrong in one is told."""
 
 import re
+import threading
 from concurrent.futures import Future
 
 import pytest
@@ -13,6 +14,7 @@ from conveyor.exceptions import (
     DeadlineExceededError,
     ExecutionCancelledError,
     GraphError,
+    SerializationError,
     TaskError,
     TransportError,
     WaitTimeoutError,
@@ -56,6 +58,35 @@ def test_ours(name, check):
     if why_not is not None:
         pytest.skip(f"{name}: {why_not}")
     check.run(name)
+
+
+@conveyor.remote
+class Freer:
+    def make(self, left):
+        import torch
+
+        made = torch.zeros(1_000_000)
+        made.untyped_storage().resize_(left)
+        return made
+
+
+@pytest.mark.parametrize("name", ["shm", "gloo", "nixl"])
+def test_a_tensor_whose_storage_was_freed_is_refused(name, pair):
+    why_not = transport.get(name).viable()
+    if why_not is not None:
+        pytest.skip(f"{name}: {why_not}")
+    freer = Freer.remote()
+    with InputNode() as inp:
+        freed = freer.make.bind(inp).with_tensor_transport(name)
+        graph = pair[0].mean.bind(freed).compile()
+    with graph:
+        for left in (0, 4000):
+            with pytest.raises(
+                SerializationError, match=f"has {left} bytes and the tensor needs 4000000"
+            ):
+                conveyor.get(graph.execute(left), timeout=60)
+        assert conveyor.get(graph.execute(4_000_000), timeout=60) == 0
+    conveyor.kill(freer)
 
 
 @pytest.mark.parametrize("check", testing.transport_checks(), ids=str)
@@ -288,6 +319,22 @@ def test_an_end_that_cannot_be_opened_is_the_compiles_error(pair):
     assert conveyor.get([peer.holdings.remote() for peer in pair]) == before
 
 
+def test_a_transport_that_cannot_be_sent_is_named(pair):
+    locked = FaultyTransport("locked")
+    locked.lock = threading.Lock()
+    transport.register(locked)
+    try:
+        with pytest.raises(
+            SerializationError,
+            match=r"^the transport 'locked', for actor Peer\S*, cannot be sent: its part \.lock is of type "
+            r"_thread\.lock",
+        ):
+            total_over("locked", *pair)
+    finally:
+        transport.unregister("locked")
+    total_over("shm", *pair).teardown()
+
+
 class Odd(FaultyTransport):
     """Over shared memory; one of its methods does what ``does`` says, on transfer 1."""
 
@@ -377,7 +424,10 @@ class OddConduit(transport.Conduit):
             "it fails without words",
             "could not be sent .*: Unspeakable .whose message cannot be made",
         ),
-        ("receive returns nothing", "could not be received .*NoneType"),
+        (
+            "receive returns nothing",
+            "could not be received .*: TypeError: receive.. has returned a NoneType, no Future",
+        ),
         ("the wrong tensors come", "could not be received .*was announced, and a int came"),
         ("its reading is cancelled", "could not be received .* was cancelled"),
     ],

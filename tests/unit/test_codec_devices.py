@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("numpy")
+pytestmark = pytest.mark.alone
 
 PRELUDE = """
 import torch

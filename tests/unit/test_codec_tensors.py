@@ -256,6 +256,57 @@ def test_tensor_on_another_device(wrap):
 # Shared memory within one value
 
 
+def decorated():
+    tensor = torch.ones(6)
+    tensor.note = "here"
+    return tensor
+
+
+@pytest.mark.parametrize("left", [0, 8])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(6),
+        lambda: torch.ones(8)[2:],
+        lambda: torch.ones(2, 3).t(),
+        lambda: torch.ones(12)[::2],
+        lambda: torch.ones(6, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.ones(6)),
+        lambda: torch.ones(6, dtype=torch.bfloat16),
+        lambda: torch.ones(6, dtype=torch.cfloat).conj(),
+        lambda: torch.ones(3).expand(2, 3),
+        lambda: torch.quantize_per_tensor(torch.ones(9), 0.1, 0, torch.qint8),
+        decorated,
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"t": [t]}], ids=["alone", "inside"])
+def test_a_tensor_whose_storage_was_freed_is_refused(make, wrap, left):
+    tensor = make()
+    size = tensor.untyped_storage().nbytes()
+    tensor.untyped_storage().resize_(left)
+    with pytest.raises(
+        SerializationError,
+        match=rf"its storage has {left} bytes and the tensor needs {size - _behind(tensor)}\.",
+    ):
+        codec.encode(wrap(tensor), None)
+    tensor.untyped_storage().resize_(size)
+    codec.encode(wrap(tensor), None)
+
+
+def _behind(tensor):
+    """How many bytes of its whole storage lie behind a tensor's last element."""
+    return 4 if tensor.stride() == (2,) else 0
+
+
+def test_a_storage_may_be_shrunk_to_what_its_tensor_needs():
+    big = torch.arange(8.0)
+    for tensor in (big[:4], big[4:4], big[1:4:2], big[3:4].expand(9)):
+        big.untyped_storage().resize_(16)
+        for carried in both_ways(tensor):
+            check_same(carried, tensor)
+        big = torch.arange(8.0)
+
+
 def test_the_same_tensor_twice_stays_one():
     tensor = torch.arange(4)
     a, b = Channel().carry([tensor, tensor])

@@ -193,6 +193,64 @@ def test_ranks_that_differ_are_listed():
         AllGather("allgather", NAMES[:2])(torch.tensor(1.0), torch.tensor(2.0))
 
 
+@pytest.mark.parametrize("rank", [AllReduce, ReducePart, AllGather, AllToAll, ReduceScatter])
+def test_a_tensor_whose_storage_was_freed_is_refused(rank):
+    values = torch.ones(4), torch.ones(4)
+    values[1].untyped_storage().resize_(8)
+    with pytest.raises(
+        ValueError, match=r"over 2 actors: .* its storage has 8 bytes and the tensor needs 16"
+    ):
+        rank("some", NAMES[:2])(*values)
+
+
+class Named(np.ndarray):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("size", [4, 4000])
+@pytest.mark.parametrize("rank", [AllReduce, ReducePart, AllGather, AllToAll, ReduceScatter])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: np.ma.masked_array(np.ones(size), np.arange(size) % 2),
+        lambda size: np.ones(size).view(Named),
+        lambda size: np.matrix(np.ones((size, 2))),
+        lambda size: torch.ones(size).as_subclass(Marked),
+    ],
+    ids=["masked", "subclass", "matrix", "tensor"],
+)
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_what_may_mean_more_than_its_elements_is_refused_by_all(make, rank, size):
+    plain = np.ones(size) if isinstance(make(size), np.ndarray) else torch.ones(size)
+    if make(size).ndim == 2:
+        plain = np.ones((size, 2))
+    for values in ((make(size), make(size)), (plain, make(size))):
+        with pytest.raises(TypeError, match=r"has a .*, which may mean more than its elements"):
+            rank("some", NAMES[:2])(*values)
+    apart = AllGather("allgather", NAMES[:2], join=False)(plain, make(size))
+    assert [type(one) for one in apart] == [type(plain), type(make(size))]
+
+
+def test_arrays_in_files_and_parameters_are_plain(tmp_path):
+    array = np.memmap(tmp_path / "array", np.float32, "w+", shape=(4,))
+    parameter = torch.nn.Parameter(torch.ones(4))
+    for value in (array, parameter):
+        found = AllGather("allgather", NAMES[:2])(value, value)
+        assert found.tolist() == value.tolist() * 2
+
+
+@pytest.mark.parametrize("rank", [AllReduce, AllGather, AllToAll])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_quantized_tensors_are_refused_by_all(rank):
+    value = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+    with pytest.raises(TypeError, match=r"over 2 actors: torch\.qint8 is not (reduced|joined): "):
+        rank("some", NAMES[:2])(value, value)
+
+
 def test_a_list_is_checked_whole_before_any_of_it_is_reduced():
     fused = FusedAllReduce("allreduce", NAMES[:2])
     found = fused((torch.ones(2), torch.ones(3)), (torch.ones(2), torch.ones(3)))

@@ -42,7 +42,7 @@ def world():
     board = _core.Board.create(8)
     records = [Record(board, slot) for slot in (1, 2, 3)]
     by_actor = {record.id: record for record in records}
-    table = SimpleNamespace(board=board, check_open=lambda: None)
+    table = SimpleNamespace(board=board, check_open=lambda: None, closed=False)
     network = Network()
     groups = DriverCollectives(
         table, SimpleNamespace(current=by_actor.__getitem__), network, None, None

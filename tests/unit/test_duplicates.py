@@ -1,5 +1,6 @@
 """Duplicates of descriptors: none is lost, whatever a signal handler breaks off."""
 
+import gc
 import os
 import sys
 
@@ -15,6 +16,7 @@ def open_ones():
 
 @pytest.fixture
 def pair():
+    gc.collect()  # what earlier tests have left may hold descriptors until it is found
     made = os.pipe()
     yield made
     for fd in made:

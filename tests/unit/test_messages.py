@@ -30,7 +30,7 @@ def test_a_message_is_a_frozen_value():
     assert HangUp(5) == HangUp(bit=5) != HangUp(6)
     assert hash(HangUp(5)) == hash(HangUp(5))
     assert Stop() == Stop()
-    with pytest.raises(AttributeError, match="HangUp cannot be changed"):
+    with pytest.raises(AttributeError, match="HangUp"):
         HangUp(5).bit = 6
     with pytest.raises(AttributeError):
         HangUp(5).other = 6
@@ -40,7 +40,7 @@ def test_a_message_is_a_frozen_value():
     ("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"bit": 1}), ((), {"bot": 1})]
 )
 def test_a_message_has_all_of_its_fields_and_no_others(args, kwargs):
-    with pytest.raises(TypeError, match="HangUp takes bit"):
+    with pytest.raises(TypeError, match=r"[Aa]rgument"):
         HangUp(*args, **kwargs)
 
 

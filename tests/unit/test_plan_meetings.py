@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import gc
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
@@ -108,4 +110,5 @@ def test_graphs_that_name_one_communicator_share_its_domain():
     place = id(named)
     assert _domain_of(named) == _domains[place][1]
     del named
+    gc.collect()
     assert place not in _domains

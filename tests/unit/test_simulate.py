@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -236,6 +237,13 @@ def test_what_is_shown(tmp_path):
     assert (tmp_path / "two.svg").read_text() == text == made._repr_svg_()
     assert "compute s1.f, execution 3: 30.0 ms" in text
 
+    made.draw(str(tmp_path / "two.PNG"))
+    assert (tmp_path / "two.PNG").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    for name in ("two.jpeg", "two"):
+        with pytest.raises(ValueError, match=r"must end in '\.svg' or '\.png', and is"):
+            made.draw(tmp_path / name)
+        assert not (tmp_path / name).exists()
+
     made.trace(tmp_path / "two.json")
     document = json.loads((tmp_path / "two.json").read_text())
     events = document["traceEvents"]
@@ -287,6 +295,18 @@ def test_what_makes_no_sense_is_refused(options, kind, message):
     options.setdefault("durations", 0.01)
     with pytest.raises(kind, match=message):
         simulate(chain(2), **options)
+
+
+def test_durations_may_be_any_real_numbers():
+    np = pytest.importorskip("numpy")
+    wanted = simulate(chain(2), 0.25)
+    for number in (np.float32(0.25), np.float16(0.25), Fraction(1, 4)):
+        for durations in (number, {"f": number}, lambda label, n, number=number: number):
+            assert simulate(chain(2), durations).makespan == wanted.makespan
+    assert simulate(chain(2), np.int64(1)).makespan == simulate(chain(2), 1).makespan
+    for number in (np.bool_(True), np.complex64(1), "1"):
+        with pytest.raises(TypeError, match="the duration of all tasks must be a number"):
+            simulate(chain(2), number)
 
 
 def test_without_any_time_there_is_no_limit():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from conveyor.api.unused import ACTOR_OPTIONS, take_out
 from conveyor.checks import (
@@ -17,8 +19,7 @@ from conveyor.checks import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ActorOptions:
+class ActorOptions(Struct, frozen=True):
     """Checked options of an actor; ``ActorSpec`` says what they mean."""
 
     name: str | None = None

@@ -6,10 +6,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.channel.present import Key, PresentEnds

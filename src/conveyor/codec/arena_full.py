@@ -17,7 +17,7 @@ _LINES = 20
 def arena_full(message: str, holdings: list[Holding]) -> ArenaFullError:
     """What to raise at the cap. ``holdings``: as the native core has found them."""
     held = [
-        Held(process, graph or None, edge if graph else None, channel, tuple(numbers), size)
+        Held(process, graph or None, edge if graph else None, channel, tuple(sorted(numbers)), size)
         for process, graph, edge, channel, size, numbers in holdings
     ]
     held.sort(key=lambda one: -one.bytes)

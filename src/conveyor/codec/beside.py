@@ -20,6 +20,7 @@ from conveyor.codec.staged import bring, place_for
 from conveyor.codec.tensors import dtype_name
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
+from conveyor.storages import check_storage
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ class Collected:
             raise SerializationError(
                 f"a tensor ({dtype_name(tensor.dtype)}, shape {list(tensor.shape)}) {why_not}"
             )
+        check_storage(tensor)
         reduced = self._alias_of(tensor) or self._placed(tensor)
         self._taken[id(tensor)] = tensor, reduced
         return reduced

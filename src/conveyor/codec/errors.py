@@ -17,9 +17,16 @@ from typing import NamedTuple, TypeAlias
 from conveyor import _core
 from conveyor.codec.apart import args_of, attributes_of, forms_of, load_first, put_together
 from conveyor.codec.error_texts import format_traceback, message_of, notes_of
+from conveyor.codec.failed_calls import FailedCall, failed_calls, tells_of
 from conveyor.codec.faults import is_fault
 from conveyor.codec.names import type_name
-from conveyor.exceptions import ConstructorError, OutOfMemoryError, SerializationError, TaskError
+from conveyor.exceptions import (
+    ConstructorError,
+    ConveyorError,
+    OutOfMemoryError,
+    SerializationError,
+    TaskError,
+)
 
 
 class _Frame(NamedTuple):
@@ -36,26 +43,42 @@ class _Frame(NamedTuple):
     notes: tuple[str, ...]
     #: Whether an actor's constructor has failed with it.
     constructor: bool = False
+    #: The calls that have failed with it.
+    calls: tuple[FailedCall, ...] = ()
 
 
 def encode_error(
-    error: BaseException, actor: str, node: str, *, constructor: bool = False
+    error: BaseException,
+    actor: str,
+    node: str,
+    *,
+    constructor: bool = False,
+    calls: tuple[FailedCall, ...] = (),
 ) -> bytes:
     """``error`` as it was caught in ``node`` of ``actor``. Never fails: where there is no memory, that
-    is what it says. ``constructor``: the actor cannot be used because of it.
+    is what it says. ``constructor``: the actor cannot be used because of it. ``calls`` have failed with it,
+    beside those that it tells of already.
 
     A ``TaskError`` that travels on keeps its first origin, and ``actor`` and ``node`` are not used.
     """
     try:
-        return _encode_error(error, actor, node, constructor)
+        return _encode_error(error, actor, node, constructor, calls)
     except MemoryError:
         return _core.UNSAID
 
 
-def _encode_error(error: BaseException, actor: str, node: str, constructor: bool) -> bytes:
+def _encode_error(
+    error: BaseException,
+    actor: str,
+    node: str,
+    constructor: bool = False,
+    calls: tuple[FailedCall, ...] = (),
+) -> bytes:
+    if isinstance(error, ConveyorError):  # of another call, perhaps
+        calls = failed_calls(error) + calls
     if isinstance(error, TaskError) and "_origin" in error.__dict__:
         frame = _travelling(error)
-        frame = frame._replace(constructor=constructor or frame.constructor)
+        frame = frame._replace(constructor=constructor or frame.constructor, calls=calls)
         return pickle.dumps(tuple(frame), 5)
     lost: list[str] = []
     frame = _Frame(
@@ -68,6 +91,7 @@ def _encode_error(error: BaseException, actor: str, node: str, constructor: bool
         lost=tuple(dict.fromkeys(lost)),  # each form has met them
         notes=notes_of(error),
         constructor=constructor,
+        calls=calls,
     )
     return pickle.dumps(tuple(frame), 5)
 
@@ -93,6 +117,7 @@ def decode_error(meta: bytes) -> TaskError:
     state = error.__dict__
     state["_origin"] = (message, cause, frame.actor, frame.node, frame.remote_traceback)
     state["_frame"] = frame
+    tells_of(error, frame.calls)
     if frame.notes:
         state["__notes__"] = list(frame.notes)
     _set_cause(error, cause)
@@ -113,7 +138,7 @@ _STAND_INS: dict[bytes, Callable[[], Exception]] = {
 def read_error(meta: bytes) -> _Frame:
     """The texts of an error, as they were sent."""
     if meta in _STAND_INS:
-        meta = _encode_error(_STAND_INS[meta](), "", "", False)
+        meta = _encode_error(_STAND_INS[meta](), "", "")
     return _Frame(*pickle.loads(meta))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from conveyor.storages import extent
+
 if TYPE_CHECKING:
     import torch
 
@@ -48,7 +50,7 @@ def plain_values(tensor: torch.Tensor) -> torch.Tensor:
 def lies_within(tensor: torch.Tensor, first: torch.Tensor, offset: int) -> bool:
     """Whether ``tensor``, ``offset`` bytes behind ``first``, lies in what travels for that one."""
     size = tensor.element_size()
-    return offset >= 0 and offset % size == 0 and offset + _extent(tensor) <= _extent(first)
+    return offset >= 0 and offset % size == 0 and offset + extent(tensor) <= extent(first)
 
 
 def widest(first: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -56,12 +58,6 @@ def widest(first: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     them more of what comes later may lie."""
     offset = first.data_ptr() - tensor.data_ptr()
     return tensor if lies_within(first, tensor, offset) else first
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """How many bytes lie between a tensor's first element and the end of its last."""
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((1 + reach) * tensor.element_size())
 
 
 def alias(

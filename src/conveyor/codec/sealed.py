@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.frames import decode, encode
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(Struct, frozen=True):
     """Made by :func:`seal`; can be pickled, and opened any number of times."""
 
     codec: int

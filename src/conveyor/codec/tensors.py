@@ -29,13 +29,13 @@ from conveyor.codec.layouts import (
 from conveyor.codec.sparse import reduce_sparse
 from conveyor.codec.staged import STAGED, Staged, bring, check, place_for, reduced
 from conveyor.device import Device
+from conveyor.storages import check_storage
 
 if TYPE_CHECKING:
     import torch
 
 TENSOR = 19
 """Codec: a dense ``torch.Tensor`` on the CPU."""
-
 _CACHED = 4096
 
 _REQUIRES_GRAD = 1
@@ -132,6 +132,10 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
         plain = tensor.detach() if requires_grad else tensor
         view = views[dtype]
         try:
+            offset = plain.storage_offset()
+            needs = plain.nbytes + (offset and offset * dtype.itemsize)
+            if needs > plain.untyped_storage().nbytes():
+                return describe_any(tensor)  # it is expanded, or its storage was freed
             # The common case: NumPy views a strided CPU tensor that is no conjugate.
             memory = (plain if view is None else plain.view(view)).numpy()
         except (RuntimeError, TypeError):
@@ -150,6 +154,7 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
         requires_grad = tensor.requires_grad
         if not tensor.is_cpu or not is_plain(tensor):
             return None
+        check_storage(tensor)
         shape = tuple(tensor.shape)
         contiguous, strides = dense(plain_values(tensor))
         header = _make_header(tensor.dtype, shape, strides, requires_grad)
@@ -283,6 +288,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
                 return reduce_placed(tensor, target)
         if is_plain(tensor) and not tensor.is_contiguous() and lies_here(tensor):
             # It may lie in another one, and is copied only if it does not.
+            check_storage(tensor)
             aliased = alias_of(tensor, False)
             if aliased is not None:
                 return aliased
@@ -290,6 +296,9 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
         if described is None:
             if tensor.layout is not torch.strided and not tensor.__dict__:
                 return reduce_sparse(tensor) or tensor.__reduce_ex__(5)
+            if tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested:
+                # Torch sends the storage as it is, and a reader would enlarge it.
+                check_storage(tensor)
             return tensor.__reduce_ex__(5)
         header, memory, its_own = described
         if memory is None:
@@ -316,6 +325,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     def reduce_placed(tensor: torch.Tensor, target: str) -> Any:
         """Of a tensor that is on another device here, or is to be there: by way of the host's memory."""
         check(tensor)
+        check_storage(tensor)
         storage = str(tensor.device), tensor.untyped_storage().data_ptr()
         first = notes.setdefault(storage, tensor)
         if first is not tensor and tensor.numel():

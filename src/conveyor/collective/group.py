@@ -19,6 +19,7 @@ from conveyor.exceptions import (
     CollectiveTimeoutError,
     RuntimeStateError,
 )
+from conveyor.runtime import ending
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.protocol import Runtime
 from conveyor.runtime.ranks import Joined
@@ -46,11 +47,14 @@ _EXCHANGE = 9
 
 # What the native core says that an operation has come to, and why a group is broken.
 _DONE, _MISMATCH, _BROKEN, _TIMED_OUT, _BUSY, _INHERITED, _UNWANTED = range(7)
-_DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _SHIFTED = range(1, 7)
+_DIED, _RAISED, _INTERRUPTED, _GAVE_UP, _DESTROYED, _SHIFTED, _ENDED = range(1, 8)
 
 #: Of a tensor's dimensions, how many the ranks compare one by one.
 _DIMS = 8
 _NO_SHAPE: tuple[int, ...] = ()
+
+#: Of the ranks that have not come, how many an error names.
+_DESCRIBED = 8
 
 _AFTER = "The group is broken now: destroy it, and create another one"
 
@@ -131,6 +135,7 @@ class Group:
             to,
             timeout,
             self._runtime.collectives.until,
+            self._runtime.collectives.called_at(),
         )
         if outcome != _DONE:
             self._raise(outcome, OPERATIONS[operation], timeout)
@@ -159,6 +164,7 @@ class Group:
             self._readers,
             timeout,
             self._runtime.collectives.until,
+            self._runtime.collectives.called_at(),
         )
         if isinstance(outcome, int):
             self._raise(outcome, f"{OPERATIONS[form]}.shared", timeout)
@@ -180,6 +186,16 @@ class Group:
         """A rank in words."""
         return f"rank {rank} ({self.joined.membership.actors[rank].name})"
 
+    def _absent(self, ranks: Sequence[int]) -> str:
+        """What is known now of those that have not come."""
+        if not ranks:
+            return " not all ranks have come to it, the last one of them just too late"
+        doing = self._runtime.collectives.doing
+        described = [f"{self.who(rank)}{doing(self.joined, rank)}" for rank in ranks[:_DESCRIBED]]
+        if len(ranks) > _DESCRIBED:
+            described.append(f"{len(ranks) - _DESCRIBED} more")
+        return f" these ranks have not come to it: {'; '.join(described)}"
+
     def _raise(self, outcome: int, operation: str, timeout: float | None) -> NoReturn:
         what = f"{operation} of collective group {self.name!r}"
         if outcome == _MISMATCH:
@@ -191,7 +207,7 @@ class Group:
             )
         if outcome == _TIMED_OUT:
             raise CollectiveTimeoutError(
-                f"{what}: not all ranks have come to it within {timeout:g} s. {_AFTER}"
+                f"{what}: within {timeout:g} s{self._absent(self._group.absent)}. {_AFTER}"
             )
         if outcome == _BUSY:
             raise CollectiveError(
@@ -238,12 +254,19 @@ class Group:
         elif cause == _SHIFTED:
             text = (
                 f"{what}: {self.who(rank)} may have missed an operation, and would meet a later one with it: "
-                f"a method before {why}, and this one was called before that could be known. {_AFTER}"
+                f"before this its method {why}, and what the ranks run now was not all called after somebody "
+                "had got that result, so it may be of different steps. Get each result of a step before the "
+                f"next one is called, or bind the collective in a graph. {_AFTER}"
             )
         elif cause == _INTERRUPTED:
             text = f"{what}: {self.who(rank)} was interrupted in an operation by {why}. {_AFTER}"
         elif cause == _GAVE_UP:
-            text = f"{what}: the timeout of {self.who(rank)} is over in an operation. {_AFTER}"
+            absent = self._absent([int(number) for number in why.split()])
+            text = f"{what}: the timeout of {self.who(rank)} is over in an operation;{absent}. {_AFTER}"
+        elif cause == _ENDED:
+            if self._runtime.own_actor is None:
+                raise ending.ended()
+            text = f"{what}: the session ends, and some rank does not come to it any more"
         else:
             text = f"{what}: the group was destroyed"
         raise CollectiveBrokenError(text)

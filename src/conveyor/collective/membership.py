@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor.collective.group import Group
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime import context
+from conveyor.runtime import context, ending
 from conveyor.runtime.protocol import Runtime
 
 #: What operations that name no group use.
@@ -45,7 +45,19 @@ def find(name: str) -> Group:
         return group
     if name == DEFAULT and len(groups) == 1:
         return next(iter(groups.values()))
-    if runtime is None or (runtime.own_actor is None and not groups):
+    if runtime is None and context.inherited():
+        raise RuntimeStateError(
+            "this process was forked from one of a session, whose collective groups belong to that one: call "
+            "collective operations there"
+        )
+    if runtime is None:
+        raise RuntimeStateError(
+            "there is no session: it has been shut down, or none has begun. Collective operations are called "
+            "in methods of actors that are in a group, or in the driver if the group has a driver_rank"
+        )
+    if runtime.own_actor is None and not groups:
+        if runtime.ending:
+            raise ending.ended()
         raise RuntimeStateError(
             "collective operations are called in methods of actors that are in a group: the driver is in "
             "none. It is, if the group was created with driver_rank="

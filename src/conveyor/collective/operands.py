@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conveyor.dag.collective.elements import ELEMENT_TYPES
+from conveyor.storages import lacking
 
 #: torch's and numpy's types, once each of them was seen.
 _numbers: dict[Any, int] = {}
@@ -77,6 +78,9 @@ def _of_torch(torch: Any, tensor: Any, writes: bool, what: str) -> Operand:
             f"{what} is a {type(tensor).__name__}, which may mean more than its elements: pass a plain "
             "torch.Tensor"
         )
+    words = lacking(tensor)
+    if words is not None:
+        raise ValueError(f"{what} {words}")
     if tensor.is_contiguous() and not tensor.is_neg():
         return Operand(tensor, number, tensor.shape, tensor.numel(), tensor.data_ptr(), None)
     if writes:
@@ -89,6 +93,11 @@ def _of_numpy(numpy: Any, array: Any, writes: bool, what: str) -> Operand:
     number = _numbers.get(array.dtype)
     if number is None:
         number = _look_up(numpy, "numpy", array.dtype, what)
+    if type(array) is not numpy.ndarray and type(array) is not numpy.memmap:
+        raise TypeError(
+            f"{what} is a {type(array).__name__}, which may mean more than its elements: pass a plain "
+            "numpy.ndarray (numpy.asarray(x))"
+        )
     if writes and not array.flags.writeable:
         raise ValueError(f"{what} is read-only, and the operation writes to it")
     if array.flags.c_contiguous:

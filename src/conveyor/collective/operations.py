@@ -24,6 +24,7 @@ from conveyor.collective.group import (
 )
 from conveyor.collective.membership import DEFAULT, find
 from conveyor.collective.operands import Fused, Operand, operand
+from conveyor.collective.overlaps import ONE, check_inputs, check_outputs
 from conveyor.dag.collective import binding
 from conveyor.dag.collective.elements import ELEMENT_TYPES
 from conveyor.dag.collective.reduceop import ReduceOp
@@ -86,6 +87,7 @@ class AllGather:
         group = find(group_name)
         own = operand(tensor, False)
         to = _list(group, tensor_list, own, True, "tensor_list")
+        check_inputs(to, (own,), "tensor_list", ONE)
         group.run(ALLGATHER, own, (own.address,), _addresses(to), timeout)
         _written(to)
 
@@ -110,6 +112,7 @@ class ReduceScatter:
         _check(op)
         own = operand(tensor, True)
         sources = _list(group, tensor_list, own, False, "tensor_list")
+        check_inputs((own,), sources, ONE, "tensor_list")
         group.run(REDUCESCATTER, own, _addresses(sources), (own.address,), timeout, op)
         own.written()
 
@@ -187,6 +190,7 @@ class Gather:
         root = group.root(dst_rank, "dst_rank")
         own = operand(tensor, False)
         to = _root_list(group, tensor_list, own, root, True)
+        check_inputs(to, (own,), "tensor_list", ONE)
         group.run(GATHER, own, (own.address,), _addresses(to), timeout, root=root)
         _written(to)
 
@@ -212,6 +216,7 @@ class Scatter:
         root = group.root(src_rank, "src_rank")
         own = operand(tensor, True)
         sources = _root_list(group, tensor_list, own, root, False)
+        check_inputs((own,), sources, ONE, "tensor_list")
         group.run(SCATTER, own, _addresses(sources), (own.address,), timeout, root=root)
         own.written()
 
@@ -238,6 +243,7 @@ class AllToAll:
         like = operand(input_tensor_list[0], False, "tensor 0 of input_tensor_list")
         sources = _list(group, input_tensor_list, like, False, "input_tensor_list")
         to = _list(group, output_tensor_list, like, True, "output_tensor_list")
+        check_inputs(to, sources, "output_tensor_list", "input_tensor_list")
         group.run(ALL_TO_ALL, like, _addresses(sources), _addresses(to), timeout)
         _written(to)
 
@@ -295,6 +301,8 @@ def _list(
                 f"tensor {i} of {what} is {_words(one)}, where all tensors of the operation must be "
                 f"alike, and another is {_words(like)}"
             )
+    if writes:
+        check_outputs(made, what)
     return made
 
 

@@ -14,13 +14,18 @@ can be compiled, extended and executed eagerly as often as one likes, from any t
 
 from __future__ import annotations
 
-from conveyor.dag.context import DAGContext
+from typing import TYPE_CHECKING
+
 from conveyor.dag.hints import TransportHint
 from conveyor.dag.inputs import InputAttributeNode, InputNode
 from conveyor.dag.methods import MethodNode, OutputElementNode
 from conveyor.dag.node import ActorRef, DAGNode
 from conveyor.dag.outputs import MultiOutputNode
 from conveyor.dag.parts import InputData
+from conveyor.later import names_later
+
+if TYPE_CHECKING:
+    from conveyor.dag.context import DAGContext
 
 # Ray's name for the same thing, for code that imports it.
 ClassMethodNode = MethodNode
@@ -38,3 +43,6 @@ __all__ = [
     "OutputElementNode",
     "TransportHint",
 ]
+
+# Only programs that were written for Ray have it.
+__getattr__, __dir__ = names_later(globals(), {"DAGContext": "conveyor.dag.context"})

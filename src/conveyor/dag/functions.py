@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Function:
+
+class Function(Struct, frozen=True):
     """A function that a task calls instead of a method. ``options`` are those of its worker."""
 
     call: Callable[..., Any]
@@ -28,8 +28,7 @@ class Function:
         return self.is_async, self.options
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
+class Unplaced(Struct, frozen=True):
     """Stands for the actor of a function that has no worker yet."""
 
     index: int = -1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.device import registry
 from conveyor.later import import_later
@@ -16,8 +17,7 @@ DEVICES = ("default", "cpu", "gpu", "cuda")
 known_transports = set(TRANSPORTS)
 
 
-@dataclass(frozen=True, slots=True)
-class TransportHint:
+class TransportHint(Struct, frozen=True):
     """How the tensors of a node's value should reach their readers.
 
     transport: ``"auto"`` leaves the choice to the plan, the others force it; it may be a

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from conveyor.dag.containers import find_nodes, replace_nodes
 from conveyor.dag.functions import Function
@@ -15,8 +16,7 @@ from conveyor.exceptions import GraphError
 from conveyor.typevars import ResultT
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """What a task is a rank's part of.
 
     title: what people are told of it: ``"allreduce(SUM)"``.

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 import conveyor  # what is above is known by its public name
 from conveyor.config import Config
 from conveyor.dag import hooks
-from conveyor.dag.context import DAGContext
 from conveyor.dag.hints import TransportHint
 from conveyor.exceptions import NodeSentError
+from conveyor.later import import_later
 from conveyor.typevars import ResultT
 
 # Bind order. One counter for the whole process, because the order of an actor's tasks must not
@@ -149,7 +149,8 @@ class DAGNode(Generic[ResultT]):
         results are not counted, and transfers are planned per edge. What is left out is taken from
         ``DAGContext.get_current()``, as far as the program has changed that.
         """
-        options = DAGContext.get_current().options()
+        context = import_later("conveyor.dag.context").DAGContext
+        options: dict[str, Any] = context.get_current().options()
         if _max_inflight_executions is not None:
             options["depth"] = _max_inflight_executions
         if _submit_timeout is not None:

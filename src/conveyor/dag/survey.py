@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.dag.inputs import InputAttributeNode, InputNode, key_of
 from conveyor.dag.methods import MethodNode
@@ -13,8 +14,7 @@ from conveyor.dag.parts import Key, Path, root_of
 from conveyor.exceptions import GraphError
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """What ``survey`` found.
 
     keys: the parts of the input that are used: by position, then by name as they were bound.

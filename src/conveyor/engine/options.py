@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.checks import check_env_vars, check_modules, spin_of_environment
 from conveyor.runtime.process import ArenaSize, arena_size
@@ -15,8 +16,7 @@ from conveyor.runtime.process import ArenaSize, arena_size
 _GRACE = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
+class SessionOptions(Struct, frozen=True):
     """The options, checked.
 
     log_to_driver: print what actors write, each line with the actor's name and pid.

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Union
 
 from conveyor.exceptions import RuntimeStateError
@@ -70,14 +71,29 @@ def make_costs(
 
 
 def checked(number: object, what: str, most: float, *, positive: bool = False) -> float:
-    """Return ``number`` if it is one, not negative, and at most ``most``."""
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
+    """Return ``number`` if it is one, not negative, and at most ``most``. It may be of any class of real
+    numbers: numpy's, fractions."""
+    value = _real(number)
+    if value is None:
         raise TypeError(f"{what} must be a number, not {number!r}")
-    if not 0 <= number <= most or (positive and not number):
+    if not 0 <= value <= most or (positive and not value):
         least = "above 0" if positive else "at least 0"
         bounds = least if most == math.inf else f"{least} and at most {most:g}"
         raise ValueError(f"{what} must be {bounds}, not {number!r:.40}")
-    return number
+    return value
+
+
+def _real(number: object) -> float | None:
+    if isinstance(number, bool):
+        return None
+    if isinstance(number, (int, float)):
+        return number  # an integer may be larger than any float
+    if not isinstance(number, Real):
+        return None
+    try:
+        return float(number)
+    except OverflowError:  # a fraction, too, may be larger
+        return math.inf
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.palette import INK, LINE, MUTED, actor_colour
 from conveyor.observe.picture import Line, Picture, Rect, Shape, Text, text_width
-from conveyor.observe.svg import write_svg
 from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.timeline import Span, Timeline
@@ -18,8 +17,8 @@ _MARGIN = 16.0
 _TICKS = 6
 
 
-def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> str:
-    """Draw ``timeline`` as the text of an SVG file. What a process works at is a box, in the colour of its
+def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> Picture:
+    """Draw ``timeline``. What a process works at is a box, in the colour of its
     actor; what comes to it meanwhile is a line below."""
     places = (EXECUTOR, *range(len(plan.actors)))
     names = [place_name(plan, place) for place in places]
@@ -52,7 +51,7 @@ def draw_timeline(plan: Plan, timeline: Timeline, name: str) -> str:
             text = str(span.execution)
             if not solid and width > text_width(text, _TEXT) + 2:
                 shapes.append(Text(x + width / 2, y + _ROW * 0.65, text, _TEXT, INK, "middle"))
-    return write_svg(Picture(left + _WIDTH + 3 * _MARGIN, bottom + 24, name, tuple(shapes)))
+    return Picture(left + _WIDTH + 3 * _MARGIN, bottom + 24, name, tuple(shapes))
 
 
 def _title(span: Span) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from conveyor.observe.costs import LONGEST, Durations, Sizes, checked, make_costs
 from conveyor.observe.critical import (
@@ -17,8 +19,10 @@ from conveyor.observe.critical import (
     window,
 )
 from conveyor.observe.gantt import draw_timeline
+from conveyor.observe.png import write_png
 from conveyor.observe.simulated_trace import write_trace
 from conveyor.observe.stats import read_stats
+from conveyor.observe.svg import write_svg
 from conveyor.observe.units import duration
 from conveyor.plan.model import Plan
 from conveyor.plan.overlap import overlapped
@@ -78,15 +82,27 @@ class Simulation:
         write_trace(path, self.graph, self.plan, self.timeline)
 
     def draw(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Draw the timeline as SVG: a row for each process. Return the text, and write it to ``path``.
+        """Draw the timeline: a row for each process. Return it as SVG, and write it to ``path``, whose ending
+        says in which format: ``.svg``, or ``.png`` (with the extra ``conveyor[png]``).
 
         Raises:
+            ValueError: the path has another ending.
+            ImportError: PNG is asked for, and resvg-py is not installed.
             OSError: the file cannot be written.
         """
-        text = draw_timeline(self.plan, self.timeline, self.graph)
+        picture = draw_timeline(self.plan, self.timeline, self.graph)
+        text = write_svg(picture)
         if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
+            ending = os.path.splitext(os.fspath(path))[1]
+            if ending.lower() not in (".svg", ".png"):
+                raise ValueError(
+                    f"there is no format {ending!r} to draw a timeline in: the path must end in '.svg' or "
+                    f"'.png', and is {os.fspath(path)!r}"
+                )
+            # All of it is made before the file is opened, so none is left half written by a failure.
+            data = text.encode() if ending.lower() == ".svg" else write_png(picture)
+            with open(path, "wb") as file:
+                file.write(data)
         return text
 
     def _repr_svg_(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.codec.sealed import seal
 from conveyor.exceptions import GraphError, SerializationError
@@ -22,8 +23,7 @@ from conveyor.transport.communicator import (
 _domains: dict[int, tuple[weakref.ref[Communicator], str]] = {}
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """A communicator of the graph: what moves tensors by it, and the rank of each actor in it."""
 
     communicator: Communicator

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.dag import (
     DAGNode,
@@ -23,8 +24,7 @@ from conveyor.plan.model import EXECUTOR, ActorInfo
 from conveyor.plan.values import Made, Part, Start, Value, few, value_label
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(Struct, frozen=True):
     """The values of a graph.
 
     actors: in the order of their first task.

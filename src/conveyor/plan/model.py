@@ -7,11 +7,11 @@ small integers. ``explain``, the tests, the driver and the workers all read the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from conveyor.dag.parts import Key
-from conveyor.plan.portable import Portable
 from conveyor.plan.steps import Step
 
 #: The place, among the writers and readers of edges, of the process that executes the graph (in most programs
@@ -19,8 +19,7 @@ from conveyor.plan.steps import Step
 EXECUTOR = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ActorInfo(Portable):
+class ActorInfo(Struct, frozen=True):
     """One actor of the graph.
 
     index: its number.
@@ -33,8 +32,7 @@ class ActorInfo(Portable):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reg(Portable):
+class Reg(Struct, frozen=True):
     """A register of a program, where the value of an argument will stand.
 
     index: the register's number.
@@ -43,8 +41,7 @@ class Reg(Portable):
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Nested(Portable):
+class Nested(Struct, frozen=True):
     """A container argument with nodes inside. One without nodes is a ``Const`` as a whole, so ``fill``
     need not look inside it.
 
@@ -54,8 +51,7 @@ class Nested(Portable):
     template: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Fields(Portable):
+class Fields(Struct, frozen=True):
     """A dataclass with nodes inside, in the template of a ``Nested``.
 
     instance: the dataclass with ``None`` in the fields that have nodes, so that it can be pickled.
@@ -66,8 +62,7 @@ class Fields(Portable):
     changed: tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Const(Portable):
+class Const(Struct, frozen=True):
     """A constant argument.
 
     value: what every execution gets.
@@ -79,8 +74,7 @@ class Const(Portable):
 Argument = Reg | Const | Nested
 
 
-@dataclass(frozen=True, slots=True)
-class Task(Portable):
+class Task(Struct, frozen=True):
     """One bound method call, or a function's.
 
     id: its number.
@@ -106,8 +100,7 @@ class Task(Portable):
     collective: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Promise(Portable):
+class Promise(Struct, frozen=True):
     """What a reader may rely on about the tensors of an edge.
 
     device: the kind of device that they are put on; ``None``: the one that they come from.
@@ -120,8 +113,7 @@ class Promise(Portable):
     direct_return: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Edge(Portable):
+class Edge(Struct, frozen=True):
     """One channel, from one writer to a fixed set of readers.
 
     id: its number.
@@ -151,8 +143,7 @@ class Edge(Portable):
     streams: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Program(Portable):
+class Program(Struct, frozen=True):
     """What one actor does for one execution.
 
     actor: the actor's number.
@@ -165,8 +156,7 @@ class Program(Portable):
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InputBundle(Portable):
+class InputBundle(Struct, frozen=True):
     """Inputs with the same set of readers, which travel in one frame.
 
     edge: the edge that the frame goes out on.
@@ -180,8 +170,7 @@ class InputBundle(Portable):
     keys: tuple[Key | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Passed(Portable):
+class Passed(Struct, frozen=True):
     """A result that is a part of the input.
 
     key: which part; ``None``: the whole input.
@@ -194,8 +183,7 @@ Leaf = int | Passed | Const
 """One result: the place of its edge in ``Plan.outputs``, a part of the input, or a constant."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape(Portable):
+class Shape(Struct, frozen=True):
     """The form of results that are more than a list of what tasks have made.
 
     template: a container with a ``Reg`` for each result; its index is the result's place in ``leaves``.
@@ -206,8 +194,7 @@ class Shape(Portable):
     leaves: tuple[Leaf, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(Portable):
+class Plan(Struct, frozen=True):
     """A compiled graph as data.
 
     actors, tasks, edges: each stands at its own number.

@@ -15,15 +15,16 @@ receive early.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from conveyor.plan.model import Edge, Plan, Program
 from conveyor.plan.reading import stages
 from conveyor.plan.steps import Step, Try
 
 
-@dataclass(frozen=True, slots=True)
-class Early:
+class Early(Struct, frozen=True):
     """A receive that is tried ahead of tasks which do not need it.
 
     actor: the number of the actor that receives.

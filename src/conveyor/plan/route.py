@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.dag import TransportHint
 from conveyor.device import registry as registered
@@ -17,8 +18,7 @@ from conveyor.transport.base import Transport
 from conveyor.transport.communicator import ForCollectives
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """How an edge's values travel.
 
     name: the transport of their tensors.

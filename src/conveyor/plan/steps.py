@@ -7,10 +7,9 @@ They are a closed union. Whoever treats steps by their kind does so with ``match
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from conveyor.plan.portable import Portable
+from msgspec import Struct
 
 Event = tuple[Literal["frame", "tensors", "call"], int]
 """What a step can wait for: a kind, and the number of what it is about. ``("frame", e)``: the frame of an
@@ -18,8 +17,7 @@ execution has been published on edge e. ``("tensors", e)``: the tensors that go 
 ``("call", t)``: an actor has come to task t."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recv(Portable):
+class Recv(Struct, frozen=True):
     """Receives one frame.
 
     edge: the edge that the frame comes on.
@@ -41,8 +39,7 @@ class Recv(Portable):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Try(Portable):
+class Try(Struct, frozen=True):
     """Opens a receive that comes later in the program: from here on until there, the frame is taken as soon
     as it has come and the actor looks. It does so between two steps, while it waits for something else, and
     while a coroutine runs; what goes beside the frame is under way then.
@@ -72,8 +69,7 @@ VAIN = 3
 MOST_LEFT_OUT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Await(Portable):
+class Await(Struct, frozen=True):
     """Waits for the tensors that travel beside a frame which was received before.
 
     edge: the edge of that frame.
@@ -92,8 +88,7 @@ class Await(Portable):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Portable):
+class Call(Struct, frozen=True):
     """Runs a task.
 
     task: the task's number.
@@ -122,8 +117,7 @@ class Call(Portable):
         return (("call", self.task),) if self.meets else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Send(Portable):
+class Send(Struct, frozen=True):
     """Publishes a value, and starts what goes beside it. There is always room: depth is granted when an
     execution is submitted.
 

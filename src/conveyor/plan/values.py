@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from conveyor.dag.parts import Key, key_label
 
@@ -26,22 +27,19 @@ class Made(NamedTuple):
 # These are no named tuples, which are equal to others with the same contents, whatever they mean.
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """The news that an execution has begun, for ``actor``, which has a task that needs no value."""
 
     actor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(Struct, frozen=True):
     """What a generator yields, as it comes."""
 
     made: Made
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """The news that a task has run, which the executor wants of one that runs for its effect."""
 
     made: Made

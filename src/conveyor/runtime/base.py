@@ -100,6 +100,7 @@ class CallingRuntime:
 
     def __init__(self, process: Process, chores: Chores) -> None:
         self.process = process
+        self._board = process.board
         #: What is left to be done for what is garbage here.
         self.chores = chores
         self.pid = os.getpid()
@@ -137,7 +138,8 @@ class CallingRuntime:
         num_returns: int,
         what: int = METHOD,
     ) -> Any:
-        call = method, args, dict(kwargs) if kwargs else None, num_returns, what
+        made = self._board.sights
+        call = method, args, dict(kwargs) if kwargs else None, num_returns, what, made
         return self._known_link(actor).call(call)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
@@ -164,13 +166,14 @@ class CallingRuntime:
         what: int = OPEN,
     ) -> CallStream:
         self.chores.do()
-        call = method, args, dict(kwargs) if kwargs else None, 1, what
+        made = self._board.sights
+        call = method, args, dict(kwargs) if kwargs else None, 1, what, made
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
         """Close a generator: nobody takes its items any more."""
         if not link.gone:
-            link.call((method, (key,), None, 1, CLOSE))
+            link.call((method, (key,), None, 1, CLOSE, 0))
 
     def allocate(self, size: int) -> _core.Buffer:
         return self.process.arena.allocate(size)

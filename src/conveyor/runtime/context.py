@@ -12,6 +12,7 @@ from conveyor.runtime.protocol import Runtime
 
 _lock = threading.Lock()
 _current: Runtime | None = None
+_inherited = False  # this process was forked from one that had a runtime
 _start_default: Callable[[], Runtime] | None = None
 
 
@@ -42,6 +43,11 @@ def running() -> Runtime | None:
     return _current
 
 
+def inherited() -> bool:
+    """Whether this process was forked from one that had a runtime, which is not this one's."""
+    return _inherited
+
+
 def begin(start: Callable[[], Runtime]) -> None:
     """Make the runtime that ``start`` starts this process's. If that is interrupted, there is none."""
     try:
@@ -62,9 +68,10 @@ def install(runtime: Runtime | None) -> None:
 
 
 def _forget_in_child() -> None:
-    global _current, _lock
+    global _current, _lock, _inherited
     if _current is not None:
         _current.abandon()
+        _inherited = True
     # The parent's runtime is not ours: its threads are not here, its leases are inert, and its
     # sockets belong to it. The child may start its own.
     _current = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import ChannelClosedError, ConveyorError
@@ -47,8 +48,7 @@ class ClosedWord:
         self._words.cancel(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(Struct, frozen=True):
     """What the process at one end knows of the other. ``actor`` is ``None`` where that is the driver.
     ``view``: of that process's arena; it keeps a descriptor, and is for who opens the receiving end."""
 

@@ -7,14 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environment
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
-from conveyor.plan.portable import Portable
 from conveyor.runtime import ending
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
@@ -40,8 +40,7 @@ def slots_of(depth: int) -> int:
     return 1 << (depth - 1).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaSize:
+class ArenaSize(Struct, frozen=True):
     """``file``: addresses of each arena; ``cap``: bytes with memory behind all of a session's;
     ``idle``: seconds after which memory that is free goes back."""
 
@@ -61,8 +60,7 @@ def arena_size(arena_bytes: int | None = None) -> ArenaSize:
     return ArenaSize(file=max(16 * cap, 1 << 30), cap=cap)
 
 
-@dataclass(frozen=True, slots=True)
-class Place(Portable):
+class Place(Struct, frozen=True):
     """One end of a ring: a process, and the bit of its bell that is rung there. A slot of the board has one
     process after the other, so it says ``incarnation``, too."""
 
@@ -112,9 +110,8 @@ class Process:
         self.ended = False
         #: This is an actor's process, and its loop is over: it begins no more calls.
         self.loop_over = False
-        #: Hears of what a method has raised here, before who has called it does, or (``None``) that a call
-        #: was cancelled.
-        self.on_failure: Callable[[BaseException | None], object] = lambda _: None
+        #: Hears of what a step of a graph has raised here, before anybody else does.
+        self.on_failure: Callable[[BaseException], object] = lambda _: None
         self.alarm = Alarm(lambda: board.ring(slot, _core.ATTENTION_BIT))
         self.lanes = Lanes(self.inbox, board, slot)
         # As long as the arena's thread waits for more leases to end.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from conveyor import _core
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.watcher import Watcher
 
 
-@dataclass(frozen=True, slots=True)
-class MethodInfo:
+class MethodInfo(Struct, frozen=True):
     """What a handle knows of one method without the class at hand; picklable.
 
     An asynchronous generator is both a generator and async. ``signature`` is without ``self``
@@ -39,8 +39,7 @@ class MethodInfo:
     signature: inspect.Signature | None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
+class ProcessOptions(Struct, frozen=True):
     """What is asked of an actor's process. ``num_cpus=None`` means one."""
 
     num_cpus: float | None
@@ -48,8 +47,7 @@ class ProcessOptions:
     env_vars: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
+class ActorSpec(Struct, frozen=True):
     """Everything needed to start an actor. ``max_restarts=-1``: no limit."""
 
     cls: type
@@ -68,8 +66,7 @@ class ActorSpec:
         return ProcessOptions(self.num_cpus, self.num_gpus, self.env_vars)
 
 
-@dataclass(frozen=True, slots=True)
-class ActorId:
+class ActorId(Struct, frozen=True):
     """An actor's identity within a session: a number of its own, and its name for people."""
 
     index: int

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from conveyor.runtime.status import actor_status
 
 if TYPE_CHECKING:
     from conveyor import _core
@@ -12,8 +15,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(Struct, frozen=True):
     """What a process learns when it joins: its rank, and the actor and the process of each rank, as slot and
     incarnation."""
 
@@ -24,8 +26,7 @@ class Membership:
     driver: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """A group that this process is in, with its ends of the rings of values that ranks give each other."""
 
     group: _core.CollectiveGroup
@@ -38,6 +39,15 @@ class Joined:
         """Take no more values; what has come in vain is given back."""
         for reader in self.readers:
             reader.close()
+
+
+def doing(
+    board: _core.Board, membership: Membership, rank: int, label: Callable[[int, int], str | None]
+) -> str:
+    """See ``Collectives``. ``label`` names a (graph, node)."""
+    if rank == membership.driver:
+        return ""
+    return f", {actor_status(board, *membership.members[rank], label).describe()}"
 
 
 class Collectives(Protocol):
@@ -68,6 +78,15 @@ class Collectives(Protocol):
     def until(self) -> int:
         """When what runs here is over at the latest, on the monotonic clock in nanoseconds; 0: at no time.
         Below 0: nobody waits for it any more."""
+        ...
+
+    def called_at(self) -> int:
+        """What the board's clock of sights said when the call was made that runs here (see
+        ``runtime.sights``); ``_core.MADE_NOW``, if what calls an operation is no call."""
+        ...
+
+    def doing(self, joined: Joined, rank: int) -> str:
+        """What the process of that rank does, in words that follow its name; none of the driver's."""
         ...
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:

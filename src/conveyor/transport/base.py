@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from msgspec import Struct
+
 from conveyor.codec.parcels import TensorSpec
 from conveyor.later import LaterModule
 
@@ -82,8 +84,7 @@ class Wire(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Sending:
+class Sending(Struct, frozen=True):
     """Tensors that are about to be sent.
 
     begin: starts it, once the frame is published that tells of it. When it returns the tensors have been
@@ -99,8 +100,7 @@ class Sending:
     withdraw: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True)
-class Enqueued:
+class Enqueued(Struct, frozen=True):
     """Tensors that have come as far as the host can tell: what fills them is enqueued on a stream.
 
     tensors: one for each that was asked for.

@@ -49,6 +49,10 @@ class Arrays(ABC):
         """Say whether ``values`` are of one dtype and shape, and all of this library and readable."""
 
     @abstractmethod
+    def is_plain(self, value: Any) -> bool:
+        """Say whether ``value`` is no more than its elements, as one of a subclass may be: a masked array."""
+
+    @abstractmethod
     def is_small(self, array: Any) -> bool:
         """Say whether it has less than a page or two, so that each operation's own cost counts."""
 
@@ -108,6 +112,9 @@ class Tensors(Arrays):
                 return False
         return True
 
+    def is_plain(self, value: Any) -> bool:
+        return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
     def is_small(self, array: Any) -> bool:
         return bool(array.numel() <= _SMALL)
 
@@ -162,6 +169,9 @@ class Ndarrays(Arrays):
             isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == shape
             for value in values
         )
+
+    def is_plain(self, value: Any) -> bool:
+        return type(value) is np.ndarray or type(value) is np.memmap
 
     def is_small(self, array: Any) -> bool:
         return bool(array.size <= _SMALL and array.ndim)  # else its operations give scalars

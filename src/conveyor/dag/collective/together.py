@@ -8,13 +8,19 @@ compiled, what a rank says is the tensors themselves, and the operation is ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from conveyor.dag.collective.calls import Rank, check_joinable, described, share_of
+from conveyor.dag.collective.calls import (
+    Rank,
+    check_joinable,
+    described,
+    more_than_elements,
+    share_of,
+)
 from conveyor.dag.collective.kernels import TENSORS, arrays_of
 from conveyor.dag.collective.reduceop import ReduceOp
 from conveyor.later import LaterModule
+from conveyor.storages import lacking
 
 torch: Any = LaterModule("torch")
 
@@ -31,8 +37,7 @@ class Announced(NamedTuple):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer(Rank):
+class Offer(Rank, frozen=True):
     """A rank says what it puts in."""
 
     def __call__(self, *inputs: Any) -> Any:
@@ -43,8 +48,7 @@ class Offer(Rank):
         return tuple([_announced(value) for value in inputs])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together(Rank):
+class Together(Rank, frozen=True, kw_only=True):
     """A rank takes part in the operation.
 
     communicator: what it is called.
@@ -115,8 +119,7 @@ class Together(Rank):
                 raise ValueError(f"{title}: the ranks differ: {seen}")
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed(Rank):
+class Confirmed(Rank, frozen=True):
     """A rank has its result, once all ranks have theirs.
 
     several: it is a list of them.
@@ -132,4 +135,9 @@ class Confirmed(Rank):
 def _announced(value: Any) -> Announced:
     if arrays_of(value) is not TENSORS:
         return Announced(described(value), None, ())
+    if not TENSORS.is_plain(value):
+        raise TypeError(more_than_elements(value))
+    words = lacking(value)
+    if words is not None:
+        raise ValueError(f"{described(value)} {words}")
     return Announced(described(value), str(value.dtype), tuple(value.shape))

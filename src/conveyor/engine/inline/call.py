@@ -40,7 +40,7 @@ class CallJob(Job):
         """``asked``: what is called, without the arguments."""
         super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
         self.actor = actor
-        self.method, _, _, self._num_returns, self._what = asked
+        self.method, _, _, self._num_returns, self._what, _ = asked
         self._asked = asked
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}

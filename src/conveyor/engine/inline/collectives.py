@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.ranks import Joined
@@ -31,6 +32,12 @@ class InlineCollectives:
 
     def until(self) -> int:
         return 0
+
+    def called_at(self) -> int:
+        return _core.MADE_NOW
+
+    def doing(self, joined: Joined, rank: int) -> str:
+        self._refuse()
 
     def death(self, joined: Joined, rank: int) -> NoReturn:
         self._refuse()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from conveyor.config import Config
 from conveyor.engine.inline.actor import Actor

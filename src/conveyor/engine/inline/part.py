@@ -6,8 +6,9 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.engine.inline.actor import Actor

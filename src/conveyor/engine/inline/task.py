@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.engine.inline.crossing import Crossing
@@ -17,8 +18,7 @@ from conveyor.plan.reading import Stage
 from conveyor.runtime.graph.epoch import Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One execution, which runs.
 
     number: its own. deadline: on the monotonic clock, in nanoseconds; 0: none.

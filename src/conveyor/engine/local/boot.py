@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.engine.local.spec import anonymous_file
 
@@ -27,8 +28,7 @@ _OWN_GROUP: dict[str, Any] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ForkServer:
+class ForkServer(Struct, frozen=True):
     """A fork server, and the driver's ends of what leads to it. ``log``: what it prints itself."""
 
     process: subprocess.Popen[bytes]

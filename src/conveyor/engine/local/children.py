@@ -7,15 +7,15 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from conveyor.engine.local.events import EventLoop, guarded
 from conveyor.engine.local.output import Output
 
 
-@dataclass(eq=False)
-class _Child:
+class _Child(Struct, eq=False):
     pid: int
     pidfd: int
     #: Its pipes, each with the name of its stream.

@@ -29,6 +29,7 @@ _PRELOADED = (
     "conveyor.runtime.actor.worker",
     "conveyor.codec.fullpickle",
     "conveyor.plan.place",
+    "conveyor.dag.context",
 )
 SPAWN_TIMEOUT = 60.0  # the first spawn waits until the server has imported what it preloads
 CLOSE_TIMEOUT = 10.0  # a killed process may be long in the kernel, freeing memory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from conveyor.engine.local.spec import ChildSpec, write_spec
 from conveyor.system_limits import hint
@@ -16,8 +17,7 @@ def why(error: OSError) -> str:
     return "; ".join(filter(None, (str(error), hint(error))))
 
 
-@dataclass(eq=False)
-class Spawning:
+class Spawning(Struct, eq=False):
     """A spawn that is not answered yet. Owns the pipes until there is a child to own them."""
 
     #: The actor's.

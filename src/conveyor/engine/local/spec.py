@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import marshal
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LENGTH_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
+class ChildSpec(Struct, frozen=True):
     """Everything that makes an actor's process, apart from the descriptors it is handed.
 
     name: for people: in ``ps``, before its output, in errors.

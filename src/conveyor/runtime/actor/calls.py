@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
-from conveyor.runtime.actor.awareness import Awareness
+from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
 from conveyor.runtime.actor.unwanted import until
-from conveyor.runtime.calls.call import START, Call
+from conveyor.runtime.calls.call import MISSED, START, Call
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import elements
 from conveyor.runtime.calls.unsendable import blame_result
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
+    from conveyor.codec.failed_calls import FailedCall
     from conveyor.runtime.actor.coroutines import Coroutines
     from conveyor.runtime.actor.instance import Instance
     from conveyor.runtime.process import Process
@@ -32,6 +34,9 @@ EMPTY = _core.EMPTY
 
 #: What a call is called whose arguments, and so its method's name, could not be read.
 _UNREAD = "arguments"
+
+#: Where calls run side by side, what the clock of sights said when the one was made that runs.
+_made: ContextVar[int] = ContextVar("conveyor_made", default=0)
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
@@ -92,9 +97,11 @@ class Calls:
         self._mailboxes: list[Mailbox] = []
         # Calls that have overtaken the constructor's, which came another way.
         self._early: list[tuple[Mailbox, int, Call]] = []
-        self.awareness = Awareness()
-        # Where calls run one by one, the last one that has begun: from where it has come, and its number.
-        self._begun: tuple[Mailbox, int] | None = None
+        #: Hears of each call that has failed, before its caller does.
+        self.on_failure: Callable[[CallFailure], tuple[FailedCall, ...]] = lambda _: ()
+        # Where calls run one by one, the last one that has begun: from where it has come, its number, and
+        # when it was made.
+        self._begun: tuple[Mailbox, int, int] | None = None
         self._running = 0  # in threads and coroutines
         self._running_lock = threading.Lock()
         #: Where calls run, if not one by one in the main thread.
@@ -118,7 +125,6 @@ class Calls:
         while not (self._ending or mailbox.reader.empty):
             self._serve(mailbox)
         self._mailboxes.remove(mailbox)
-        self.awareness.forget(mailbox.reader)
         if not self._instance.started:
             # Most likely it was the one that should have sent the constructor's call.
             name = self._instance.name
@@ -168,13 +174,15 @@ class Calls:
                     self._instance.fail(error)
                     self._answer_start(mailbox, 0)
                 else:
-                    self._reply_error(mailbox, reader.tag, error, "call")
+                    self._reply_error(mailbox, reader.tag, error, UNREAD, ran=False)
                 continue
             if call is EMPTY:
                 return
             tag = reader.tag
             if limits.cancelled(tag):
-                self._failed(None)
+                sights = self._process.board.sights  # no less than what its caller has seen
+                failure = CallFailure(call[0], mailbox.caller, "was cancelled", False, 0, sights)
+                self.on_failure(failure)
                 mailbox.reply_error(tag, _core.CANCELLED)
             elif self._instance.started:
                 self._call(mailbox, tag, call)
@@ -205,11 +213,16 @@ class Calls:
         if self._instance.error is not None:
             mailbox.reply_error(tag, self._instance.error)
             return
-        name, _, _, _, what = call
+        name, _, _, _, what, made = call
+        if what == MISSED:
+            number, seen_at, words = call[1]
+            self.on_failure(CallFailure(name, mailbox.caller, words, False, number, seen_at))
+            mailbox.reply_error(tag, _core.CANCELLED)
+            return
         try:
             function, is_async = self._instance.find(name, what)
         except Exception as error:
-            self._reply_error(mailbox, tag, error, name)
+            self._reply_error(mailbox, tag, error, name, ran=False)
             return
         if self.coroutines is not None and is_async:
             coroutines = self.coroutines
@@ -223,8 +236,9 @@ class Calls:
         elif self.pool is not None:
             self._submit(mailbox, tag, call, function)
         else:
-            self.awareness.begins(mailbox.reader)
-            self._begun = mailbox, tag
+            if self.coroutines is not None:
+                _made.set(made)
+            self._begun = mailbox, tag, made
             self._process.inbox.running_call(name, tag)
             self._call_now(mailbox, tag, call, function)
 
@@ -232,13 +246,19 @@ class Calls:
         """When the call that runs is over at the latest; see ``unwanted.until``."""
         if self._begun is None:
             return 0
-        mailbox, tag = self._begun
+        mailbox, tag, _ = self._begun
         return until(mailbox.limits, tag)
+
+    def made(self) -> int:
+        """What the clock of sights said when the call was made that runs."""
+        if self.coroutines is not None or self.pool is not None or self._begun is None:
+            return _made.get()
+        return self._begun[2]
 
     def _call_now(
         self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]
     ) -> None:
-        name, args, kwargs, _, _ = call
+        name, args, kwargs, _, _, _ = call
         try:
             result = function(*args, **kwargs) if kwargs else function(*args)
         except SystemExit:
@@ -279,6 +299,7 @@ class Calls:
                 mailbox.reply_error(tag, _core.CANCELLED)
                 return
             self._process.inbox.running_call(call[0], tag)
+            _made.set(call[5])
             work = call_of(*mailbox.caller, tag)
             with self._process.lanes.running(f"{self._instance.name}.{call[0]}", work):
                 self._call_now(mailbox, tag, call, function)
@@ -299,7 +320,8 @@ class Calls:
         call: Call,
         function: Callable[..., Any],
     ) -> None:
-        name, args, kwargs, _, _ = call
+        name, args, kwargs, _, _, made = call
+        _made.set(made)
         try:
             async with coroutines.slots:
                 coroutines.begin_call(does)
@@ -342,7 +364,7 @@ class Calls:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
     def _reply(self, mailbox: Mailbox, tag: int, call: Call, result: Any) -> None:
-        name, _, _, num_returns, _ = call
+        name, _, _, num_returns, _, _ = call
         self._came_back(name)
         try:
             if num_returns > 1:
@@ -357,16 +379,16 @@ class Calls:
         except BaseException as error:  # of iterating over several results
             self._reply_error(mailbox, tag, error, name)
 
-    def _reply_error(self, mailbox: Mailbox, tag: int, error: BaseException, name: str) -> None:
+    def _reply_error(
+        self, mailbox: Mailbox, tag: int, error: BaseException, name: str, ran: bool = True
+    ) -> None:
         self._came_back(name)
-        self._failed(error)
+        failure = CallFailure(name, mailbox.caller, error, ran)
+        if mailbox.limits.cancelled(tag):  # nobody will get this
+            failure = failure._replace(number=0, seen_at=self._process.board.sights)
+        calls = self.on_failure(failure)
         own = self._instance.name
-        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}"))
-
-    def _failed(self, error: BaseException | None) -> None:
-        """A call has, or was cancelled, before its caller is told."""
-        self.awareness.failed([mailbox.reader for mailbox in self._mailboxes])
-        self._process.on_failure(error)
+        mailbox.reply_error(tag, encode_error(error, own, f"{own}.{name}", calls=calls))
 
 
 def _taken(unanswered: list[int]) -> bool:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.codec.failed_calls import FailedCall
 from conveyor.exceptions import ConveyorError
+from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import CloseGroup, CreateGroup, JoinGroup
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter
-from conveyor.runtime.ranks import Joined, Membership
+from conveyor.runtime.ranks import Joined, Membership, doing
 from conveyor.runtime.refs.messages import all_of
 from conveyor.system_limits import explained
 
@@ -23,15 +25,23 @@ _WORDS = 200
 class ActorCollectives:
     """Asks the driver; see ``ranks.Collectives``."""
 
-    def __init__(self, process: Process, requests: RequestClient) -> None:
+    def __init__(
+        self,
+        process: Process,
+        requests: RequestClient,
+        label: Callable[[int, int], str | None],
+    ) -> None:
+        """``label`` names a (graph, node)."""
         self.made: dict[str, Any] = {}
         self.entered: dict[str, Any] = {}
         self._process = process
         self._requests = requests
+        self._label = label
         self._joined: list[Joined] = []
-        self._unaware = False
         #: As ``until``, of whoever knows. Where methods run side by side nobody does.
         self.ends: Callable[[], int] = lambda: 0
+        #: As ``called_at``, likewise.
+        self.call_made: Callable[[], int] = lambda: 0
 
     def open(self, actors: Sequence[ActorId], driver: int | None = None) -> int:
         assert driver is None, "only the driver can take part as such"
@@ -47,7 +57,6 @@ class ActorCollectives:
                 joined = self._enter(membership, fds)
             finally:
                 close_all(fds)
-        joined.group.set_unaware(self._unaware)
         self._joined.append(joined)
         return joined
 
@@ -74,6 +83,9 @@ class ActorCollectives:
     def close(self, number: int) -> None:
         self._requests.ask(CloseGroup(number))
 
+    def doing(self, joined: Joined, rank: int) -> str:
+        return doing(self._process.board, joined.membership, rank, self._label)
+
     def death(self, joined: Joined, rank: int) -> ConveyorError:
         actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]
         return self._requests.death(actor, slot, incarnation)
@@ -81,20 +93,33 @@ class ActorCollectives:
     def until(self) -> int:
         return self.ends()
 
-    def failed(self, error: BaseException | None) -> None:
-        """A method has raised, or (``None``) its call was cancelled: whoever waits for this process in an
-        operation is told that it is not coming."""
-        if not self._joined:
-            return
-        words = "was cancelled" if error is None else _in_words(error)
-        for joined in self._joined:
-            joined.group.note_failure(words)
+    def called_at(self) -> int:
+        return self.call_made()
 
-    def set_unaware(self, unaware: bool) -> None:
-        """The call that begins now was made before its caller can have known of a failure here, or not."""
-        self._unaware = unaware
+    def step_failed(self, error: BaseException) -> None:
+        """A step of a graph has raised: whoever waits for this process in an operation is told that it is
+        not coming."""
+        if self._joined:
+            words = _in_words(error)
+            for joined in self._joined:
+                joined.group.note_failure(words)
+
+    def call_failed(self, failure: CallFailure) -> tuple[FailedCall, ...]:
+        """The same of a call. What its error is to tell of."""
+        if not self._joined:
+            return ()
+        board, slot = self._process.board, self._process.slot
+        name, caller, why, ran, number, seen_at = failure
+        calls: tuple[FailedCall, ...] = ()
+        if number is None:
+            number = board.fail(slot)
+            calls = ((board.session, slot, number),)
+        words = f"{name} {why if isinstance(why, str) else _in_words(why)}"
+        if name == UNREAD:  # it is like none of another rank
+            name = f"{slot}.{number}"
         for joined in self._joined:
-            joined.group.set_unaware(unaware)
+            joined.group.note_failed_call(words, name, caller, ran, number, seen_at)
+        return calls
 
 
 _name_of = type.__dict__["__name__"].__get__

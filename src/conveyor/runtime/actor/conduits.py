@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import afresh, decode_error, encode_error
@@ -261,8 +262,8 @@ class Outbound(_Link):
         return note
 
 
-@dataclass(frozen=True, eq=False)
-class Coming:
+# The alarm holds it by itself, and weakly.
+class Coming(Struct, frozen=True, eq=False, weakref=True):
     """A value whose tensors are on their way.
 
     head: what its frame held.
@@ -304,8 +305,11 @@ class Inbound(_Link):
         try:
             if self._broken is not None:
                 raise afresh(self._broken)
-            tensors = self.conduit.receive(head.tensors, head.note, execution)
-            tensors.add_done_callback(lambda _: self._ring())
+            tensors: Any = self.conduit.receive(head.tensors, head.note, execution)
+            notify = getattr(tensors, "add_done_callback", None)
+            if notify is None:
+                raise TypeError(f"receive() has returned a {type(tensors).__name__}, no Future")
+            notify(lambda _: self._ring())
         except Exception as error:
             head.give_up()
             raise self.error("tensors could not be received", error) from error

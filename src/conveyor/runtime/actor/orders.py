@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.layout import Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """What an actor's process is told at birth, after the greeting. With it come descriptors, in this order:
     board, own arena, own eventfd, driver's arena, driver's eventfd, control socket, request socket, call
     segment, control segment."""
@@ -39,11 +39,11 @@ class Hello:
 NewPeers = tuple[tuple[int, int], ...]
 
 
-class Order(Message):
+class Order(Message, frozen=True):
     """What an actor has to do. It acknowledges each of them; they come in order, and never behind calls."""
 
 
-class Load(Order):
+class Load(Order, frozen=True):
     """Take a part in a graph. The segment and the new peers' descriptors come with ``ticket``."""
 
     assignment: Assignment
@@ -51,13 +51,13 @@ class Load(Order):
     ticket: int
 
 
-class Unload(Order):
+class Unload(Order, frozen=True):
     """Leave a graph."""
 
     graph: int
 
 
-class Accept(Order):
+class Accept(Order, frozen=True):
     """Take calls of the ``incarnation``-th process of ``slot``, which ring ``bit``. The segment and that
     process's descriptors come with ``ticket``: always, since the actor may know it no more, or its successor
     in its place."""
@@ -68,15 +68,15 @@ class Accept(Order):
     ticket: int
 
 
-class HangUp(Order):
+class HangUp(Order, frozen=True):
     """A caller, whose calls ring ``bit``, is gone."""
 
     bit: int
 
 
-class Stop(Order):
+class Stop(Order, frozen=True):
     """Nobody needs the actor any more: it ends when it has done what is queued."""
 
 
-class End(Order):
+class End(Order, frozen=True):
     """The actor ends now: what runs is done first, what is queued is not begun."""

@@ -7,8 +7,9 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import encode_error

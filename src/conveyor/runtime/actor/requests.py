@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 
-class Numbered(Message):
+class Numbered(Message, frozen=True):
     """A request, or the reply to it, which has the same number. Replies come in any order. ``content`` is
     pickled: what cannot be read is the affair of that request alone."""
 
@@ -25,23 +25,23 @@ class Numbered(Message):
     content: bytes
 
 
-class Request(Message):
+class Request(Message, frozen=True):
     """Something that is answered. What it is answered with is said by each."""
 
 
-class Connect(Request):
+class Connect(Request, frozen=True):
     """A link to an actor: :class:`Connected`, with the link's segment and the actor's arena and eventfd."""
 
     actor: ActorId
 
 
-class WhyRefused(Request):
+class WhyRefused(Request, frozen=True):
     """Why link ``number`` was not accepted: an error, or ``None``."""
 
     number: int
 
 
-class Create(Request):
+class Create(Request, frozen=True):
     """A new actor: its id. Without ``constructor`` it is started by whoever asks."""
 
     class_name: str
@@ -53,13 +53,13 @@ class Create(Request):
     constructor: Constructor | None
 
 
-class Find(Request):
+class Find(Request, frozen=True):
     """The actor with this name: its id, its class and its methods."""
 
     name: str
 
 
-class Kill(Request):
+class Kill(Request, frozen=True):
     """The end of an actor: ``None``."""
 
     actor: ActorId
@@ -67,7 +67,7 @@ class Kill(Request):
     graceful: bool
 
 
-class WhyDead(Request):
+class WhyDead(Request, frozen=True):
     """How the actor's process that had ``slot`` as its ``incarnation``-th has died: an error. ``labels`` are
     names for what it may have run, by (graph, node)."""
 
@@ -77,7 +77,7 @@ class WhyDead(Request):
     labels: Mapping[tuple[int, int], str]
 
 
-class Lay(Request):
+class Lay(Request, frozen=True):
     """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
     and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""
 
@@ -87,50 +87,50 @@ class Lay(Request):
     labels: Mapping[int, str]
 
 
-class LayAgain(Request):
+class LayAgain(Request, frozen=True):
     """New channels of graph ``number``, whose first execution is number ``first``: as :class:`Lay`."""
 
     number: int
     first: int
 
 
-class ComesBack(Request):
+class ComesBack(Request, frozen=True):
     """Whether the dead actors of graph ``number`` are started again without being asked."""
 
     number: int
 
 
-class Unlay(Request):
+class Unlay(Request, frozen=True):
     """The end of graph ``number``: ``None``. ``wait``: it will be asked who is :class:`Staying`."""
 
     number: int
     wait: bool
 
 
-class Staying(Request):
+class Staying(Request, frozen=True):
     """The slots of those who have not left graph ``number`` yet, which is being taken down."""
 
     number: int
 
 
-class OpenRefs(Request):
+class OpenRefs(Request, frozen=True):
     """A connection to the rendezvous of pickled refs: ``None``, with its socket."""
 
 
-class OpenGraph(Request):
+class OpenGraph(Request, frozen=True):
     """A connection to the driver's graph ``number``: ``None``, with its socket."""
 
     number: int
     name: str
 
 
-class OpenChannel(Request):
+class OpenChannel(Request, frozen=True):
     """A new channel whose ends are the asking actor's: its number."""
 
     depth: int
 
 
-class HoldEnd(Request):
+class HoldEnd(Request, frozen=True):
     """An end of channel ``number`` has come to the asking actor: ``None``. This is a request, since what an
     actor has only told before it died may not be heard, and then nobody would learn of its death."""
 
@@ -138,7 +138,7 @@ class HoldEnd(Request):
     side: Side
 
 
-class CloseEnd(Request):
+class CloseEnd(Request, frozen=True):
     """The asking actor has closed an end of channel ``number`` with which it has met nobody: ``None``.
     This is a request for the same reason."""
 
@@ -146,7 +146,7 @@ class CloseEnd(Request):
     side: Side
 
 
-class Meet(Request):
+class Meet(Request, frozen=True):
     """The asking actor uses an end of channel ``number``; ``alone``: the other one is there as well.
     :class:`Met`, with the channel's segment, and the arena and eventfd of the process at the other end if
     that is an actor's; ``None`` if that process does not use its end yet."""
@@ -156,59 +156,59 @@ class Meet(Request):
     alone: bool
 
 
-class CreateGroup(Request):
+class CreateGroup(Request, frozen=True):
     """A new collective group of the processes that ``actors`` have now: its number."""
 
     actors: Sequence[ActorId]
 
 
-class JoinGroup(Request):
+class JoinGroup(Request, frozen=True):
     """The asking process takes its place in collective group ``number``: its ``ranks.Membership``, with the
     group's segment, and arena and eventfd of each other rank."""
 
     number: int
 
 
-class CloseGroup(Request):
+class CloseGroup(Request, frozen=True):
     """Collective group ``number`` is destroyed: ``None``."""
 
     number: int
 
 
-class Notice(Message):
+class Notice(Message, frozen=True):
     """Something that is not answered."""
 
 
-class Disconnect(Notice):
+class Disconnect(Notice, frozen=True):
     """The link ``number``, which this actor has asked for, could not be opened here."""
 
     number: int
 
 
-class Refuse(Notice):
+class Refuse(Notice, frozen=True):
     """The caller that came with order ``tag`` could not be accepted: ``error`` says why."""
 
     tag: int
     error: ConveyorError
 
 
-class Reply(Message):
+class Reply(Message, frozen=True):
     """How a request has ended."""
 
 
-class Done(Reply):
+class Done(Reply, frozen=True):
     """As its class says."""
 
     value: Any
 
 
-class Failed(Reply):
+class Failed(Reply, frozen=True):
     """With an error, for whoever has asked."""
 
     error: Exception
 
 
-class Connected(Message):
+class Connected(Message, frozen=True):
     """A link that is laid: its number, the callee's process, and the bit that its mailbox rings there."""
 
     number: int
@@ -217,7 +217,7 @@ class Connected(Message):
     bit: int
 
 
-class Met(Message):
+class Met(Message, frozen=True):
     """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver."""
 
     slot: int

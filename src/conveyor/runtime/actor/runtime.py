@@ -6,8 +6,9 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec.sealed import Sealed, seal
@@ -108,7 +109,7 @@ class ActorRuntime(CallingRuntime):
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)
-        self.collectives = ActorCollectives(process, self._requests)
+        self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
         self._lock = threading.RLock()
         self._deaths = 0
@@ -244,7 +245,7 @@ class ActorRuntime(CallingRuntime):
         ]
         labels = task_labels(plan)
         # The plan has what becomes of a communicator, and the driver may not know its class.
-        config = replace(config, default_communicator="create")
+        config = config.with_options(default_communicator="create")
         request = Lay(config, skeleton, sealed, labels)
         answer, fds = self._requests.ask(request, lambda laid: Unlay(laid.number, False))
         number = answer.number

@@ -64,9 +64,10 @@ class Worker:
         self.calls.serve_orders = self.control.serve_first
         if not hello.has_async and (hello.max_concurrency or 1) == 1:
             # Where methods run side by side one that fails says nothing of the others.
-            self.process.on_failure = self.runtime.collectives.failed
-            self.calls.awareness.on_change = self.runtime.collectives.set_unaware
+            self.process.on_failure = self.runtime.collectives.step_failed
+            self.calls.on_failure = self.runtime.collectives.call_failed
             self.runtime.collectives.ends = self._until
+        self.runtime.collectives.call_made = self.calls.made
         self.process.lanes.open(STARTING, 1, self._doing)
         self.handlers[hello.control_bit] = self.control.serve
         self.handlers[_core.ATTENTION_BIT] = self.runtime.tidy

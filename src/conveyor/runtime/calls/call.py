@@ -18,20 +18,30 @@ NEXT, ASYNC_NEXT, CLOSE = 5, 6, 7
 START = 8
 #: It is no call of the user's: its argument is an ``Order`` of the driver's.
 ORDER = 9
+#: It is in the place of one that its caller could not send, or has cancelled before. Its arguments are the
+#: number of that failure (0: its caller knows of it), what the clock of sights said then, and what has
+#: happened, in words.
+MISSED = 10
 
 
-Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, int, int]"
+Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, int, int, int]"
 """A call as it waits, as it travels and as the actor has it: the name that users know, the arguments by
-position and by name (``None`` if there are none), how many results are wanted, and what is called (one of
-the numbers above). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
+position and by name (``None`` if there are none), how many results are wanted, what is called (one of
+the numbers above), and what the board's clock of sights said when it was made (see
+``runtime.sights``). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
 
 
 def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
     """The same call with others."""
-    name, _, _, num_returns, what = call
-    return name, args, dict(kwargs) if kwargs else None, num_returns, what
+    name, _, _, num_returns, what, made = call
+    return name, args, dict(kwargs) if kwargs else None, num_returns, what, made
 
 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
     """The call that makes the instance."""
-    return "__init__", args, dict(kwargs) if kwargs else None, 1, START
+    return "__init__", args, dict(kwargs) if kwargs else None, 1, START, 0
+
+
+def missed(call: Call, number: int, seen_at: int, words: str) -> Call:
+    """What is sent in the place of ``call``."""
+    return call[0], (number, seen_at, words), None, 1, MISSED, call[5]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
 from conveyor.codec.encoded import DEFINING
@@ -41,8 +42,7 @@ class Unmade:
         raise decode_error(self._meta)
 
 
-@dataclass(frozen=True, slots=True)
-class Constructor:
+class Constructor(Struct, frozen=True):
     """The class and the arguments, encoded; picklable.
 
     ``refs``: the places (position or name) of arguments that are refs. Their values travel beside it.
@@ -73,8 +73,7 @@ class Constructor:
         return cls, tuple(args), kwargs
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A constructor as whoever may have to send it again keeps it: with the refs among its arguments, and
     those inside of them (``inner``)."""
 

@@ -13,9 +13,11 @@ from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import lacked, outcome_of, with_values
-from conveyor.runtime.calls.call import START, Call, start
+from conveyor.runtime.calls.call import MISSED, START, Call, start
+from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
+from conveyor.runtime.calls.missed import instead_of
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.ref import (
@@ -38,16 +40,6 @@ logger = logging.getLogger("conveyor")
 
 #: Stands for the arguments by name of a call without any. Nobody changes it.
 _NO_NAMES: dict[str, Any] = {}
-
-
-class CallRef(Ref):
-    """The result of an actor call."""
-
-    __slots__ = ("method",)
-
-    def __init__(self, source: Link, number: int, method: str) -> None:
-        super().__init__(source, number)
-        self.method = method
 
 
 class Link:
@@ -109,7 +101,7 @@ class Link:
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
-        method, args, kwargs, num_returns, what = call
+        method, args, kwargs, num_returns, what, _ = call
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
@@ -125,7 +117,12 @@ class Link:
                             call, has_refs = self._unmade(failed.error), False
                         else:
                             sent = CallRef(self, -1, method)
+                            instead = instead_of(
+                                call, self._process.board, self.actor_slot, failed.error
+                            )
                             sent._fail(failed.error)
+                            if instead is not None:
+                                self._submit_later(instead, False)
                 if not has_refs:
                     try:
                         sent = self.gate.start(call, self, CallRef)
@@ -203,10 +200,20 @@ class Link:
                         raise
         return ref
 
+    def _place(self, ref: Ref) -> int | None:
+        """Where it waits here."""
+        # By identity: arguments need not be comparable.
+        return next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
+
+    def _replace(self, place: int, instead: Call | None) -> None:
+        if instead is None:
+            del self._pending[place]
+        else:
+            self._pending[place] = (CallRef(self, -1, instead[0]), instead, False)
+
     def _withdraw(self, ref: Ref) -> bool:
         """Whether it was waiting here, and does no longer."""
-        # By identity: arguments need not be comparable.
-        place = next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
+        place = self._place(ref)
         if place is not None:
             del self._pending[place]
         return place is not None
@@ -248,11 +255,14 @@ class Link:
                     # Its traceback refers to frames that have the arguments: those would keep their
                     # memory until garbage is collected.
                     outcome = outcome.with_traceback(None)
-                    _, args, _, _, what = call
+                    _, args, _, _, what, _ = call
                     if what == START and type(args[0]) is not Unmade and not self.gone:
                         self._pending[0] = (ref, self._unmade(outcome), False)
                         continue
-                    self._pending.popleft()
+                    instead = None
+                    if not (self._is_control or what in (START, MISSED) or self.gone):
+                        instead = instead_of(call, self._process.board, self.actor_slot, outcome)
+                    self._replace(0, instead)
                     ref._fail(outcome)
                     # So do those of what has caused it, and this is one.
                     del ref, call, args, outcome
@@ -271,8 +281,13 @@ class Link:
 
     def cancel(self, ref: Ref) -> bool:
         error = cancelled_error(self.describe(ref))
+        # Before the actor can find it cancelled: what is called from now on is called by who knows.
+        self._process.board.note_sight()
         with self.lock:
-            self._withdraw(ref)
+            place = self._place(ref)
+            if place is not None:
+                call = self._pending[place][1]
+                self._replace(place, instead_of(call, self._process.board, self.actor_slot))
             ref._fail(error)
             if ref._number >= 0:
                 self._limits.cancel(ref._number)

@@ -19,6 +19,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error
 from conveyor.runtime.refs.streams import StreamRef
+from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.works import Blockers
 
 
@@ -62,10 +63,10 @@ class CallStream(StreamRef):
         "_key",
         "_link",
         "_method",
-        "_next",
         "_opened",
         "_over",
         "_runtime",
+        "_what",
         "_will",
     )
 
@@ -88,7 +89,7 @@ class CallStream(StreamRef):
         self._link = link
         self._actor_name = actor_name
         self._method = method = call[0]
-        self._next: Call = method, (self._key,), None, 1, ASYNC_NEXT if is_async else NEXT
+        self._what = ASYNC_NEXT if is_async else NEXT
         # The generator may go on although its items can come no more: whatever happens here from now on, it
         # is closed once this is garbage.
         close = functools.partial(runtime.close_stream, link, method, self._key)
@@ -104,7 +105,8 @@ class CallStream(StreamRef):
         self._ahead: Ref = self._ask()
 
     def _ask(self) -> Ref:
-        ref: Ref = self._link.call(self._next)
+        made = self._runtime.process.board.sights
+        ref: Ref = self._link.call((self._method, (self._key,), None, 1, self._what, made))
         return ref
 
     def _look(self) -> Any:
@@ -169,6 +171,7 @@ class CallStream(StreamRef):
 def _is_item(ahead: Ref) -> bool:
     """Whether what has come is an item: neither the generator's end nor its error."""
     try:
-        return ahead.get() is not None
+        with PassingOn():
+            return ahead.get() is not None
     except Exception:
         return ahead._outcome is EMPTY  # it is there, and could not be had just now

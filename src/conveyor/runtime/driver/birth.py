@@ -6,7 +6,8 @@ import os
 import pickle
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.runtime.actor.orders import Hello
@@ -18,8 +19,7 @@ from conveyor.runtime.message import greeting
 from conveyor.runtime.process import Place, Process, close_all
 
 
-@dataclass(frozen=True, slots=True)
-class Household:
+class Household(Struct, frozen=True):
     """What all actors' processes have from the driver.
 
     process: the driver's own. session: its name. arena_fd, eventfd: what whoever writes to the driver
@@ -83,7 +83,7 @@ class Birth:
             mailbox_bit=record.bits.take(),
             control_bit=record.bits.take(),
             max_concurrency=actor.max_concurrency,
-            has_async=any(m.is_async for m in actor.methods.values()),
+            has_async=actor.has_async,
             grace=self._grace,
         )
         self.hello = greeting() + pickle.dumps(hello)

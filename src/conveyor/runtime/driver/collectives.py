@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
@@ -17,15 +18,14 @@ from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.rank_ends import enter
-from conveyor.runtime.ranks import Joined, Membership
+from conveyor.runtime.ranks import Joined, Membership, doing
 from conveyor.system_limits import explained
 
 #: The driver among actors, in words.
 _DRIVER = ActorId(-1, "the driver")
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Struct, frozen=True):
     #: Its descriptor is open as long as anybody here has the group.
     segment: _core.Segment
     records: tuple[ActorRecord, ...]
@@ -142,28 +142,74 @@ class DriverCollectives:
             self._joined.remove(joined)
         joined.leave()
 
-    def close(self, number: int) -> None:
+    def close(self, number: int, session: bool = False) -> None:
+        """``session``: it ends with the session."""
         group = self._groups.pop(number, None)
         if group is not None:
-            _core.CollectiveGroup.destroy(group.segment, self._table.board, group.members)
+            _core.CollectiveGroup.destroy(group.segment, self._table.board, group.members, session)
 
     def actor_ended(self, _record: ActorRecord) -> None:
         """A process of an actor is dead: groups that are nobody's any more are closed."""
         for number, group in list(self._groups.items()):
             if group.forsaken:
                 self.close(number)
+        if self._table.closed:
+            self._free_the_stuck()
+
+    def begin_end(self) -> None:
+        """The session ends. Methods that run may still come to operations, and so finish those that others
+        wait in; whoever waits for a rank that cannot come any more is told."""
+        for number, group in list(self._groups.items()):
+            if group.driver is not None:
+                self.close(number, session=True)
+        self._free_the_stuck()
+
+    def _free_the_stuck(self) -> None:
+        """Close the groups in which actors wait for each other in a circle, and those that wait for them."""
+        before = self._waits()
+        now = self._waits()
+        # Who waits at the same barrier as before has waited all the time, so all of these wait at once.
+        stuck = {process: wait for process, wait in now.items() if before.get(process) == wait}
+        while free := [p for p, wait in stuck.items() if stuck.keys().isdisjoint(wait[2])]:
+            for process in free:
+                del stuck[process]
+        for number, _, _ in stuck.values():
+            self.close(number, session=True)
+
+    def _waits(self) -> dict[tuple[int, int], tuple[int, int, tuple[tuple[int, int], ...]]]:
+        """Of each process that waits in an operation: the group's number, the barrier's, and for whom. Those
+        that run several calls at a time are left out: they may come to another operation meanwhile."""
+        return {
+            record.reader: (number, barrier, tuple([group.members[rank] for rank in absent]))
+            for number, group in list(self._groups.items())
+            if group.driver is None
+            for record, (barrier, absent) in zip(
+                group.records, _core.CollectiveGroup.waits(group.segment), strict=True
+            )
+            if absent and record.alive and record.actor.one_at_a_time
+        }
+
+    def end_waits(self) -> None:
+        """The actors have no more time for what they wait for: they need the rest for their own end."""
+        for number in list(self._groups):
+            self.close(number, session=True)
 
     def end(self) -> None:
         """The session is over."""
         self.made.clear()
         self.entered.clear()
-        for number in list(self._groups):
-            self.close(number)
+        self.end_waits()
         for joined in list(self._joined):
             self.leave(joined)
 
     def until(self) -> int:
         return 0
+
+    def called_at(self) -> int:
+        return _core.MADE_NOW
+
+    def doing(self, joined: Joined, rank: int) -> str:
+        return doing(self._table.board, joined.membership, rank, self._table.label)
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:
         actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]

@@ -137,9 +137,11 @@ class Driver(CallingRuntime):
         )
         self.supervisor.on_request_socket = self.switchboard.add
         self.supervisor.on_start = self._note_link
+        self.supervisor.end_waits = self.collectives.end_waits
         self.supervisor.burial = self._burial()
         self._last_steps = LastSteps(
             self._begin_end,
+            self.collectives.begin_end,
             # What they ask the driver for meanwhile is answered.
             self.supervisor.end_all,
             self.pump.close,

@@ -10,6 +10,7 @@ from contextlib import suppress
 from conveyor import _core
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.orders import End
+from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.status import actor_status
 
@@ -40,9 +41,11 @@ class Goodbye:
         """Give nobody any grace from now on. Who has been asked to end is the caller's to kill."""
         self._over = True
 
-    def say(self, records: Iterable[ActorRecord]) -> list[ActorRecord]:
+    def say(
+        self, records: Iterable[ActorRecord], half: Callable[[], object] = lambda: None
+    ) -> list[ActorRecord]:
         """Ask all at once, and wait until they have ended; those that have not within the grace period
-        are killed, and returned.
+        are killed, and returned. ``half()`` is called if half of that is over.
 
         Whoever is still starting one sees that it is not wanted, and may be this very thread, whose signal
         handler has called us: its end is not waited for.
@@ -51,19 +54,23 @@ class Goodbye:
         if self.grace > 0 and not self._over:
             for record in asked:
                 self.ask(record)
-        return self.wait(asked)
+        return self.wait(asked, half)
 
     def ask(self, record: ActorRecord) -> None:
         with suppress(ConveyorError):  # dead already
             record.order(End())
 
-    def wait(self, asked: list[ActorRecord]) -> list[ActorRecord]:
+    def wait(
+        self, asked: list[ActorRecord], half: Callable[[], object] = lambda: None
+    ) -> list[ActorRecord]:
         left: list[ActorRecord] = []
-        end = time.monotonic() + (0.0 if self._over else self.grace)
+        grace = 0.0 if self._over else self.grace
+        end = time.monotonic() + grace
         over = False
         try:
-            for record in asked:
-                record.exited.wait(max(end - time.monotonic(), 0.0))
+            if not _wait_for(asked, end - grace / 2):
+                half()
+                _wait_for(asked, end)
             over = True
         finally:  # also if Ctrl-C ends the grace period, and whoever has pressed it needs no warning
             left = [record for record in asked if not record.exited.is_set()]
@@ -71,9 +78,7 @@ class Goodbye:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
-        end = time.monotonic() + _KILLED_PATIENCE
-        for record in left:
-            record.exited.wait(max(end - time.monotonic(), 0.0))
+        _wait_for(left, time.monotonic() + _KILLED_PATIENCE)
         return left
 
     def _warn(self, left: list[ActorRecord]) -> None:
@@ -88,6 +93,17 @@ class Goodbye:
         status = actor_status(self._board, record.slot, record.incarnation, self._label)
         text = str(status)
         if status.state == "idle":
-            # Its methods have all returned, so it is past the loop that serves them.
-            text += ": threads, atexit handlers or finalizers of it do not end"
+            # The hook is what the page says last, also where the class has none.
+            if self._board.status(record.slot)[-1] == EXIT_HOOK:
+                text += (
+                    f": its methods and {EXIT_HOOK} are done, but its process was not: threads, atexit "
+                    "handlers, finalizers, or what the interpreter does at its end"
+                )
+            else:
+                text += ": it runs no method, and has not begun its end"
         return text
+
+
+def _wait_for(records: list[ActorRecord], end: float) -> bool:
+    """Until they have ended, at most until ``end`` on the monotonic clock. Whether they have."""
+    return all(record.exited.wait(max(end - time.monotonic(), 0.0)) for record in records)

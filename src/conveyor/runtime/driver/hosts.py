@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from conveyor.runtime.protocol import ProcessOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Struct, frozen=True):
     """A process that the hosts have started.
 
     ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by

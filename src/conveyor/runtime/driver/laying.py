@@ -32,7 +32,7 @@ from conveyor.runtime.graph.assigning import assign
 from conveyor.runtime.graph.beside import transports_of
 from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
-from conveyor.runtime.graph.unsendable import blame_tasks
+from conveyor.runtime.graph.unsendable import blame_tasks, blame_transports
 from conveyor.runtime.process import Place
 from conveyor.runtime.refs.together import get_together
 from conveyor.runtime.uninterrupted import uninterrupted
@@ -145,10 +145,18 @@ class Laying:
         try:
             return self._network.load(record, assignment, fd)
         except SerializationError as error:
-            tasks = assignment.tasks
-            if isinstance(tasks, Sealed):
-                raise
-            raise blame_tasks(error, self.name, tasks.values()) from error.__cause__
+            raise self._blamed(error, record.id.name, assignment) from error.__cause__
+
+    def _blamed(
+        self, error: SerializationError, actor: str, assignment: Assignment
+    ) -> SerializationError:
+        """``error``, which the part of ``actor`` has raised on its way there, by what of it."""
+        transports = [end.transport for end in assignment.conduits]
+        blamed = blame_transports(error, actor, transports)
+        tasks = assignment.tasks
+        if blamed is not error or isinstance(tasks, Sealed):
+            return blamed
+        return blame_tasks(error, self.name, tasks.values())
 
     def _leave(
         self, records: list[ActorRecord], places: dict[int, Place]

@@ -8,8 +8,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.codec import Reader
@@ -26,8 +27,9 @@ from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
+    from conveyor.runtime.calls.call_ref import CallRef
     from conveyor.runtime.calls.constructor import Kept
-    from conveyor.runtime.calls.links import CallRef, Link
+    from conveyor.runtime.calls.links import Link
     from conveyor.runtime.driver.hosts import Spawned
     from conveyor.runtime.refs.ref import Ref
 
@@ -38,8 +40,7 @@ Label: TypeAlias = "Callable[[int, int], str | None]"
 _EXIT_CODE_WAIT = 0.05
 
 
-@dataclass(eq=False)
-class Actor:
+class Actor(Struct, eq=False):
     """What stays the same of an actor, whatever process it has.
 
     ``kept``: its constructor's call, ``None`` where that was too large to keep. ``ended``: nobody
@@ -64,12 +65,20 @@ class Actor:
     ended: bool = False
 
     @property
+    def has_async(self) -> bool:
+        return any(method.is_async for method in self.methods.values())
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Its methods run one after the other."""
+        return not self.has_async and (self.max_concurrency or 1) == 1
+
+    @property
     def restarts_left(self) -> bool:
         return self.max_restarts < 0 or self.restarts < self.max_restarts
 
 
-@dataclass(eq=False, slots=True)
-class Introduced:
+class Introduced(Struct, eq=False):
     """A link that has been laid, and that the callee may not have accepted yet."""
 
     number: int
@@ -199,7 +208,7 @@ class ActorRecord:
         link = self.control_link
         if link is None:
             raise self.death()
-        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER))
+        ref: CallRef = link.call((type(order).__name__.lower(), (order,), None, 1, ORDER, 0))
         if purpose:
             ref.method = purpose
         return ref

@@ -75,7 +75,9 @@ class Restarts:
         """The process that the actor has now; waits for the end of a restart that is under way."""
         while True:
             record = self._table.record(actor)
-            if record.alive or not (record.exited.is_set() or record.may_restart()):
+            # In this order: a restart that was decided on just now may have been the last one.
+            coming = record.exited.is_set() or record.may_restart() or record.restarting
+            if record.alive or not coming:
                 return record
             _wait(record.exited, f"the end of {actor.name}", record)
             if record.restarting:

@@ -55,6 +55,8 @@ class Supervisor:
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
         #: Is told of each process that has been started, under the table's lock.
         self.on_start: Callable[[ActorRecord], object] = lambda record: None
+        #: Is called when half of the actors' time at the session's end is over.
+        self.end_waits: Callable[[], object] = lambda: None
         #: What is done for each process that has ended; whoever knows the supervisor adds to it.
         self.burial = Burial()
 
@@ -147,10 +149,14 @@ class Supervisor:
     def link(self, actor: ActorId) -> Link:
         """The driver's link to the process that the actor has now."""
         record = self.current(actor)
-        link = record.calls
-        if link is None or not record.alive:
-            raise record.death()
-        return link
+        while True:
+            link = record.calls
+            if link is not None and record.alive:
+                return link
+            # It may have died just now, and be on its way back.
+            dead, record = record, self.current(actor)
+            if record is dead:
+                raise record.death()
 
     # Ending
 
@@ -221,7 +227,7 @@ class Supervisor:
         for record in records:
             record.killed = "has ended with its session"
             record.actor.ended = True
-        self._goodbye.say(records)
+        self._goodbye.say(records, self.end_waits)
 
     def hurry(self) -> None:
         """Kill at once whoever is still ending: nobody wants to wait for them."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import Edge, Plan
-from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
 from conveyor.transport.base import Transport
 
 
-@dataclass(frozen=True, slots=True)
-class ConduitEnd(Portable):
+class ConduitEnd(Struct, frozen=True):
     """One process's end of what goes beside the frames of an edge.
 
     transport: what opens it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 import conveyor
 from conveyor.config import Config
@@ -20,8 +21,7 @@ from conveyor.typevars import ResultT
 G = TypeVar("G", bound="CompiledGraph[Any]")
 
 
-@dataclass(frozen=True, slots=True)
-class GraphParts:
+class GraphParts(Struct, frozen=True):
     """What a ``CompiledGraph`` is a face of."""
 
     number: int

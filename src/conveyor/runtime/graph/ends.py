@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from conveyor import _core
-from conveyor.plan.portable import Portable
 from conveyor.runtime.process import Place, Process
 
 
-@dataclass(frozen=True, slots=True)
-class ReadEnd(Portable):
+class ReadEnd(Struct, frozen=True):
     edge: int
     offset: int
     index: int
@@ -28,8 +26,7 @@ class ReadEnd(Portable):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WriteEnd(Portable):
+class WriteEnd(Struct, frozen=True):
     edge: int
     offset: int
     targets: tuple[Place, ...]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import afresh

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 Question = Literal["explain", "status", "stats", "is_teardown"]
 
 
-class ToOwner(Message):
+class ToOwner(Message, frozen=True):
     """From a handle. Each request has a number."""
 
 
-class Execute(ToOwner):
+class Execute(ToOwner, frozen=True):
     """Begin an execution. ``patient``: wait for room until ``until`` (monotonic nanoseconds; 0: for ever).
     It has ``seconds`` for all of it (``None``: no limit), and so until ``end``. The snapshot holds the
     arguments (``whole``: the only one, as it is), or the error of one of them (``failed``). Answered by
@@ -34,7 +34,7 @@ class Execute(ToOwner):
     parts: Parts
 
 
-class Show(ToOwner):
+class Show(ToOwner, frozen=True):
     """Say something of the graph. Answered by :class:`Answered`."""
 
     number: int
@@ -42,24 +42,24 @@ class Show(ToOwner):
     args: tuple[Any, ...]
 
 
-class Withdraw(ToOwner):
+class Withdraw(ToOwner, frozen=True):
     """Nobody waits for the answer any more."""
 
     number: int
 
 
-class Whom(ToOwner):
+class Whom(ToOwner, frozen=True):
     """Who has to do something before the request is answered? Answered by :class:`HeldUp`."""
 
     number: int
     question: int
 
 
-class FromOwner(Message):
+class FromOwner(Message, frozen=True):
     """To a handle, each about a request of its."""
 
 
-class Answered(FromOwner):
+class Answered(FromOwner, frozen=True):
     """What was asked for, pickled, or (not ``ok``) the error to raise."""
 
     number: int
@@ -67,7 +67,7 @@ class Answered(FromOwner):
     data: bytes
 
 
-class HeldUp(FromOwner):
+class HeldUp(FromOwner, frozen=True):
     """Who has to do something before the request is answered."""
 
     number: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
@@ -55,8 +56,7 @@ class Member(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LaidMember:
+class LaidMember(Struct, frozen=True):
     """What the executor is told of an actor of its graph."""
 
     id: ActorId
@@ -65,8 +65,7 @@ class LaidMember:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaidChannels:
+class LaidChannels(Struct, frozen=True):
     """What the executor is told of the graph's channels. The rings lie at ``offsets``; ``reads`` and
     ``writes`` are its own ends of them; ``bits`` are what rings the members' programs."""
 
@@ -98,8 +97,7 @@ class LaidChannels:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(Struct, frozen=True):
     """A graph whose channels are laid, in the process that executes it."""
 
     channels: LaidChannels

@@ -7,8 +7,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import conveyor
 from conveyor import _core
@@ -203,8 +205,8 @@ class Owner:
         )
 
 
-@dataclass(frozen=True, eq=False)  # the alarm holds it by itself, and weakly
-class _Remote:
+# The alarm holds it by itself, and weakly.
+class _Remote(Struct, frozen=True, eq=False, weakref=True):
     """An execution that is about to be asked for."""
 
     #: On the monotonic clock, in nanoseconds; 0: none.

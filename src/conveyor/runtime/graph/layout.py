@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from conveyor import _core
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
-from conveyor.plan.portable import Portable
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
@@ -39,8 +39,7 @@ def make_budget(memory_bytes: int | None) -> _core.MemoryBudget | None:
     return None if memory_bytes is None else _core.MemoryBudget(memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsPlace(Portable):
+class LimitsPlace(Struct, frozen=True):
     """Where the deadlines and cancellations of the executions under way are."""
 
     offset: int
@@ -51,8 +50,7 @@ class LimitsPlace(Portable):
         return _core.Limits(segment, self.offset, self.sets, self.tasks)
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment(Portable):
+class Assignment(Struct, frozen=True):
     """What one actor is told about a graph: its program, and its ends of the rings.
 
     ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
@@ -82,8 +80,7 @@ class Assignment(Portable):
     promises: dict[int, Promise] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     segment: _core.Segment
     offsets: tuple[int, ...]
     limits: LimitsPlace

@@ -11,12 +11,12 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
 from conveyor.plan.model import EXECUTOR, Plan
-from conveyor.plan.portable import Portable
 from conveyor.plan.reading import Outline
 
 #: Events of one process that can wait to be taken by the driver.
@@ -24,8 +24,7 @@ EVENT_CAPACITY = 1 << 15
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderPlace(Portable):
+class RecorderPlace(Struct, frozen=True):
     """Where one process of a graph notes what it does. What its recorder counts is the place in
     ``tasks`` (numbers of tasks), ``receives`` and ``sends`` (numbers of edges). ``outputs``: those of
     its sends that the driver reads."""
@@ -93,8 +92,7 @@ def place_recorders(plan: Plan, top: int) -> tuple[dict[int, RecorderPlace], int
     return places, at
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a graph's executions are, and what its results and values hold. ``arena_bytes``: what
     lies behind each process's arena, whichever graph or call put it there."""
 
@@ -105,8 +103,7 @@ class Progress:
     arena_bytes: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """One process of a graph, as a trace shows it. ``track``: the number of its one track, ``None``:
     each of its threads has one."""
 

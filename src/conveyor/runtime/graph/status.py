@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
+
 from conveyor import _core
 from conveyor.codec import summarize_error
 from conveyor.plan.model import EXECUTOR, Plan
@@ -87,8 +89,7 @@ def _in_flight(executions: Sequence[ExecutionStatus]) -> str:
     return f"executions {first} to {last} in flight"
 
 
-@dataclass(frozen=True, slots=True)
-class RingProgress:
+class RingProgress(Struct, frozen=True):
     """How far a graph's rings have come: for each edge the frames published, and the frames taken by
     each of its readers."""
 

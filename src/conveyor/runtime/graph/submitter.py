@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from conveyor.exceptions import CapacityError
 from conveyor.runtime.graph.arguments import Options
@@ -18,8 +19,7 @@ from conveyor.runtime.waiting.works import Ask
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """What an attempt lacks: it is to be gone on with when ``ready()``."""
 
     ready: Callable[[], bool]
@@ -43,8 +43,7 @@ Attempt: TypeAlias = Generator[Need, None, Any]
 ShortWay: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """How an execution is asked for."""
 
     #: What is done where it lacks something: the thread blocks, a coroutine awaits, or it is refused.

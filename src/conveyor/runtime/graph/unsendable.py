@@ -11,6 +11,7 @@ from conveyor.exceptions import SerializationError
 from conveyor.plan.model import Argument, Plan, Task
 from conveyor.plan.template import constants
 from conveyor.runtime.calls.unsendable import arguments
+from conveyor.transport.base import Transport
 
 if TYPE_CHECKING:
     from conveyor.codec.blame import Given
@@ -35,6 +36,13 @@ def blame_tasks(error: SerializationError, name: str, tasks: Iterable[Task]) -> 
     return blamed(error, _of_tasks(name, tasks))
 
 
+def blame_transports(
+    error: SerializationError, actor: str, transports: Iterable[Transport]
+) -> SerializationError:
+    """``error`` of telling an actor its part of a graph: of a transport that it is to open."""
+    return blamed(error, _of_transports(actor, transports))
+
+
 def _of_inputs(plan: Plan, name: str, inputs: tuple[Any, ...]) -> Iterator[Given]:
     for bundle, frame in zip(plan.inputs, inputs, strict=True):
         if bundle.keys == (None,):
@@ -55,6 +63,13 @@ def _of_part(name: str, key: Key, part: Any) -> Given:
         return Given.argument(key, f"{name}.execute", part)
     steps = key_label(key, "").removeprefix(f"[{key.root!r}]")
     return Given.argument(key.root, f"{name}.execute", part).part(steps)
+
+
+def _of_transports(actor: str, transports: Iterable[Transport]) -> Iterator[Given]:
+    from conveyor.codec.blame import Given
+
+    for transport in transports:
+        yield Given(f"the transport {transport.name!r}, for actor {actor},", "", transport)
 
 
 def _of_tasks(name: str, tasks: Iterable[Task]) -> Iterator[Given]:

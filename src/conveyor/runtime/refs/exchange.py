@@ -18,11 +18,11 @@ ExportId = tuple[int, int]
 Parts = tuple[int, int, int, "bytes | None"]
 
 
-class ToRendezvous(Message):
+class ToRendezvous(Message, frozen=True):
     """From an actor to the driver."""
 
 
-class Export(ToRendezvous):
+class Export(ToRendezvous, frozen=True):
     """A ref has been pickled for ``readers``; answered by :class:`Ticket` ``number``."""
 
     export: ExportId
@@ -30,7 +30,7 @@ class Export(ToRendezvous):
     readers: tuple[Reader, ...]
 
 
-class Load(ToRendezvous):
+class Load(ToRendezvous, frozen=True):
     """A pickle has been loaded. ``original``: the ref itself is there, and needs no outcome."""
 
     export: ExportId
@@ -38,27 +38,27 @@ class Load(ToRendezvous):
     original: bool
 
 
-class Drop(ToRendezvous):
+class Drop(ToRendezvous, frozen=True):
     """Nothing is left of the ref in this process."""
 
     export: ExportId
 
 
-class GiveUp(ToRendezvous):
+class GiveUp(ToRendezvous, frozen=True):
     """``readers`` (``None``: this process) will not come with the ticket."""
 
     ticket: int
     readers: tuple[Reader, ...] | None
 
 
-class Ask(ToRendezvous):
+class Ask(ToRendezvous, frozen=True):
     """Who has to do something before the ref is done? Answered by :class:`Answer`."""
 
     export: ExportId
     question: int
 
 
-class Tell(ToRendezvous):
+class Tell(ToRendezvous, frozen=True):
     """The answer to :class:`Whom`, for the actor ``asker``."""
 
     export: ExportId
@@ -67,7 +67,7 @@ class Tell(ToRendezvous):
     blockers: Blockers
 
 
-class Made(ToRendezvous):
+class Made(ToRendezvous, frozen=True):
     """What this actor's own ref has come to."""
 
     export: ExportId
@@ -75,24 +75,24 @@ class Made(ToRendezvous):
     parts: Parts
 
 
-class FromRendezvous(Message):
+class FromRendezvous(Message, frozen=True):
     """From the driver to an actor."""
 
 
-class Ticket(FromRendezvous):
+class Ticket(FromRendezvous, frozen=True):
     """What the pickle of request ``number`` is loaded with, or why there is none."""
 
     number: int
     ticket: int | RuntimeStateError
 
 
-class Forget(FromRendezvous):
+class Forget(FromRendezvous, frozen=True):
     """Nobody wants the outcome of the actor's own ref any more."""
 
     export: ExportId
 
 
-class Whom(FromRendezvous):
+class Whom(FromRendezvous, frozen=True):
     """The actor ``asker`` asks who has to do something before this actor's own ref is done."""
 
     export: ExportId
@@ -100,7 +100,7 @@ class Whom(FromRendezvous):
     asker: int
 
 
-class Answer(FromRendezvous):
+class Answer(FromRendezvous, frozen=True):
     """Who has to do something before a ref is done."""
 
     export: ExportId
@@ -108,7 +108,7 @@ class Answer(FromRendezvous):
     blockers: Any
 
 
-class Arrived(FromRendezvous):
+class Arrived(FromRendezvous, frozen=True):
     """What a ref that was loaded here has come to."""
 
     export: ExportId

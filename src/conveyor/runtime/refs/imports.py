@@ -107,6 +107,11 @@ class ImportedRef(Ref):
         self._asked = -1
         self._said: tuple[int, Blockers] = (-1, ())
 
+    def learn(self) -> None:
+        if self._parcel is not None and not self._parcel.ok:
+            with suppress(Exception):
+                self.get(0)
+
     def _settle(self, timeout: float | None) -> Any:
         # Any number of threads may come here: the first one's counts.
         parcel = self._source.wait_for(self, timeout)

@@ -14,6 +14,7 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.outcome import Failure
+from conveyor.runtime.sights import PassingOn, learn, tells
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
@@ -156,12 +157,17 @@ class Ref(_RefCore[ValueT]):
         """The refs that this one's result is made of: itself, where it comes from one channel."""
         return (self,)
 
+    def learn(self) -> None:
+        """If it is of a call that has failed, the user knows, though it is not got."""
+
     def _get(self, timeout: float | None) -> Any:
         timeout = check_timeout(timeout)
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
         if type(outcome) is Failure:
+            if tells(outcome.error) and (runtime := context.running()) is not None:
+                learn(outcome.error, runtime.process.board)
             raise self._error_of(outcome)
         if type(outcome) is not _Snapshot:
             return outcome
@@ -179,8 +185,7 @@ class Ref(_RefCore[ValueT]):
             self._inner = claims.take(snapshot.meta)
 
     def to_send(self) -> Any:
-        """What is sent where this ref, which is done, stands for its value: that, or what it was
-        received as. Raises what ``get`` raises."""
+        """What is sent for this ref, which is done: its value, or what that came as. Raises as ``get``."""
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(None)
@@ -343,7 +348,8 @@ class ElementRef(Ref):
         return self._whole.get(timeout)[self._index]
 
     def to_send(self) -> Any:
-        return Itself.of(self.get())
+        with PassingOn():
+            return Itself.of(self.get())
 
     def done(self) -> bool:
         return self._whole.done()

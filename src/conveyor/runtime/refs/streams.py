@@ -16,6 +16,7 @@ from conveyor.runtime import context
 from conveyor.runtime.process import Process
 from conveyor.runtime.refs.ref import EMPTY, Ref, Source, asyncio_waits, blockers_of
 from conveyor.runtime.refs.together import look_at_company
+from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.typevars import ItemT
@@ -122,7 +123,8 @@ class StreamRef(Ref[list[ItemT]]):
                 raise
 
     def to_send(self) -> list[ItemT]:
-        return self.get()
+        with PassingOn():
+            return self.get()
 
     def __await__(self) -> Generator[Any, None, list[ItemT]]:
         return self._all().__await__()

@@ -8,9 +8,10 @@ what the ref keeps, as it is. A ref inside of an argument, or inside of the valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pickle import PickleBuffer
 from typing import Any
+
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import SENT, add_reducers, claims
@@ -20,6 +21,7 @@ from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending
 from conveyor.runtime.refs.imports import Claims, load
 from conveyor.runtime.refs.ref import Ref, same
+from conveyor.runtime.sights import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
 refs_among = _core.refs_among
@@ -66,7 +68,8 @@ def _stand_in(ref: Ref) -> Any:
 def value_of(ref: Ref) -> Any:
     """The value of a ref that is done; ``RefFailed`` if it has none."""
     try:
-        return ref.get()
+        with PassingOn():
+            return ref.get()
     except Exception as error:
         raise RefFailed(_as_argument(ref, error)) from error
 
@@ -83,7 +86,8 @@ def _as_argument(ref: Ref, error: Exception) -> Exception:
 def wait_for(ref: Ref) -> None:
     """Until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
     try:
-        ref.get()
+        with PassingOn():
+            ref.get()
     except Exception:  # its outcome, for who needs it; or a wait that would never end
         if not ref.done():
             raise

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
@@ -47,8 +48,7 @@ FIRST_REFRESH = 0.005
 LONGEST_REFRESH = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
+class _Note(Struct, frozen=True):
     """What keeps a work from being done."""
 
     stamp: int

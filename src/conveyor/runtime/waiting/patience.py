@@ -8,6 +8,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.exceptions import WaitTimeoutError
+from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 
 #: A wait that lasts longer than this is logged, once.
@@ -116,7 +117,8 @@ def _has_failed(ref: Any) -> bool:
 
 def _failure(ref: Any) -> str:
     try:
-        ref.get(0)
+        with PassingOn():
+            ref.get(0)
     except Exception as error:
         first = str(error).partition("\n")[0]
         return f"{ref._source.describe(ref)}: {type(error).__name__}: {first}"

@@ -13,8 +13,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import TransportError
@@ -22,8 +23,7 @@ from conveyor.transport.communicator.abstract import Communicator
 from conveyor.transport.communicator.thread import CommunicatorThread
 
 
-@dataclass(eq=False)
-class Job:
+class Job(Struct, eq=False):
     """What one transfer has to do with one peer.
 
     owner: the conduit that it is of.

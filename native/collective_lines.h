@@ -1,0 +1,42 @@
+// What lies at the beginning of a collective group's segment: of the group, and of each rank.
+#pragma once
+
+#include "collective_group.h"
+
+namespace conveyor {
+
+// Two lines: x86 fetches them in pairs.
+constexpr size_t kApart = 2 * kCacheLine;
+
+struct alignas(kApart) CollectiveGroup::Header {
+  uint32_t magic;
+  uint32_t ranks;
+  uint32_t cores;  // that the session may use: one rank may be bound to a single one
+  std::atomic<uint32_t> cause;  // 0, or a Cause with the rank above it; set once
+};
+
+// What has led a rank to an operation.
+struct CollectiveGroup::Way {
+  uint64_t failed_ns;       // when the last of the call's failures was
+  uint64_t step_failed_ns;  // and the last of those that were steps of graphs
+  uint64_t begun_ns;        // when the method began
+  uint64_t execution;       // of `graph`
+  uint64_t made;            // what the clock of sights said when the call was made
+  uint64_t seen_at;         // and when somebody had learned of each of the failures that were calls; kNever: not of all
+  uint64_t history;         // a number made of the failures
+  uint32_t graph;           // that has called it; 0: an ordinary call has
+};
+
+// Of one rank, which alone writes there.
+struct alignas(kApart) CollectiveGroup::Line {
+  std::atomic<uint64_t> arrived;  // the last barrier it has come to
+  std::atomic<uint32_t> asleep;   // 1: it sleeps on its bell, or is about to
+  alignas(kCacheLine) CollectiveCall calls[2];  // by the half of the barrier
+  std::atomic<uint64_t> failed_ns;  // when something has failed there since its last operation; 0: nothing has
+  std::atomic<uint64_t> failures;   // since its last operation
+  alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
+  char failure[256];                // what, in words; written before
+  char why[256];                    // it has left an operation; written before `cause`
+};
+
+}  // namespace conveyor
