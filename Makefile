@@ -127,8 +127,9 @@ pythons:
 # takes its time is not taken for one that hangs before a quarter of an hour.
 NATIVE_LOG := build/native-tests.log
 
-# How many processes share the files of Python tests. Those that measure time come when the others are done.
-WORKERS ?= 2
+# How many processes share the files of Python tests, which often wait: more than there are cores. Those that measure
+# time come when the others are done.
+WORKERS ?= 3
 
 test quick pytest: DEBUG := 1
 test: lint $(STAMPS)/tools

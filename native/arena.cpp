@@ -183,6 +183,10 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   block->tag = tag;
   block->number = number;
   block->attached = std::move(attached);
+  if (block->attached) {
+    header->readers |= kTells;
+    returns_->keeping.fetch_add(1, std::memory_order_seq_cst);
+  }
   Section section(*this);
   out_.push_back(block);
   // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
@@ -207,7 +211,11 @@ void Arena::free(Block* block, uint64_t now) noexcept {
     dropped_.push_back(std::move(block->budget));
   }
   if (block->readers) dropped_.push_back(std::move(block->readers));
-  if (block->attached) dropped_.push_back(std::move(block->attached));
+  if (block->attached) {
+    dropped_.push_back(std::move(block->attached));
+    returns_->keeping.fetch_sub(1, std::memory_order_relaxed);
+    returns_->note_kept();  // for who destroys it
+  }
   free_[class_of(block->size)].push_back(block);
   if (closed_ && !fd_) return drop_pages(block);
   if (asleep_) {

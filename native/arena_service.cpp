@@ -251,12 +251,16 @@ void Arena::run() {
     const timespec timeout = to_timespec(ns);
     futex_wait(&returns_->count, seen, ns != 0 ? &timeout : nullptr);
   };
-  auto called = [this] { return stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)); };
+  uint32_t news = 0;  // of what is attached, that it has looked after
+  auto called = [&] {
+    return stop_.load(std::memory_order_seq_cst) || returns_->pending(returns_->asked.load(std::memory_order_seq_cst)) || returns_->kept_news.load(std::memory_order_seq_cst) != news;
+  };
   for (;;) {
     // Before it looks: who has news bumps the word afterwards.
     const uint32_t seen = returns_->count.load(std::memory_order_seq_cst);
     returns_->wanted.store(1, std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_seq_cst)) return;
+    news = returns_->kept_news.load(std::memory_order_seq_cst);
     const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
     const bool asked = returns_->pending(ticket);
     uint64_t due;

@@ -23,11 +23,16 @@ struct Views {
 
 void BlockHeader::end(uint32_t reader, uint32_t generation, Returns* returns) {
   uint32_t expected = held(generation);
+  const bool tells = readers & kTells;  // before: afterwards the block may be another value's
   // Sequentially consistent for Returns::note; release: our reads of the block come before the writer's
   // reuse of it. Only from `held` of the same generation: if the writer took this process for dead, the
   // word belongs to a newer value by now.
   lease[reader].compare_exchange_strong(expected, done(generation), std::memory_order_seq_cst, std::memory_order_relaxed);
-  if (returns != nullptr) returns->note();
+  if (returns == nullptr) return;
+  if (tells)
+    returns->note_kept();
+  else
+    returns->note();
 }
 
 std::shared_ptr<ArenaView> ArenaView::of(int fd, size_t size, const std::shared_ptr<Board>& board, uint32_t slot) {
@@ -101,7 +106,7 @@ void ArenaView::forgo(uint64_t offset, uint64_t size, uint32_t reader) noexcept 
   // The system call orders our earlier reads before it; there were none of this block.
   while (::pwrite(fd(), &word, sizeof word, at) < 0 && errno == EINTR) {
   }
-  if (returns_ != nullptr) returns_->note();
+  if (returns_ != nullptr) returns_->note_any();
 }
 
 void ArenaView::copy(uint64_t offset, void* to, size_t size) const {

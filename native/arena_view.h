@@ -14,6 +14,7 @@ namespace conveyor {
 constexpr uint32_t kBlockMagic = 0x4b434c42;
 constexpr size_t kBlockHeader = 512;
 constexpr uint32_t kMaxReaders = (kBlockHeader - 16) / sizeof(uint32_t);
+constexpr uint32_t kTells = uint32_t(1) << 31;  // something is attached to the block: its end is told at once
 constexpr size_t kWindow = size_t(64) << 20;    // small blocks share windows of this size
 constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mapped alone, wherever they lie
 
@@ -22,7 +23,7 @@ constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mappe
 // `done(generation)`. A late end of an older generation changes nothing.
 struct BlockHeader {
   uint32_t magic;
-  uint32_t readers;
+  uint32_t readers;  // how many, and kTells
   uint64_t size;
   std::atomic<uint32_t> lease[kMaxReaders];
 

@@ -219,7 +219,7 @@ bool Board::announce_death(uint32_t index) {
     // Also for what the dead has published, if it died before it could wake anybody.
     if (c != Condition::kAlive && c != Condition::kStarting) continue;
     ring(i, kAttentionBit);
-    slot(i)->returns.note();  // the dead one's leases have ended
+    slot(i)->returns.note_any();  // the dead one's leases have ended
   }
   return true;
 }

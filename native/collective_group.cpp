@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x43564e43;
 // How long a rank that had failed before another one's method began is waited for by that before it is given up: if
-// both were at nearly the same time, so that one caller has most likely meant both, and if not.
+// both were at nearly the same time, so that one caller has most likely meant both; and if not, or if both have failed,
+// so that whoever has called the one again most likely calls the other.
 constexpr uint64_t kGraceNs = 50'000'000;
 constexpr uint64_t kLongGraceNs = 1'000'000'000;
 // Nobody has learned of a failure.
@@ -193,7 +194,7 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const bool as_often = call_.failures != 0 && lines_[rank].failures.load(std::memory_order_relaxed) <= call_.failures;
   if (failed >= begun && !as_often) return Cause::kRaised;
   if (since(m.slot) > failed) return Cause::kNone;  // it runs something else by now, which may come to it
-  const uint64_t until = std::max(began_, failed) + (failed + kGraceNs < begun ? kLongGraceNs : kGraceNs);
+  const uint64_t until = std::max(began_, failed) + (as_often || failed + kGraceNs < begun ? kLongGraceNs : kGraceNs);
   if (now >= until) return Cause::kRaised;
   wake_at_ = wake_at_ == 0 ? until : std::min(wake_at_, until);
   return Cause::kNone;

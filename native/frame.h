@@ -43,6 +43,7 @@ struct Frame {
   std::shared_ptr<OwnedMemory> memory{};
   std::shared_ptr<Lease> lease{};
   std::shared_ptr<UnmappedLease> unmapped{};  // instead of the lease, until map()
+  std::shared_ptr<const void> attached{};     // of one that was made here: kept as long as the frame is
 
   // Bytes of the block that the frame holds: those behind kInBlock offsets.
   size_t block_room() const { return lease ? lease->capacity() : unmapped ? unmapped->capacity() : 0; }

@@ -21,6 +21,7 @@ enum SlotFlags : uint32_t {
   kExternal = 2,     // the buffer lies at the start of the block, the body in the slot
   kRefs = 4,         // the value refers to refs, which the header names (with kDefinitions)
   kBound = 8,        // the value refers to definitions that the channel may have carried before
+  kKeeps = 16,       // its writer keeps something as long as anybody has the frame, which lies in a block therefore
 };
 
 struct SlotHeader {
@@ -354,7 +355,7 @@ class RingReader {
     // Release: `next` is final, and our reads of the slots come before the writer's reuse of them.
     // Sequentially consistent for Returns::note.
     cursor().end.store(next_ + 1, std::memory_order_seq_cst);
-    board_->slot(writer_.slot)->returns.note();
+    board_->slot(writer_.slot)->returns.note_any();
     if (ring_.flags & kWriterMayWait) board_->ring(writer_.slot, writer_.bit);
   }
 

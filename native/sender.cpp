@@ -4,7 +4,7 @@ namespace conveyor {
 
 void Sender::reserve(Outgoing& out, bool beyond_cap, bool may_wait) {
   if (inherited()) throw std::system_error(EPERM, std::generic_category(), "a ring belongs to the process that this one was forked from");
-  if (out.size <= ring.capacity()) return;
+  if (out.size <= ring.capacity() && !(out.flags & kKeeps)) return;
   CONVEYOR_ASSERT(out.block == nullptr);
   out.block = arena->allocate(out.size, beyond_cap ? nullptr : ring.readers()->budget, beyond_cap, may_wait);
   out.arena = arena;
@@ -56,6 +56,7 @@ bool Sender::forward(const Frame& frame, bool may_wait) {
   out.codec = frame.codec;
   out.flags = frame.flags & ~uint32_t(kExternal);
   out.size = frame.size;
+  if (frame.flags & kKeeps) out.attached = std::make_shared<const Frame>(frame);
   if (!(frame.flags & kExternal)) {
     reserve(out, false, may_wait);
     frame.read(0, body_of(out), frame.size);

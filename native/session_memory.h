@@ -12,6 +12,8 @@ struct Returns {
   std::atomic<uint32_t> wanted;    // 1: the thread wants to know that a lease on one of its blocks has ended
   std::atomic<uint32_t> asked;     // how often somebody has wanted all that is free to be given back now
   std::atomic<uint32_t> answered;  // it has been given back since it was asked for this often
+  std::atomic<uint32_t> keeping;   // published blocks that something is attached to
+  std::atomic<uint32_t> kept_news; // how often some of them may have come back: the thread looks at once
 
   void wake() {
     count.fetch_add(1, std::memory_order_seq_cst);
@@ -22,6 +24,19 @@ struct Returns {
   // thread takes `wanted` down, so one that stops half way keeps nobody else from waking it.
   void note() {
     if (wanted.load(std::memory_order_seq_cst) != 0) wake();
+  }
+  // As note(), of a block that something is attached to: that waits for nobody's quiet moment.
+  void note_kept() {
+    kept_news.fetch_add(1, std::memory_order_seq_cst);
+    wake();
+  }
+  // As note(), of a reader that is dead, or has left: on which blocks is not known here. Dekker with
+  // Arena::publish, which counts the block in `keeping` and then looks whether it is still held.
+  void note_any() {
+    if (keeping.load(std::memory_order_seq_cst) != 0)
+      note_kept();
+    else
+      note();
   }
   // For pending(). A number for each, so that who asks while an earlier one is being answered has another
   // answer of its own.

@@ -138,6 +138,10 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("fd", &ArenaView::fd);
 
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
+      .def_static("own", [](size_t size) {
+             auto memory = std::make_shared<OwnedMemory>(size);
+             return Buffer{memory->data, size, false, memory, nullptr, nullptr};
+           }, "size"_a)
       .def_ro("nbytes", &Buffer::length)
       .def_ro("readonly", &Buffer::readonly)
       .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })
@@ -154,6 +158,7 @@ void bind_memory(nb::module_& m) {
            })
       .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
       .def_prop_ro("has_refs", [](Snapshot& s) { return (s.frame.flags & kRefs) != 0; })
+      .def_prop_ro("keeps", [](Snapshot& s) { return (s.frame.flags & kKeeps) != 0; })
       .def_prop_ro("meta", [](Snapshot& s) { return meta_of(s.frame); })
       .def("loose", [](Snapshot& s) -> nb::object {
              if (s.frame.codec < kFirstPython || (s.frame.flags & (kRefs | kBound))) return nb::none();

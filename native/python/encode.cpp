@@ -5,6 +5,7 @@
 #include "decode.h"
 #include "exit.h"
 #include "hooks.h"
+#include "kept.h"
 #include "native_values.h"
 
 namespace conveyor {
@@ -171,6 +172,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.codec = frame.codec;
     out.flags = frame.flags & ~uint32_t(kExternal);
     out.source = nb::borrow(value);
+    if (frame.flags & kKeeps) out.attached = std::make_shared<const Frame>(frame);
     if (frame.flags & kExternal) {
       const TableView table = table_of(frame);
       out.meta = nb::bytes(table.meta, table.meta_length);
@@ -190,7 +192,8 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   nb::object result = nb::steal(PyObject_CallFunctionObjArgs(hooks.encode, v, sent.ptr(), nullptr));
   if (!result.is_valid()) throw nb::python_error();
   PyObject *codec, *flags, *meta, *buffers;
-  if (!PyTuple_CheckExact(result.ptr()) || PyTuple_GET_SIZE(result.ptr()) != 4) throw nb::type_error("conveyor: codec result");
+  const Py_ssize_t parts = PyTuple_CheckExact(result.ptr()) ? PyTuple_GET_SIZE(result.ptr()) : 0;
+  if (parts != 4 && parts != 5) throw nb::type_error("conveyor: codec result");
   codec = PyTuple_GET_ITEM(result.ptr(), 0);
   flags = PyTuple_GET_ITEM(result.ptr(), 1);
   meta = PyTuple_GET_ITEM(result.ptr(), 2);
@@ -201,6 +204,10 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   out.codec = uint16_t(PyLong_AsUnsignedLong(codec));
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();
+  if (parts == 5) {
+    out.attached = kept(nb::borrow(PyTuple_GET_ITEM(result.ptr(), 4)));
+    out.flags |= kKeeps;
+  }
   unnoted.reached_end = true;  // from here on `out` takes them back
   take_buffers(out, buffers);
   if (let_go && out.views.size() == 1 && out.views[0].len != 0) {

@@ -96,4 +96,5 @@ NB_MODULE(_core, m) {
   bind_turn(m);
   bind_will(m);
   bind_collective(m);
+  bind_direct(m);
 }

@@ -29,7 +29,7 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
     e.layout = lay_out_table(size_t(PyBytes_GET_SIZE(e.meta.ptr())), {size_t(e.views[0].len)});
     e.size = e.layout.total;
   }
-  if (e.size <= ring.capacity()) return;
+  if (e.size <= ring.capacity() && !(e.flags & kKeeps)) return;
   const auto place = [&](bool may_wait) {
     reserve(e, beyond_cap, may_wait);
     e.write_body(e.block->data());

@@ -48,9 +48,9 @@ struct Process {
   std::shared_ptr<Arena> arena;
   Inbox inbox;
 
-  Process(const Shared& shared, uint32_t slot, size_t cap = 256 * kMiB)
+  Process(const Shared& shared, uint32_t slot, size_t cap = 256 * kMiB, uint64_t idle_ns = Arena::kIdleNs)
       : shared(shared), slot(slot), board(Board::attach(shared.board->fd())), segment(Segment::attach(shared.segment->fd())),
-        arena(std::make_shared<Arena>(shared.files[slot].get(), kFile, cap, board, slot)), inbox(board, slot, event().get(), 0) {}
+        arena(std::make_shared<Arena>(shared.files[slot].get(), kFile, cap, board, slot, idle_ns)), inbox(board, slot, event().get(), 0) {}
 
   static const Fd& event() {
     static const Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -322,6 +322,59 @@ TEST(what_is_attached_to_a_block_goes_with_its_last_reader) {
     sender->reserve(out);
   }
   CHECK_EQ(freed.load(), 3);
+}
+
+// Whatever else the arena has, which nobody looks at for a long time.
+TEST(what_is_attached_goes_at_once) {
+  const Shared shared;
+  Process a(shared, 0, 256 * kMiB, 1'000'000'000'000), b(shared, 1);
+  const auto sender = a.sender(0, 1);
+  auto receiver = b.receiver(0, 0);
+  std::atomic<int> freed{0};
+  const auto send = [&](bool keeps) {
+    Outgoing out;
+    if (keeps) {
+      out.flags = kKeeps;
+      out.attached = std::shared_ptr<const void>(&freed, [](const std::atomic<int>* freed) { const_cast<std::atomic<int>*>(freed)->fetch_add(1); });
+    }
+    out.size = keeps ? 8 : 50'000;
+    sender->reserve(out);
+    CHECK(out.block != nullptr);
+    std::memset(sender->body_of(out), 0, out.size);
+    sender->publish(out);
+  };
+  send(false);
+  receiver->pass();
+  a.arena->give_back_soon();  // so it is free, and its time is far
+  send(true);
+  send(true);
+  Frame frame = receiver->take();
+  receiver->pass();
+  CHECK(check::soon([&] { return freed.load() == 1; }));
+  // What is sent on keeps what it was sent on for.
+  const auto on = b.sender(1, 2);
+  Process c(shared, 2);
+  auto last = c.receiver(1, 1);
+  CHECK(on->forward(frame));
+  frame = Frame();
+  Frame forwarded = last->take();
+  CHECK_EQ(forwarded.size, 8u);
+  CHECK_EQ(freed.load(), 1);
+  forwarded = Frame();
+  CHECK(check::soon([&] { return freed.load() == 2; }));
+  // Nor is anything left of a reader that leaves, or dies.
+  send(true);
+  receiver->close();
+  CHECK(check::soon([&] { return freed.load() == 3; }));
+  auto third = a.sender(2, 1);
+  Outgoing out;
+  out.flags = kKeeps;
+  out.attached = std::shared_ptr<const void>(&freed, [](const std::atomic<int>* freed) { const_cast<std::atomic<int>*>(freed)->fetch_add(1); });
+  third->reserve(out);
+  third->publish(out);
+  CHECK_EQ(freed.load(), 3);
+  CHECK(shared.board->announce_death(1));
+  CHECK(check::soon([&] { return freed.load() == 4; }));
 }
 
 TEST(threads_wait_while_their_spin_is_limited) {

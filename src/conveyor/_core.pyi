@@ -41,7 +41,11 @@ Holding = tuple[str, int, int, str, int, list[int]]
 the edge, what the channel carries in words, bytes, executions (or calls)."""
 
 def set_codec(
-    encode: Callable[[Any, Any], tuple[int, int, bytes, Sequence[Any] | None]],
+    encode: Callable[
+        [Any, Any],
+        tuple[int, int, bytes, Sequence[Any] | None]
+        | tuple[int, int, bytes, Sequence[Any] | None, Any],
+    ],
     decode: Callable[[int, bytes, list[Buffer] | None], Any],
     announce: Callable[[bytes], None],
     discard: Callable[[bytes], None],
@@ -497,6 +501,10 @@ class Buffer:
     Holds the lease of the block it lies in until it is garbage. In a forked child it is inert.
     """
 
+    @staticmethod
+    def own(size: int) -> Buffer:
+        """New memory of this process alone."""
+
     @property
     def nbytes(self) -> int:
         """Its length in bytes."""
@@ -542,6 +550,10 @@ class Snapshot:
     @property
     def has_refs(self) -> bool:
         """Whether its value refers to refs, which its meta bytes name."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether something is kept for it where it was made: as long as this is, or whatever stands for it."""
 
     @property
     def meta(self) -> bytes:
@@ -1290,3 +1302,37 @@ class CollectiveGroup:
     @property
     def broken(self) -> tuple[int, int, str] | None:
         """Why nothing can be done any more: the cause, the rank, and more in words."""
+
+def no_longer_kept() -> list[Any]:
+    """What was kept for frames that nobody has any more, since the last time."""
+
+def wait_for_no_longer_kept() -> bool:
+    """Wait until there is some. False: ``stop_waiting_for_no_longer_kept`` was called meanwhile."""
+
+def stop_waiting_for_no_longer_kept() -> None:
+    """Have those who wait return."""
+
+class Anchor:
+    """A word of this process that holds ``number`` as long as this is: whoever reads memory of ours reads it behind
+    that, to see whether the memory was still what it took it for."""
+
+    def __init__(self, number: int) -> None: ...
+    @property
+    def address(self) -> int:
+        """Where it lies."""
+
+def ranges_of(buffers: Sequence[Any]) -> bytes:
+    """Where contiguous buffers lie: a table of addresses and lengths, as 64-bit numbers."""
+
+def packed_size(table: bytes) -> int:
+    """The bytes that ``read_peer`` needs for such a table's memory."""
+
+def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> list[Buffer]:
+    """Copy memory of the process ``pid``, all ranges of the table, to ``into``; a buffer for each.
+
+    Raises ``OSError``: ``ESTALE`` if the word at ``anchor`` does not hold ``number`` afterwards, ``ESRCH`` if there
+    is no such process, ``EPERM`` if this one may not read it, ``EFAULT`` if nothing is mapped there.
+    """
+
+def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:
+    """The same, to buffers that are there, each as long as its range. ``ValueError`` if one is not."""

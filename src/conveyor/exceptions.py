@@ -186,6 +186,11 @@ class OutOfMemoryError(ConveyorError, MemoryError):
     """
 
 
+class ObjectLostError(ConveyorError, RuntimeError):
+    """A value that stayed where it was made is not there any more, though its process lives: whoever owned
+    the reference to it has died."""
+
+
 class GraphTornDownError(ChannelError, RuntimeError):
     """A graph is used after its ``teardown()``."""
 

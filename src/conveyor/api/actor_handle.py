@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
+from conveyor.api.transports import check_transport
+from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import context, ending
+from conveyor.runtime.calls.call import OPEN, count_of
 from conveyor.runtime.calls.methods import RAY_CALL
-from conveyor.runtime.protocol import ActorId, MethodInfo, Runtime
+from conveyor.runtime.protocol import ActorId, MethodInfo, Returns, Runtime
 from conveyor.typevars import InstanceT, P, ResultT
 
 if TYPE_CHECKING:
     from conveyor.dag import MethodNode, OutputElementNode
     from conveyor.runtime.refs.ref import Ref
+
+
+#: Stands for an option that was not given, where ``None`` means something.
+_UNCHANGED: Any = ...
 
 
 class ActorHandle(Generic[InstanceT]):
@@ -47,7 +54,7 @@ class ActorHandle(Generic[InstanceT]):
         # Python asks for many underscored names (copy, pickle, notebooks), also while there is no
         # table yet. None of them is a method but `__call__`, if the class has it.
         if name == RAY_CALL:
-            return ActorMethod(self, _RAY_CALL_ENTRY, 1)  # type: ignore[return-value]
+            return ActorMethod(self, _RAY_CALL_ENTRY)  # type: ignore[return-value]
         if name.startswith("_") and name != "__call__":
             raise AttributeError(
                 f"an actor's handle has no attribute {name!r}: what starts with an underscore is "
@@ -56,7 +63,7 @@ class ActorHandle(Generic[InstanceT]):
         entry = self._table.get(name)
         if entry is None:
             raise AttributeError(_no_method(self, name))
-        return ActorMethod(self, entry, entry.info.num_returns)  # type: ignore[return-value]
+        return ActorMethod(self, entry)  # type: ignore[return-value]
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self._table])
@@ -95,12 +102,14 @@ class ActorMethod(Generic[P, ResultT]):
     """A method of an actor: ``remote`` calls it now, ``bind`` makes it a task of a graph. It can be sent to
     other actors, as the handle can."""
 
-    __slots__ = ("_entry", "_handle", "_num_returns")
+    __slots__ = ("_entry", "_handle", "_returns")
 
-    def __init__(self, handle: ActorHandle, entry: MethodEntry, num_returns: int) -> None:
+    def __init__(
+        self, handle: ActorHandle, entry: MethodEntry, returns: Returns | None = None
+    ) -> None:
         self._handle = handle
         self._entry = entry
-        self._num_returns = num_returns
+        self._returns: Returns = entry.returns if returns is None else returns
 
     @takes_refs
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -121,10 +130,12 @@ class ActorMethod(Generic[P, ResultT]):
         self._entry.check(handle._id.name, args, kwargs)
         info = self._entry.info
         started: ResultT
-        if info.is_generator and self._num_returns == 1:
-            started = runtime.stream(handle._id, info.name, info.is_async, args, kwargs)
+        returns = self._returns
+        if info.is_generator and count_of(returns) == 1:
+            name, is_async = info.name, info.is_async
+            started = runtime.stream(handle._id, name, is_async, args, kwargs, OPEN, returns)
         else:
-            started = runtime.call(handle._id, info.name, args, kwargs, self._num_returns)
+            started = runtime.call(handle._id, info.name, args, kwargs, returns)
         return started
 
     @overload
@@ -151,27 +162,55 @@ class ActorMethod(Generic[P, ResultT]):
             args,
             kwargs,
             signature=self._entry.info.signature,
-            num_returns=self._num_returns,
+            num_returns=count_of(self._returns),
             generator=self._entry.info.is_generator,
             is_async=self._entry.info.is_async,
             owner=self._handle,
         )
 
     @overload
-    def options(self, *, num_returns: None = None) -> ActorMethod[P, ResultT]: ...
+    def options(
+        self, *, num_returns: None = None, tensor_transport: str | None = ..., **rays: Any
+    ) -> ActorMethod[P, ResultT]: ...
     @overload
-    def options(self, *, num_returns: int) -> ActorMethod[P, Any]: ...
+    def options(
+        self, *, num_returns: int, tensor_transport: str | None = ..., **rays: Any
+    ) -> ActorMethod[P, Any]: ...
 
-    def options(self, *, num_returns: int | None = None) -> ActorMethod[P, Any]:
+    def options(
+        self,
+        *,
+        num_returns: int | None = None,
+        tensor_transport: Any = _UNCHANGED,
+        **rays: Any,
+    ) -> ActorMethod[P, Any]:
         """The same method with other options.
 
         Args:
             num_returns: how many values it returns separately.
+            tensor_transport: as for ``conveyor.method``; ``None``: what a call returns does not stay with the
+                actor.
+            rays: other options of Ray's, which have nothing to do here and are taken with a warning.
+
+        Raises:
+            TypeError: an option that does not exist.
+            ValueError: no such transport.
         """
+        take_out(rays, METHOD_OPTIONS, "a method")
+        for name in rays:
+            raise TypeError(
+                f"unknown method option {name!r}; known are num_returns, tensor_transport"
+            )
+        before = self._returns
         if num_returns is None:
-            num_returns = self._num_returns
+            num_returns = count_of(before)
         check_num_returns(num_returns)
-        return ActorMethod(self._handle, self._entry, num_returns)
+        if tensor_transport is _UNCHANGED:
+            transport = before[1] if isinstance(before, tuple) else None
+        else:
+            transport = check_transport(tensor_transport)
+        returns = num_returns if transport is None else (num_returns, transport)
+        return ActorMethod(self._handle, self._entry, returns)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = self._entry.info.name
@@ -196,8 +235,8 @@ class ActorMethod(Generic[P, ResultT]):
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[ActorHandle, str, int]:
-        return self._handle, self._entry.info.name, self._num_returns
+    def _key(self) -> tuple[ActorHandle, str, Returns]:
+        return self._handle, self._entry.info.name, self._returns
 
     # It never changes either.
     def __copy__(self) -> ActorMethod[P, ResultT]:
@@ -220,7 +259,9 @@ if TYPE_CHECKING:
         """A method of which no types are known."""
 
         def bind(self, /, *args: Any, **kwargs: Any) -> Any: ...
-        def options(self, *, num_returns: int | None = None) -> AnyMethod: ...
+        def options(
+            self, *, num_returns: int | None = None, tensor_transport: Any = ..., **rays: Any
+        ) -> AnyMethod: ...
 
     ActorProxy: TypeAlias = type[InstanceT]
 else:
@@ -259,9 +300,9 @@ def _unpickle(actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]
     return ActorHandle(runtime, actor, class_name, make_table(methods))
 
 
-def _unpickle_method(handle: ActorHandle, name: str, num_returns: int) -> ActorMethod:
+def _unpickle_method(handle: ActorHandle, name: str, returns: Returns) -> ActorMethod:
     method: ActorMethod = getattr(handle, name)
-    return method.options(num_returns=num_returns)
+    return ActorMethod(handle, method._entry, returns)
 
 
 def _no_method(handle: ActorHandle, name: str) -> str:

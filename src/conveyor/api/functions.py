@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
 from conveyor.api.methods import make_table
+from conveyor.api.transports import check_transport
 from conveyor.checks import check_count, check_flag
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
@@ -44,9 +45,23 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     return context.current().get(refs, timeout)
 
 
-def put(value: T) -> Ref[T]:
-    """Keep ``value`` as it is now for others, and return a reference to it."""
-    ref: Ref[T] = context.current().put(value)
+def put(
+    value: T, *, tensor_transport: str | None = None, _tensor_transport: str | None = None
+) -> Ref[T]:
+    """Keep ``value`` for others, and return a reference to it.
+
+    Args:
+        tensor_transport: its tensors and arrays stay where they are, and whoever needs them fetches them
+            here; as for ``conveyor.method``. ``None``: the value is kept as it is now, in a copy.
+        _tensor_transport: Ray's name for it.
+
+    Raises:
+        TypeError: ``value`` is a reference.
+        ValueError: no such transport.
+    """
+    chosen = tensor_transport if _tensor_transport is None else _tensor_transport
+    transport = check_transport(chosen)
+    ref: Ref[T] = context.current().put(value, transport)
     return ref
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from conveyor.api.methods import MARK, check_num_returns
+from conveyor.api.methods import MARK, TRANSPORT_MARK, check_num_returns
+from conveyor.api.transports import check_transport
+from conveyor.api.unused import METHOD_OPTIONS, take_out
 
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol
@@ -75,12 +77,16 @@ def method(
 @overload
 def method(function: Callable[Concatenate[Any, P], T], /) -> TypedMethod[P, T, Ref[T]]: ...
 @overload
-def method(*, num_returns: Literal[1] = 1) -> Mark: ...  # type: ignore[overload-overlap]
+def method(
+    *, num_returns: Literal[1] = 1, tensor_transport: str | None = None, **rays: Any
+) -> Mark: ...
 @overload
-def method(*, num_returns: int) -> MarkOfMany: ...
+def method(*, num_returns: int, tensor_transport: str | None = None, **rays: Any) -> MarkOfMany: ...
 
 
-def method(*function: Any, num_returns: int = 1) -> Any:
+def method(
+    *function: Any, num_returns: int = 1, tensor_transport: str | None = None, **rays: Any
+) -> Any:
     """Declare how an actor's method is called. ::
 
         @conveyor.remote
@@ -97,16 +103,31 @@ def method(*function: Any, num_returns: int = 1) -> Any:
     Args:
         num_returns: how many values the method returns separately, each with a reference (or a
             graph node) of its own.
+        tensor_transport: the tensors and arrays that a call returns stay with the actor; whoever needs them
+            fetches them there. ``"auto"`` leaves the way to us; a name of ``conveyor.transport`` asks for
+            that transport. See the guide's page on direct objects.
+        rays: other options of Ray's, which have nothing to do here and are taken with a warning.
+
+    Raises:
+        TypeError: an option that does not exist.
+        ValueError: no such transport.
     """
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
             raise TypeError("method is used as @method, or by name as in @method(num_returns=2)")
-        return _mark(function[0], num_returns)
+        return _mark(function[0], num_returns, None)
+    take_out(rays, METHOD_OPTIONS, "a method")
+    for name in rays:
+        raise TypeError(f"unknown method option {name!r}; known are num_returns, tensor_transport")
     check_num_returns(num_returns)
-    return lambda function: _mark(function, num_returns)
+    transport = check_transport(tensor_transport)
+    return lambda function: _mark(function, num_returns, transport)
 
 
-def _mark(function: Any, num_returns: int) -> Any:
+def _mark(function: Any, num_returns: int, transport: str | None) -> Any:
     # A static or class method passes the mark on to nobody: it belongs on the function inside.
-    setattr(getattr(function, "__func__", function), MARK, num_returns)
+    inside = getattr(function, "__func__", function)
+    setattr(inside, MARK, num_returns)
+    if transport is not None:
+        setattr(inside, TRANSPORT_MARK, transport)
     return function

@@ -9,10 +9,12 @@ from typing import Any
 
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
-from conveyor.runtime.protocol import MethodInfo
+from conveyor.runtime.protocol import MethodInfo, Returns
 
 #: Where `method` leaves what it was told; copied along by `functools.wraps`.
 MARK = "__conveyor_num_returns__"
+#: Likewise, how its results are to be moved, if they stay where they were made.
+TRANSPORT_MARK = "__conveyor_tensor_transport__"
 
 
 def check_num_returns(num_returns: Any) -> None:
@@ -31,10 +33,14 @@ class MethodEntry:
     arguments only, which nearly all are, fits if there are ``least`` to ``most`` of them.
     """
 
-    __slots__ = ("info", "least", "most")
+    __slots__ = ("info", "least", "most", "returns")
 
     def __init__(self, info: MethodInfo) -> None:
         self.info = info
+        transport = info.tensor_transport
+        self.returns: Returns = info.num_returns
+        if transport is not None:
+            self.returns = info.num_returns, transport
         self.least, self.most = 0.0, float("inf")
         if info.signature is None:
             return
@@ -100,6 +106,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
         is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
         is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
         signature=_signature(cls, name, raw),
+        tensor_transport=getattr(function, TRANSPORT_MARK, None),
     )
 
 

@@ -24,6 +24,14 @@ ACTOR_OPTIONS = {
     "scheduling_strategy": "there is one node",
 }
 
+#: Of methods.
+METHOD_OPTIONS = {
+    "concurrency_group": "max_concurrency is one limit for all methods of an actor",
+    "enable_task_events": ACTOR_OPTIONS["enable_task_events"],
+    "max_task_retries": ACTOR_OPTIONS["max_task_retries"],
+    "retry_exceptions": "a call that fails is to be made again by who made it",
+}
+
 #: Of functions.
 FUNCTION_OPTIONS = {
     **ACTOR_OPTIONS,

@@ -18,13 +18,20 @@ FLAG_BOUND = 8
 """The frame refers to definitions, which its channel may have carried before: in another channel it
 would not be understood."""
 
-Encoded: TypeAlias = "tuple[int, int, bytes, list[Any] | None]"
-"""codec, flags, meta, buffers"""
+FLAG_KEEPS = 16
+"""Its writer keeps something as long as anybody has the frame."""
+
+Encoded: TypeAlias = (
+    "tuple[int, int, bytes, list[Any] | None] | tuple[int, int, bytes, list[Any] | None, Any]"
+)
+"""codec, flags, meta, buffers; and, of a frame that its writer keeps something for, that."""
 
 Reducer: TypeAlias = Callable[[Any], Any]
 ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 """Makes reducers that may keep notes in a dict, which is emptied after every value."""
 
+KEPT = "kept"
+"""Among the notes: what the writer keeps as long as anybody has the frame."""
 SENT = "sent"
 """Among the notes: the ``SentDefinitions`` of the channel that the value goes to."""
 

@@ -11,6 +11,7 @@ codec name     meta
 18    ARRAY    header of an ``numpy.ndarray``; one buffer, or none if it has no elements
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
 20    PARCEL   a pickle whose tensors travel beside the frame, and what is known of them
+21    DIRECT   where a value is that has stayed in the process that made it
 ===== ======== =================================================================================
 
 NumPy and torch are never imported for a process that has not imported them, unless it receives
@@ -22,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, keeping, parcels, pickling, tensors, unpickling
+from conveyor.codec import arrays, claims, direct, keeping, parcels, pickling, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
+from conveyor.codec.direct import DIRECT, Direct
 from conveyor.codec.encoded import DEFINING, PICKLE, Encoded
 from conveyor.codec.parcels import PARCEL, Parcel
 from conveyor.codec.promises import Promised
@@ -47,6 +49,8 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
             return encoded
     if type(value) is Parcel:
         return parcels.encode(value, sent)
+    if type(value) is Direct:
+        return direct.encode(value, sent, encode)
     if type(value) is Promised:
         return keeping.encode(value, sent)
     return pickling.dump(value, sent)
@@ -71,6 +75,8 @@ def decode(
         return tensors.decode(meta, buffers)
     if codec == PARCEL:
         return parcels.decode(meta, buffers)
+    if codec == DIRECT:
+        return direct.decode(meta, decode)
     raise SerializationError(f"a frame has codec {codec}, which this process does not know")
 
 
@@ -101,5 +107,6 @@ def _torch_is_here() -> None:
     pickling.add_reducers(tensors.make_reducers)
 
 
+pickling.add_reducers(direct.reducers(encode, decode))
 pickling.when_imported("numpy", _numpy_is_here)
 pickling.when_imported("torch", _torch_is_here)

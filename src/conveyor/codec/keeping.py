@@ -16,7 +16,7 @@ def encode(promised: Promised, sent: SentDefinitions | None) -> Encoded:
         encoded = pickling.dump(promised.value, sent)
     finally:
         sent.keeper = None
-    _, flags, meta, _ = encoded
+    _, flags, meta, *_ = encoded
     end_of(promised.keeper, sent, flags, meta)
     return encoded
 

@@ -127,7 +127,7 @@ def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
     device = None if keeper is None else keeper.device
     sent.collected = collected = Collected(parcel.accepts, device, parcel.kinds)
     try:
-        codec, flags, meta, buffers = pickling.dump(parcel.value, sent)
+        codec, flags, meta, buffers, *kept = pickling.dump(parcel.value, sent)
     finally:
         sent.collected = sent.keeper = None
     if keeper is not None:
@@ -141,7 +141,8 @@ def encode(parcel: Parcel, sent: SentDefinitions | None) -> Encoded:
             sent.undo(meta)
         raise
     # Behind the pickle, since the core looks for a frame's definitions in front of it.
-    return PARCEL, flags, b"".join([meta, tail, _length.pack(len(tail))]), buffers
+    whole = b"".join([meta, tail, _length.pack(len(tail))])
+    return (PARCEL, flags, whole, buffers, kept) if kept else (PARCEL, flags, whole, buffers)
 
 
 def decode(meta: bytes, buffers: list[Any] | None) -> Head:

@@ -20,6 +20,7 @@ from conveyor.codec.encoded import (
     FLAG_BOUND,
     FLAG_DEFINITIONS,
     FLAG_REFS,
+    KEPT,
     PICKLE,
     SENT,
     Encoded,
@@ -163,7 +164,10 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
             failed = True
         if failed:  # not in the handler: what it raises is the same again, and is told once
             return _dump_fully(value, sent, pickler.notes.get(claims.CLAIMS))
-        made = pickler.notes.pop(claims.CLAIMS, None) if len(pickler.notes) > 1 else None
+        made = kept = None
+        if len(pickler.notes) > 1:
+            made = pickler.notes.pop(claims.CLAIMS, None)
+            kept = pickler.notes.pop(KEPT, None)
         pieces = pickler.pieces
         meta = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         buffers = None
@@ -180,11 +184,16 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
                 break
         else:
             if not made:
-                return PICKLE, 0, meta, buffers
+                return (PICKLE, 0, meta, buffers, kept) if kept else (PICKLE, 0, meta, buffers)
             meta = pack((), meta, [claim for _, claim in made.values()])
-            return DEFINING, FLAG_DEFINITIONS | FLAG_REFS, meta, buffers
+            flags = FLAG_DEFINITIONS | FLAG_REFS
+            return _encoded(DEFINING, flags, meta, buffers, kept)
         return _dump_fully(value, sent, made)
     return _dump_fully(value, sent)
+
+
+def _encoded(codec: int, flags: int, meta: bytes, buffers: list[Any] | None, kept: Any) -> Encoded:
+    return (codec, flags, meta, buffers, kept) if kept else (codec, flags, meta, buffers)
 
 
 def _may_be_tried_again(error: BaseException) -> bool:
@@ -204,6 +213,7 @@ def _dump_fully(
         pickler = _full_pickler()
     pickler = _pickled(pickler, value, sent, made)
     made = pickler.notes.pop(claims.CLAIMS, None)
+    kept = pickler.notes.pop(KEPT, None)
     meta = pickler.payload()
     buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
     definitions = None
@@ -218,12 +228,12 @@ def _dump_fully(
         pool.append(pickler)
     sent.by_value = by_value
     if definitions is None and not made:
-        return PICKLE, flags, meta, buffers
+        return _encoded(PICKLE, flags, meta, buffers, kept)
     if made:
         flags |= FLAG_REFS
     meta = pack(definitions or (), meta, [claim for _, claim in (made or {}).values()])
     sent.groups.update(tokens[0] for tokens, _, _ in definitions or ())
-    return DEFINING, flags | FLAG_DEFINITIONS, meta, buffers
+    return _encoded(DEFINING, flags | FLAG_DEFINITIONS, meta, buffers, kept)
 
 
 def _full_pickler(out_of_band: bool = True) -> FullPickler:

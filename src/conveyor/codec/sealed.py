@@ -24,5 +24,5 @@ class Sealed(Struct, frozen=True):
 
 def seal(value: Any) -> Sealed:
     """Encode ``value``, definitions included. Raises ``SerializationError``."""
-    codec, _flags, meta, buffers = encode(value, SentDefinitions())
+    codec, _flags, meta, buffers, *_ = encode(value, SentDefinitions())
     return Sealed(codec, bytes(meta), tuple(bytes(buffer) for buffer in buffers or ()))

@@ -10,7 +10,7 @@ from conveyor.codec.definitions import KnownDefinitions
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
-from conveyor.exceptions import SerializationError
+from conveyor.exceptions import ActorDiedError, ObjectLostError, SerializationError
 
 _known_to_all = KnownDefinitions()
 
@@ -25,6 +25,8 @@ def load(
     try:
         return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
+        raise
+    except (ActorDiedError, ObjectLostError):  # a part of it has stayed elsewhere, and is gone
         raise
     except BaseException as error:
         if not is_fault(error):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
+from conveyor.codec.direct import Direct
 from conveyor.runtime import threads
 from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
 from conveyor.runtime.calls.generators import Key
@@ -20,7 +21,7 @@ from conveyor.runtime.calls.streams import CallStream, Incarnation
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
-from conveyor.runtime.protocol import ActorId
+from conveyor.runtime.protocol import ActorId, Returns
 from conveyor.runtime.refs.ref import Ref, blockers_of
 from conveyor.runtime.waiting.deadlock import Wait
 from conveyor.runtime.waiting.lanes import Lanes
@@ -135,11 +136,11 @@ class CallingRuntime:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        num_returns: int,
+        returns: Returns,
         what: int = METHOD,
     ) -> Any:
         made = self._board.sights
-        call = method, args, dict(kwargs) if kwargs else None, num_returns, what, made
+        call = method, args, dict(kwargs) if kwargs else None, returns, what, made
         return self._known_link(actor).call(call)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
@@ -164,10 +165,11 @@ class CallingRuntime:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         what: int = OPEN,
+        returns: Returns = 1,
     ) -> CallStream:
         self.chores.do()
         made = self._board.sights
-        call = method, args, dict(kwargs) if kwargs else None, 1, what, made
+        call = method, args, dict(kwargs) if kwargs else None, returns, what, made
         return CallStream(self, self._known_link(actor), actor.name, call, is_async)
 
     def close_stream(self, link: Incarnation, method: str, key: Key) -> None:
@@ -181,10 +183,10 @@ class CallingRuntime:
     def get(self, refs: Any, timeout: float | None) -> Any:
         return get_all(refs, timeout)
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Any, transport: str | None = None) -> Ref:
         if isinstance(value, Ref):
             raise TypeError("put takes a value, not a ref")
-        return PutRef(value)
+        return PutRef(value if transport is None else Direct(value, transport))
 
     def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""

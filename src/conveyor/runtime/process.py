@@ -16,6 +16,7 @@ from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environme
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
+from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
@@ -116,6 +117,8 @@ class Process:
         self.lanes = Lanes(self.inbox, board, slot)
         # As long as the arena's thread waits for more leases to end.
         self.sweeper = Sweeper(self.inbox, arena.idle / 3)
+        #: Lets go of what is kept for others.
+        self.keeping = Keeping(self.ring)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
         #: Of the peers, by slot: which of its processes it is, and its arena.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
@@ -187,6 +190,7 @@ class Process:
             reading = list(self._reading)
         self.alarm.close()
         with ExitStack() as last:
+            last.callback(_core.no_longer_kept)  # last of all: what the arena has let go of
             for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
                 last.callback(close)
             last.callback(self._peers.clear)

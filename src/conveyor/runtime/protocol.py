@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.watcher import Watcher
 
 
+Returns: TypeAlias = "int | tuple[int, str]"
+"""How many results are wanted of a call; with a transport's name, those stay where they were made."""
+
+
 class MethodInfo(Struct, frozen=True):
     """What a handle knows of one method without the class at hand; picklable.
 
     An asynchronous generator is both a generator and async. ``signature`` is without ``self``
-    (``None`` where Python cannot tell).
+    (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
+    with the actor; ``None``: they do not.
     """
 
     name: str
@@ -37,6 +42,7 @@ class MethodInfo(Struct, frozen=True):
     is_async: bool
     is_generator: bool
     signature: inspect.Signature | None
+    tensor_transport: str | None = None
 
 
 class ProcessOptions(Struct, frozen=True):
@@ -140,11 +146,11 @@ class Runtime(Protocol):
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        num_returns: int,
+        returns: Returns,
         what: int = ...,
     ) -> Any:
-        """Start a call; one ref, or a list of refs for ``num_returns > 1``. ``what`` says what is called
-        (``runtime.calls.call``)."""
+        """Start a call; one ref, or a list of refs where several results are wanted. ``what`` says what is
+        called, and ``returns`` what is wanted of it (``runtime.calls.call``)."""
         ...
 
     #: Handles of workers for functions called here, by their options.
@@ -164,6 +170,7 @@ class Runtime(Protocol):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         what: int = ...,
+        returns: Returns = ...,
     ) -> Any:
         """Start a call of a generator method, or function; the ref of its items."""
         ...
@@ -174,7 +181,7 @@ class Runtime(Protocol):
         """Like ``put``, of anything: a ref to a ref as well."""
         ...
 
-    def put(self, value: Any) -> Any: ...
+    def put(self, value: Any, transport: str | None = None) -> Any: ...
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None

@@ -12,7 +12,7 @@ from conveyor.engine.inline.lines import Job, Line
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.calls.methods import find
-from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
@@ -40,7 +40,7 @@ class CallJob(Job):
         """``asked``: what is called, without the arguments."""
         super().__init__(actor.host, f"{actor.name}.{asked[0]} (not sent yet)")
         self.actor = actor
-        self.method, _, _, self._num_returns, self._what, _ = asked
+        self.method, _, _, self._returns, self._what, _ = asked
         self._asked = asked
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
@@ -148,11 +148,10 @@ class CallJob(Job):
 
     def _returned(self, result: Any) -> None:
         self._came_back()
-        count = self._num_returns
         try:
-            if count > 1:
+            if self._returns != 1:
                 label = f"{self.actor.name}.{self.method}"
-                result = elements(result, count, label)
+                result = returned(result, self._returns, self._what, label)
             value = self.actor.crossing.carry(result, shared=True, kept=True)
         except ArrivalError as error:
             self.settle(error=error.error)

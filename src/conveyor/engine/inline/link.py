@@ -8,8 +8,9 @@ from conveyor.engine.inline.actor import Actor
 from conveyor.engine.inline.call import CallJob
 from conveyor.engine.inline.lines import Host
 from conveyor.engine.inline.outbox import Outbox
-from conveyor.runtime.calls.call import Call, with_arguments
-from conveyor.runtime.refs.ref import ElementRef, Ref
+from conveyor.runtime.calls.call import Call, count_of, with_arguments
+from conveyor.runtime.refs.elements import elements_of
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import RefFailed, lacking
 
 
@@ -28,10 +29,7 @@ class ActorLink:
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
         ref = self._start(call)
-        num_returns = call[3]
-        if num_returns == 1:
-            return ref
-        return [ElementRef(ref, i) for i in range(num_returns)]
+        return elements_of(ref, count_of(call[3]))
 
     def _start(self, asked: Call) -> Ref:
         actor, caller = self._actor, self._caller

@@ -381,6 +381,7 @@ class InlineRuntime(CallingRuntime):
             steps.callback(self.at_shutdown)
             steps.callback(self.process.close)
             steps.callback(self.process.sweeper.close)
+            steps.callback(self.process.keeping.close)
             steps.callback(close_all, self._fds)
             steps.callback(self._crossing.close)
             steps.callback(self.watcher.close)

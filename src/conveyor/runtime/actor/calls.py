@@ -14,7 +14,7 @@ from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import MISSED, START, Call
 from conveyor.runtime.calls.link_segment import link_limits, reply_offset
-from conveyor.runtime.calls.returns import elements
+from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_result
 from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.waiting.works import call_of
@@ -364,11 +364,11 @@ class Calls:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
     def _reply(self, mailbox: Mailbox, tag: int, call: Call, result: Any) -> None:
-        name, _, _, num_returns, _, _ = call
+        name, _, _, returns, what, _ = call
         self._came_back(name)
         try:
-            if num_returns > 1:
-                result = elements(result, num_returns, f"{self._instance.name}.{name}")
+            if returns != 1:
+                result = returned(result, returns, what, f"{self._instance.name}.{name}")
             with mailbox.reply_lock:
                 mailbox.replies.send(result, tag)
         except SerializationError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from conveyor.runtime.protocol import Returns
+
 #: What a call does with its method's name and its arguments. These are plain numbers, which the native codec
 #: writes by itself.
 METHOD = 0
@@ -24,17 +26,22 @@ ORDER = 9
 MISSED = 10
 
 
-Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, int, int, int]"
+Call: TypeAlias = "tuple[str, tuple[Any, ...], dict[str, Any] | None, Returns, int, int]"
 """A call as it waits, as it travels and as the actor has it: the name that users know, the arguments by
-position and by name (``None`` if there are none), how many results are wanted, what is called (one of
+position and by name (``None`` if there are none), which results are wanted, what is called (one of
 the numbers above), and what the board's clock of sights said when it was made (see
 ``runtime.sights``). It is a plain tuple, because making a named one takes a tenth of the time of a call."""
 
 
+def count_of(returns: Returns) -> int:
+    """How many results are wanted."""
+    return returns if type(returns) is int else returns[0]  # type: ignore[index]
+
+
 def with_arguments(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:
     """The same call with others."""
-    name, _, _, num_returns, what, made = call
-    return name, args, dict(kwargs) if kwargs else None, num_returns, what, made
+    name, _, _, returns, what, made = call
+    return name, args, dict(kwargs) if kwargs else None, returns, what, made
 
 
 def start(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:

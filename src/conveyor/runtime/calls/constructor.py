@@ -109,7 +109,7 @@ def _keep(cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any], always: b
     found.update((k, v) for k, v in kwargs.items() if isinstance(v, Ref))
     plain = tuple(None if i in found else a for i, a in enumerate(args))
     named = {k: None if k in found else v for k, v in kwargs.items()}
-    codec, _flags, meta, buffers = encode((cls, plain, named), SentDefinitions())
+    codec, _flags, meta, buffers, *_ = encode((cls, plain, named), SentDefinitions())
     views = [memoryview(b).cast("B") for b in buffers or ()]
     if not always and len(meta) + sum(view.nbytes for view in views) > KEPT_BYTES:
         if codec == DEFINING:

@@ -13,16 +13,16 @@ from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import lacked, outcome_of, with_values
-from conveyor.runtime.calls.call import MISSED, START, Call, start
+from conveyor.runtime.calls.call import MISSED, START, Call, count_of, start
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
+from conveyor.runtime.refs.elements import elements_of
 from conveyor.runtime.refs.ref import (
     EMPTY,
-    ElementRef,
     Ref,
     blockers_of,
     cancelled_error,
@@ -101,7 +101,7 @@ class Link:
 
     def call(self, call: Call) -> Any:
         """Start a call; one ref, or a list of them if it has several results."""
-        method, args, kwargs, num_returns, what, _ = call
+        method, args, kwargs, returns, what, _ = call
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
@@ -133,9 +133,9 @@ class Link:
                 ref = sent
             else:
                 ref = self._submit_later(call, has_refs)
-        if num_returns == 1:
+        if returns == 1:
             return ref
-        return [ElementRef(ref, i) for i in range(num_returns)]
+        return elements_of(ref, count_of(returns))
 
     def _unmade(self, error: BaseException) -> Call:
         """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor

@@ -5,6 +5,25 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from conveyor.codec.direct import Direct
+from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT
+from conveyor.runtime.protocol import Returns
+
+
+def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
+    """What is sent for ``value``, which ``label``, called as ``what``, has returned.
+
+    Raises ``ValueError`` if there are not as many results as are wanted, and what a generator raises.
+    """
+    if type(returns) is int:
+        return value if returns == 1 else elements(value, returns, label)
+    count, transport = returns  # type: ignore[misc]
+    if count > 1:
+        return tuple([Direct(one, transport) for one in elements(value, count, label)])
+    if what not in (NEXT, ASYNC_NEXT):
+        return Direct(value, transport)
+    return None if value is None else (Direct(value[0], transport),)
+
 
 def elements(value: Any, count: int, label: str) -> tuple[Any, ...]:
     """The ``count`` values that ``label`` has returned; a generator's items are those.

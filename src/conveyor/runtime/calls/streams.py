@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from conveyor import _core
 from conveyor.codec import afresh
-from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call, with_arguments
+from conveyor.runtime.calls.call import ASYNC_NEXT, NEXT, Call
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.process import Process
@@ -65,6 +65,7 @@ class CallStream(StreamRef):
         "_method",
         "_opened",
         "_over",
+        "_returns",
         "_runtime",
         "_what",
         "_will",
@@ -95,8 +96,10 @@ class CallStream(StreamRef):
         close = functools.partial(runtime.close_stream, link, method, self._key)
         will = runtime.chores.will(close)
         self._will: _core.Will | None = will
+        self._returns = call[3]  # of each item
+        name, args, kwargs, _, what, made = call
         try:
-            opened: Ref = link.call(with_arguments(call, (self._key, *call[1]), call[2]))
+            opened: Ref = link.call((name, (self._key, *args), kwargs, 1, what, made))
         except Exception:  # it was not opened
             will.revoke()
             raise
@@ -106,7 +109,9 @@ class CallStream(StreamRef):
 
     def _ask(self) -> Ref:
         made = self._runtime.process.board.sights
-        ref: Ref = self._link.call((self._method, (self._key,), None, 1, self._what, made))
+        ref: Ref = self._link.call(
+            (self._method, (self._key,), None, self._returns, self._what, made)
+        )
         return ref
 
     def _look(self) -> Any:

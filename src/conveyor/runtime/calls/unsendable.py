@@ -17,6 +17,7 @@ from conveyor.runtime.calls.call import (
     OPEN_FUNCTION,
     START,
     Call,
+    count_of,
 )
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ def arguments(label: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> I
 def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
     from conveyor.codec.blame import Given
 
-    name, _, _, num_returns, what, _ = call
+    name, _, _, returns, what, _ = call
     label = f"{actor}.{name}"
     if what in (NEXT, ASYNC_NEXT):
         yield Given.result(f"an item of {label}", result[0])
-    elif num_returns > 1:
+    elif count_of(returns) > 1:
         for i, value in enumerate(result):
             yield Given.result(f"result {i} of {label}", value)
     else:

@@ -146,6 +146,7 @@ class Driver(CallingRuntime):
             self.supervisor.end_all,
             self.pump.close,
             self.process.sweeper.close,
+            self.process.keeping.close,
             self._connections.close,
             self.introductions.end,
             self.collectives.end,

@@ -59,6 +59,8 @@ class ActorExports(Imports):
         self._connecting = threading.RLock()
         # Own refs that others may wait for, until the driver has their outcome or forgets them.
         self._needed: dict[ExportId, Ref] = {}
+        # What own refs have come to that is kept as long as anybody has it; until the driver forgets them.
+        self._kept: dict[ExportId, Outcome] = {}
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
 
@@ -75,8 +77,12 @@ class ActorExports(Imports):
 
     def _tell(self, export: ExportId) -> None:
         ref = self._needed.pop(export, None)
-        if ref is not None:  # else nobody wants it
-            Outcome.of(ref).send(self._open(), Made, export)
+        if ref is None:  # nobody wants it
+            return
+        outcome = Outcome.of(ref)
+        if outcome.snapshot.keeps:
+            self._kept[export] = outcome  # before the driver can forget it
+        outcome.send(self._open(), Made, export)
 
     def load(self, export: ExportId, ticket: int) -> Ref:
         connection = self._open()
@@ -179,6 +185,7 @@ class ActorExports(Imports):
 
     def _forget(self, message: Forget, _fds: list[int]) -> None:
         self._needed.pop(message.export, None)
+        self._kept.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
         said = blockers_known_here(self._needed.get(message.export))

@@ -15,7 +15,7 @@ from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, Serializati
 from conveyor.runtime import context
 from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
-from conveyor.runtime.refs.ref import EMPTY, Ref
+from conveyor.runtime.refs.ref import EMPTY, Holding, Ref
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 
@@ -111,6 +111,12 @@ class ImportedRef(Ref):
         if self._parcel is not None and not self._parcel.ok:
             with suppress(Exception):
                 self.get(0)
+
+    def to_send(self) -> Any:
+        sent = super().to_send()
+        if type(sent) is _core.Snapshot and sent.keeps:
+            return Holding(self, sent)  # which keeps what the value needs, by its claim
+        return sent
 
     def _settle(self, timeout: float | None) -> Any:
         # Any number of threads may come here: the first one's counts.

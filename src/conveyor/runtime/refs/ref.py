@@ -14,7 +14,7 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.runtime import context
 from conveyor.runtime.refs.outcome import Failure
-from conveyor.runtime.sights import PassingOn, learn, tells
+from conveyor.runtime.sights import learn, tells
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
@@ -160,11 +160,16 @@ class Ref(_RefCore[ValueT]):
     def learn(self) -> None:
         """If it is of a call that has failed, the user knows, though it is not got."""
 
-    def _get(self, timeout: float | None) -> Any:
+    def _settled(self, timeout: float | None) -> Any:
+        """What it keeps, which is waited for as by ``get``."""
         timeout = check_timeout(timeout)
         outcome = self._outcome
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
+        return outcome
+
+    def _get(self, timeout: float | None) -> Any:
+        outcome = self._settled(timeout)
         if type(outcome) is Failure:
             if tells(outcome.error) and (runtime := context.running()) is not None:
                 learn(outcome.error, runtime.process.board)
@@ -193,7 +198,7 @@ class Ref(_RefCore[ValueT]):
             raise self._error_of(outcome)
         if type(outcome) is _Snapshot and outcome.has_refs:
             self._hold(outcome)
-            return _Holding(self, outcome)
+            return Holding(self, outcome)
         return outcome
 
     def _settle(self, timeout: float | None) -> Any:
@@ -315,56 +320,23 @@ class Itself:
         return same, (self._ref,)
 
 
-class _Holding:
-    """As an argument, what a ref has received, whose value refers to other refs: it is encoded later, and
-    until then that ref, which holds them, may be garbage to everybody else."""
+class Holding:
+    """As an argument, what a ref has received, whose value refers to other refs, or is kept elsewhere for
+    this one: it is encoded later, and until then that ref may be garbage to everybody else."""
 
-    __slots__ = ("_ref", "_snapshot")
+    __slots__ = ("ref", "snapshot")
 
     def __init__(self, ref: Ref, snapshot: _core.Snapshot) -> None:
-        self._ref = ref
-        self._snapshot = snapshot
+        self.ref = ref
+        self.snapshot = snapshot
 
     def __reduce__(self) -> Any:
-        return same, (self._snapshot,)
+        return same, (self.snapshot,)
 
 
 def same(value: Any) -> Any:
     """In a pickle: what stands there for something else."""
     return value
-
-
-class ElementRef(Ref):
-    """One element of a call's result that has several (``num_returns``)."""
-
-    __slots__ = ("_index", "_whole")
-
-    def __init__(self, whole: Ref, index: int) -> None:
-        super().__init__(whole._source, -1)
-        self._whole = whole
-        self._index = index
-
-    def get(self, timeout: float | None = None) -> Any:
-        return self._whole.get(timeout)[self._index]
-
-    def to_send(self) -> Any:
-        with PassingOn():
-            return Itself.of(self.get())
-
-    def done(self) -> bool:
-        return self._whole.done()
-
-    def cancel(self) -> bool:
-        return self._whole.cancel()
-
-    def cancelled(self) -> bool:
-        return self._whole.cancelled()
-
-    def _awaited_as(self) -> Hashable:
-        return self._whole._awaited_as()
-
-    def parts(self) -> tuple[Ref, ...]:
-        return (self._whole,)
 
 
 def blockers_of(ref: Ref, question: int) -> Blockers | None:

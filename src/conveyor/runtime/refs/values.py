@@ -15,12 +15,13 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import SENT, add_reducers, claims
+from conveyor.codec.direct import keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending
 from conveyor.runtime.refs.imports import Claims, load
-from conveyor.runtime.refs.ref import Ref, same
+from conveyor.runtime.refs.ref import Holding, Ref, same
 from conveyor.runtime.sights import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
@@ -126,7 +127,10 @@ def _bound_value(argument: Argument) -> Argument:
     wait_for(argument.value)
     error = None
     try:
-        return Const(_stand_in(argument.value))
+        sent = _stand_in(argument.value)
+        if type(sent) is Holding or (type(sent) is _core.Snapshot and sent.keeps):
+            sent = value_of(argument.value)  # a plan keeps nothing for anybody
+        return Const(sent)
     except RefFailed as failed:
         error = failed.error
     try:
@@ -149,14 +153,26 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
             found = made[id(ref)] = (ref, ref.claim(sent.readers))
         return load, found[1]
 
+    def reduce_holding(holding: Holding) -> Any:
+        if holding.snapshot.keeps:
+            keep_beside(notes, holding.ref)
+        return same, (holding.snapshot,)
+
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
+        sent = notes.get(SENT)
         parts = snapshot.loose()
-        if parts is None:
+        if parts is None or (snapshot.keeps and (sent is None or sent.in_band)):
             return same, (snapshot.decode(),)
+        if snapshot.keeps:
+            keep_beside(notes, snapshot)
         codec, meta, buffers = parts
         return decode, (codec, meta, [PickleBuffer(b) for b in buffers or ()])
 
-    return {**dict.fromkeys(_kinds(Ref), reduce), _core.Snapshot: reduce_snapshot}
+    return {
+        **dict.fromkeys(_kinds(Ref), reduce),
+        _core.Snapshot: reduce_snapshot,
+        Holding: reduce_holding,
+    }
 
 
 def _kinds(kind: type) -> list[type]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.group import Pair
-from conveyor.transport.gloo.link import Link, Mover
+from conveyor.transport.gloo.link import Link, Lost, Mover
 from conveyor.transport.gloo.rendezvous import Rendezvous
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
@@ -25,11 +25,12 @@ _SPARE = 3
 
 
 class _Addresses(NamedTuple):
-    """What gloo has to know of an end of a link, or why its reader, whose rank this is, could not connect."""
+    """What gloo has to know of an end of a link, or why its reader, whose rank this is, could not connect, or
+    has lost the connection."""
 
     reader: int
     generation: int
-    addresses: dict[str, bytes] | str
+    addresses: dict[str, bytes] | str | Lost
 
 
 class _Announced(NamedTuple):
@@ -165,6 +166,8 @@ class GlooConduit(Conduit):
         staged = self.stage(layout, tensors)
         for reader, link in self._links.items():
             if link.broken:
+                lost = f"the connection with {self._wire.members[reader]} is lost"
+                link.end(ConnectionError(lost))
                 self._listen(reader, link.generation + 1)
         links = list(self._links.values())
         generations = tuple([link.generation for link in links])
@@ -181,7 +184,9 @@ class GlooConduit(Conduit):
         link = self._links[rank]
         if message.generation != link.generation:
             return
-        if isinstance(message.addresses, str):
+        if isinstance(message.addresses, Lost):
+            link.lose()
+        elif isinstance(message.addresses, str):
             who = self._wire.members[rank]
             link.end(ConnectionError(f"{who} could not connect: {message.addresses}"))
         else:
@@ -197,7 +202,7 @@ class GlooConduit(Conduit):
         if me in self._links:
             words = f"the connection with {self._wire.members[0]} is made anew"
             self._links[me].end(ConnectionError(words))
-        assert not isinstance(message.addresses, str)  # a writer that cannot listen sends nothing
+        assert isinstance(message.addresses, dict)  # a writer that cannot listen sends nothing
         self._links[me] = self._link(0, message.generation, message.addresses)
 
     def _take(self, announced: _Announced) -> None:

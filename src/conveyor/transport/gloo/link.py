@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from conveyor.transport.base import Wire
 from conveyor.transport.gloo.rendezvous import Rendezvous
@@ -14,6 +14,12 @@ from conveyor.transport.gloo.rendezvous import Rendezvous
 #: An end that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
 #: nobody is told that its connection is gone, which would say less.
 _GRACE = 1.0
+
+
+class Lost(NamedTuple):
+    """What the reader tells where the connection is lost: the writer's end may not have noticed."""
+
+    why: str
 
 
 class Mover(Protocol):
@@ -66,12 +72,14 @@ class Link:
         self._jobs: deque[tuple[Any, Future[Any]]] = deque()
         #: Why nothing moves any more.
         self._ended: BaseException | None = None
+        #: Nothing more can be moved, though what is under way may not have been told so yet.
+        self._lost = False
         #: Nobody wants anything of this link any more.
         self._let_go = False
         self._pair: Mover | None = None
         self._make_pair = make_pair
         #: What the other end has not been told yet.
-        self._untold: dict[str, bytes] | str | None = None
+        self._untold: dict[str, bytes] | str | Lost | None = None
         if theirs is not None:
             self._rendezvous.meet(theirs)
         wire.start_thread(self._run, thread)
@@ -87,10 +95,16 @@ class Link:
     def broken(self) -> bool:
         """Whether nothing can be moved over it any more."""
         with self._changed:
-            return self._ended is not None
+            return self._lost or self._ended is not None
 
-    def to_tell(self) -> dict[str, bytes] | str | None:
-        """Give the addresses that the other end has to be told now, once, or why there will be none."""
+    def lose(self) -> None:
+        """The other end has lost the connection: this one may wait for long until it notices."""
+        with self._changed:
+            self._lost = True
+
+    def to_tell(self) -> dict[str, bytes] | str | Lost | None:
+        """Give the addresses that the other end has to be told now, once, or why there will be none, or what
+        has become of the connection."""
         with self._changed:
             addresses, self._untold = self._untold, None
             return addresses
@@ -140,8 +154,10 @@ class Link:
         except BaseException as error:
             # As text: its frames would keep the group.
             words = str(error).partition("This is typically")[0].strip() or type(error).__name__
-            if pair is None and not self._writes:
-                self._tell(words)
+            if not self._writes:
+                # At once, and so before anybody is told that something has failed: what comes after that goes
+                # over another connection.
+                self._tell(words if pair is None else Lost(words))
             self._break(f"the connection with {self._other} is lost: {words}")
         finally:
             if pair is not None:
@@ -149,7 +165,7 @@ class Link:
                     self._pair = None
                 pair.close()
 
-    def _tell(self, untold: dict[str, bytes] | str) -> None:
+    def _tell(self, untold: dict[str, bytes] | str | Lost) -> None:
         """Have the conduit's thread tell the other end."""
         with self._changed:
             self._untold = untold
@@ -174,6 +190,7 @@ class Link:
         lost = ConnectionError(why)
         self._rendezvous.end(lost)
         with self._changed:
+            self._lost = True
             self._changed.wait_for(lambda: self._let_go, _GRACE)
         self._fail(lost)
 

@@ -1,0 +1,79 @@
+#include "peer_memory.h"
+
+#include <limits.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "platform.h"
+
+namespace conveyor {
+
+namespace {
+
+constexpr size_t kChunk = 512;  // words that are mapped at a time
+
+// Words that hold nothing. Never destroyed, and guarded by a lock that no fork finds taken: see Anchors::get.
+struct Anchors {
+  std::mutex mutex;
+  std::vector<std::atomic<uint64_t>*> free;
+
+  static Anchors& get() {
+    static Anchors* anchors = [] {
+      auto* made = new Anchors;
+      pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
+      return made;
+    }();
+    return *anchors;
+  }
+};
+
+}  // namespace
+
+Anchor::Anchor(uint64_t number) {
+  Anchors& anchors = Anchors::get();
+  std::lock_guard lock(anchors.mutex);
+  if (anchors.free.empty()) {
+    anchors.free.reserve(kChunk + anchors.free.capacity());  // also for those that come back
+    auto* words = new std::atomic<uint64_t>[kChunk]();
+    for (size_t i = 0; i < kChunk; ++i) anchors.free.push_back(words + i);
+  }
+  word_ = anchors.free.back();
+  anchors.free.pop_back();
+  // Release: what others may read by this number is there.
+  word_->store(number, std::memory_order_release);
+}
+
+Anchor::~Anchor() {
+  // Before that memory is anybody else's: those who copy it look at this afterwards.
+  word_->store(0, std::memory_order_seq_cst);
+  Anchors& anchors = Anchors::get();
+  std::lock_guard lock(anchors.mutex);
+  anchors.free.push_back(word_);
+}
+
+void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number) {
+  CONVEYOR_ASSERT(from.size() == to.size());
+  uint64_t found = 0;
+  from.push_back({reinterpret_cast<void*>(anchor), sizeof found});
+  to.push_back({&found, sizeof found});
+  for (size_t at = 0; at < from.size();) {
+    const size_t count = std::min<size_t>(from.size() - at, IOV_MAX);
+    const ssize_t copied = ::process_vm_readv(pid, &to[at], count, &from[at], count, 0);
+    if (copied < 0) throw_errno("read another process's memory");
+    // It stops where nothing is mapped, and after 2 GiB.
+    size_t left = size_t(copied);
+    const size_t before = at;
+    while (at < from.size() && left >= from[at].iov_len) left -= from[at++].iov_len;
+    if (at < from.size() && left != 0) {
+      for (iovec* part : {&from[at], &to[at]}) {
+        part->iov_base = static_cast<char*>(part->iov_base) + left;
+        part->iov_len -= left;
+      }
+    }
+    if (at == before && left == 0) throw std::system_error(EFAULT, std::generic_category(), "read another process's memory");
+  }
+  if (found != number) throw std::system_error(ESTALE, std::generic_category(), "read another process's memory");
+}
+
+}  // namespace conveyor

@@ -1,0 +1,42 @@
+// Memory of other processes, read where it lies (process_vm_readv(2)): its owner takes no part, and has copied
+// nothing. What says that it is still there is an anchor, a word of the owner's that is read behind it.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace conveyor {
+
+// A part of a process's memory.
+struct Range {
+  uint64_t address;
+  uint64_t length;
+};
+
+// A word of this process that holds the number of something that others may read, from before it can be read
+// until it is about to go. It is never unmapped: whoever looks late finds another number. Numbers are never used
+// again, by any process.
+class Anchor {
+ public:
+  explicit Anchor(uint64_t number);
+  ~Anchor();
+  Anchor(const Anchor&) = delete;
+  Anchor& operator=(const Anchor&) = delete;
+  uint64_t address() const { return reinterpret_cast<uintptr_t>(word_); }
+
+ private:
+  std::atomic<uint64_t>* word_;
+};
+
+// Copy memory of the process `pid`: `from`, one after the other, to `to`, which are as long. Then look whether the
+// word at `anchor` holds `number`: otherwise what was copied may be anything. Throws std::system_error: ESTALE where
+// it does not, what the system says where that memory cannot be read (ESRCH: there is no such process, EPERM: we
+// may not, EFAULT: nothing is mapped there).
+void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number);
+
+}  // namespace conveyor

@@ -1,0 +1,110 @@
+// What stays where it was made, and is read there by others.
+#include <cstring>
+
+#include "bind.h"
+#include "body.h"
+#include "exit.h"
+#include "hooks.h"
+#include "kept.h"
+#include "made_in_place.h"
+#include "peer_memory.h"
+
+namespace conveyor {
+namespace {
+
+constexpr size_t kReleaseGilFrom = 32 * 1024;
+
+// A table of ranges, as Python packs it.
+std::vector<iovec> ranges_of(nb::bytes table) {
+  if (table.size() % sizeof(Range) != 0) throw nb::value_error("a table of ranges");
+  std::vector<iovec> ranges(table.size() / sizeof(Range));
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    Range range;
+    std::memcpy(&range, table.c_str() + i * sizeof range, sizeof range);
+    ranges[i] = {reinterpret_cast<void*>(range.address), size_t(range.length)};
+  }
+  return ranges;
+}
+
+void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number, size_t bytes) {
+  const auto copy = [&] { read_peer(pid, std::move(from), std::move(to), anchor, number); };
+  or_python_error([&] {
+    if (bytes < kReleaseGilFrom) return copy();
+    Unlocked unlocked;
+    copy();
+  });
+}
+
+struct Views {
+  ~Views() {
+    for (Py_buffer& view : all) PyBuffer_Release(&view);
+  }
+  std::vector<Py_buffer> all;
+};
+
+}  // namespace
+
+void bind_direct(nb::module_& m) {
+  m.def("no_longer_kept", &no_longer_kept);
+  m.def("wait_for_no_longer_kept", [] {
+    Unlocked unlocked;
+    return wait_for_no_longer_kept();
+  });
+  m.def("stop_waiting_for_no_longer_kept", &stop_waiting_for_no_longer_kept);
+
+  nb::class_<Anchor>(m, "Anchor").def(nb::init<uint64_t>(), "number"_a).def_prop_ro("address", &Anchor::address);
+
+  m.def("ranges_of", [](nb::sequence buffers) {
+    std::vector<Range> ranges;
+    const size_t count = nb::len(buffers);
+    ranges.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      Py_buffer view;
+      const nb::object buffer = buffers[i];
+      if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      ranges.push_back({reinterpret_cast<uintptr_t>(view.buf), uint64_t(view.len)});
+      PyBuffer_Release(&view);
+    }
+    return nb::bytes(reinterpret_cast<const char*>(ranges.data()), ranges.size() * sizeof(Range));
+  }, "buffers"_a);
+  m.def("packed_size", [](nb::bytes table) {
+    size_t size = 0;
+    for (const iovec& range : ranges_of(table)) size += align_up(range.iov_len, kBufferAlign);
+    return size;
+  }, "table"_a);
+  m.def("read_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
+    std::vector<iovec> from = ranges_of(table), to;
+    to.reserve(from.size());
+    size_t at = 0;
+    nb::list buffers;
+    for (const iovec& range : from) {
+      if (range.iov_len > into.length || at > into.length - range.iov_len) throw nb::value_error("there is no room for the ranges");
+      to.push_back({into.data + at, range.iov_len});
+      buffers.append(nb::cast(Buffer{into.data + at, range.iov_len, false, into.owner, into.lease, into.made}, nb::rv_policy::move));
+      at += align_up(range.iov_len, kBufferAlign);
+    }
+    read(pid, std::move(from), std::move(to), anchor, number, at);
+    return buffers;
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  m.def("read_peer_into", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::sequence into) {
+    std::vector<iovec> from = ranges_of(table), to;
+    Views views;
+    const size_t count = nb::len(into);
+    if (count != from.size()) throw nb::value_error("as many buffers as ranges");
+    views.all.reserve(count);
+    to.reserve(count);
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      Py_buffer view;
+      const nb::object buffer = into[i];
+      if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_WRITABLE | PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      views.all.push_back(view);
+      if (size_t(view.len) != from[i].iov_len) throw nb::value_error("a buffer is not as long as its range");
+      to.push_back({view.buf, size_t(view.len)});
+      bytes += size_t(view.len);
+    }
+    read(pid, std::move(from), std::move(to), anchor, number, bytes);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+}
+
+}  // namespace conveyor

@@ -1,0 +1,66 @@
+#include "kept.h"
+
+#include <atomic>
+
+#include "platform.h"
+
+namespace conveyor {
+
+namespace {
+
+struct Kept {
+  PyObject* object;
+  Kept* next = nullptr;
+};
+
+// Never destroyed: arenas may outlive static destructors. A stack without a lock, since a process may be forked
+// while a thread is in the middle of it.
+std::atomic<Kept*> aside{nullptr};
+std::atomic<uint32_t> changes{0};  // futex word
+std::atomic<uint32_t> stops{0};
+
+void put_aside(const Kept* one) noexcept {
+  auto* node = const_cast<Kept*>(one);
+  Kept* first = aside.load(std::memory_order_relaxed);
+  do node->next = first;
+  while (!aside.compare_exchange_weak(first, node, std::memory_order_release, std::memory_order_relaxed));
+  // Sequentially consistent, as the reading of it: who is about to sleep sees the change or the node.
+  changes.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&changes);
+}
+
+}  // namespace
+
+std::shared_ptr<const void> kept(nb::object object) {
+  auto* made = new Kept{object.release().ptr()};
+  return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
+}
+
+nb::list no_longer_kept() {
+  nb::list found;
+  Kept* node = aside.exchange(nullptr, std::memory_order_acquire);
+  while (node != nullptr) {
+    std::unique_ptr<Kept> one(node);
+    node = node->next;
+    found.append(nb::steal(one->object));
+  }
+  return found;
+}
+
+bool wait_for_no_longer_kept() {
+  const uint32_t stopped = stops.load(std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t seen = changes.load(std::memory_order_seq_cst);
+    if (aside.load(std::memory_order_seq_cst) != nullptr) return true;
+    if (stops.load(std::memory_order_seq_cst) != stopped) return false;
+    futex_wait(&changes, seen, nullptr);
+  }
+}
+
+void stop_waiting_for_no_longer_kept() {
+  stops.fetch_add(1, std::memory_order_seq_cst);
+  changes.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&changes);
+}
+
+}  // namespace conveyor

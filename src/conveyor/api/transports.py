@@ -1,0 +1,39 @@
+"""What ``tensor_transport=`` may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.dag.hints import known_transports
+from conveyor.later import import_later
+
+#: Ray's name for a value that does not stay where it was made.
+OBJECT_STORE = "object_store"
+
+#: What only graphs know: the communicator that they were compiled with.
+_OF_GRAPHS = frozenset(("accelerator",))
+
+
+def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
+    """The transport's name in lower case; ``None`` for a value that travels as any other.
+
+    Raises:
+        TypeError: it is no name.
+        ValueError: there is no such transport.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{option} is the name of a transport, not {value!r}")
+    name = value.lower()
+    if name == OBJECT_STORE:
+        return None
+    if name not in known_transports or name in _OF_GRAPHS:
+        import_later("conveyor.transport.registry")  # it knows more names
+        known = known_transports.difference(_OF_GRAPHS)
+        for one in known:
+            if one.lower() == name:
+                return one
+        listed = ", ".join(sorted({*known, OBJECT_STORE}))
+        raise ValueError(f"invalid tensor transport: {value!r}; known are {listed}")
+    return name

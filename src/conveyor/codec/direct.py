@@ -1,0 +1,251 @@
+"""Values that stay in the process that made them.
+
+The frame of a :class:`Direct` says where the value is: whoever decodes it fetches the memory from there. What
+is kept as long as anybody has the frame is the value itself, so nobody finds it gone who could still ask.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.encoded import (
+    FLAG_DEFINITIONS,
+    FLAG_REFS,
+    KEPT,
+    SENT,
+    Encoded,
+    Reducer,
+    ReducerFactory,
+)
+
+DIRECT = 21
+"""Codec: where a value is."""
+
+_head = struct.Struct("<HHHIIIQQI")
+
+
+class Direct:
+    """A value that is to stay here.
+
+    transport: how its users want it to be moved: ``"auto"``, or a transport's name.
+    """
+
+    __slots__ = ("transport", "value")
+
+    def __init__(self, value: Any, transport: str) -> None:
+        self.value = value
+        self.transport = transport
+
+
+class Located(NamedTuple):
+    """Where a value is, as its frame says it.
+
+    slot, incarnation: its process on the board.
+    pid: of that process.
+    number: the value's, which no other one has, in any process.
+    anchor: the address of a word there that holds the number for as long as the value is kept.
+    holder: what that process is called.
+    transport: see :class:`Direct`.
+    ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
+    codec, meta: of the value, which is decoded with what the buffers hold.
+    """
+
+    slot: int
+    incarnation: int
+    pid: int
+    number: int
+    anchor: int
+    holder: str
+    transport: str
+    ranges: bytes
+    codec: int
+    meta: bytes
+
+    def pack(self) -> bytes:
+        """The meta bytes of the frame."""
+        holder, transport = self.holder.encode(), self.transport.encode()
+        head = _head.pack(
+            self.codec,
+            len(holder),
+            len(transport),
+            self.slot,
+            self.incarnation,
+            self.pid,
+            self.number,
+            self.anchor,
+            len(self.ranges),
+        )
+        return b"".join((head, holder, transport, self.ranges, self.meta))
+
+    @classmethod
+    def unpack(cls, meta: bytes) -> Located:
+        """What :meth:`pack` has made."""
+        codec, holder, transport, slot, incarnation, pid, number, anchor, ranges = (
+            _head.unpack_from(meta)
+        )
+        end_of_holder = _head.size + holder
+        end_of_transport = end_of_holder + transport
+        end_of_ranges = end_of_transport + ranges
+        return cls(
+            slot,
+            incarnation,
+            pid,
+            number,
+            anchor,
+            meta[_head.size : end_of_holder].decode(),
+            meta[end_of_holder:end_of_transport].decode(),
+            meta[end_of_transport:end_of_ranges],
+            codec,
+            meta[end_of_ranges:],
+        )
+
+
+class Holder(Protocol):
+    """Who keeps values here, and fetches those of others."""
+
+    def keep(
+        self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
+    ) -> tuple[Located, Any]:
+        """Keep a value, of which that was encoded: where it is, and what it is kept by. It goes when the
+        latter is garbage."""
+        ...
+
+    def begin(self) -> None:
+        """Something is about to be kept here as long as somebody has a frame."""
+        ...
+
+    def fetch(self, where: Located, decode: Callable[..., Any]) -> Any:
+        """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``."""
+        ...
+
+
+_holder: Holder | None = None
+
+
+def holder() -> Holder:
+    """This process's, which is above and comes when it is first needed."""
+    global _holder
+    if _holder is None:
+        _holder = importlib.import_module("conveyor.direct").HOLDER
+    return _holder
+
+
+def keep_beside(notes: dict[Any, Any], what: Any) -> None:
+    """Keep ``what`` as long as anybody has the frame of the value that is being pickled, whose notes are
+    these."""
+    holder().begin()
+    notes.setdefault(KEPT, []).append(what)
+
+
+def keep(
+    value: Direct, encode: Callable[[Any, SentDefinitions], Encoded]
+) -> tuple[bytes, Any] | None:
+    """Keep a value here: the meta bytes that say where it is, and what keeps it. ``None``: it has no memory
+    that could stay, or refers to refs, and travels as any other."""
+    sent = SentDefinitions()  # it brings its own, so that any channel can carry it
+    codec, flags, meta, buffers, *others = encode(value.value, sent)
+    if not buffers or others or flags & FLAG_REFS:
+        if flags & FLAG_DEFINITIONS:
+            sent.undo(meta)
+        return None
+    where, kept = holder().keep(value, codec, meta, buffers)
+    return where.pack(), kept
+
+
+def encode(
+    value: Direct,
+    sent: SentDefinitions | None,
+    encode_any: Callable[[Any, SentDefinitions | None], Encoded],
+) -> Encoded:
+    """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
+    made = keep(value, encode_any)
+    if made is None:
+        return encode_any(value.value, sent)
+    meta, kept = made
+    return DIRECT, 0, meta, None, kept
+
+
+def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
+    """The value, fetched, but for :func:`unfetched`. ``decode_any``: :func:`conveyor.codec.frames.decode`."""
+    if _lazily.on:
+        return Unfetched(meta, decode_any)
+    return holder().fetch(Located.unpack(meta), decode_any)
+
+
+class Unfetched:
+    """In the place of a value that has not been fetched."""
+
+    __slots__ = ("_decode_any", "_keeper", "meta")
+
+    def __init__(self, meta: bytes, decode_any: Callable[..., Any], keeper: Any = None) -> None:
+        self.meta = meta
+        self._decode_any = decode_any
+        self._keeper = keeper
+
+    def fetch(self) -> Any:
+        """The value."""
+        return holder().fetch(Located.unpack(self.meta), self._decode_any)
+
+    def kept_by(self, keeper: Any) -> Unfetched:
+        """The same, to be sent: whoever gets it fetches the value, which is kept as long as ``keeper`` is."""
+        return Unfetched(self.meta, self._decode_any, keeper)
+
+    def reduced(self, notes: dict[Any, Any]) -> Any:
+        """For a pickle."""
+        sent = notes.get(SENT)
+        if sent is None or sent.in_band:  # nobody would keep it
+            return _itself, (self.fetch(),)
+        keep_beside(notes, self._keeper)
+        return self._decode_any, (DIRECT, self.meta)
+
+
+class _Lazily(threading.local):
+    on = False
+
+
+_lazily = _Lazily()
+
+
+@contextmanager
+def unfetched() -> Iterator[None]:
+    """Have values that are decoded meanwhile, on this thread, be :class:`Unfetched`."""
+    before, _lazily.on = _lazily.on, True
+    try:
+        yield
+    finally:
+        _lazily.on = before
+
+
+def fetched(value: Any) -> Any:
+    """``value``, or what it stands for."""
+    return value.fetch() if type(value) is Unfetched else value
+
+
+def reducers(
+    encode_any: Callable[[Any, SentDefinitions], Encoded], decode_any: Callable[..., Any]
+) -> ReducerFactory:
+    """For those inside of other values: the elements of a result that has several, say."""
+
+    def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
+        def reduce(direct: Direct) -> Any:
+            sent = notes.get(SENT)
+            made = None if sent is None or sent.in_band else keep(direct, encode_any)
+            if made is None:
+                return _itself, (direct.value,)
+            meta, kept = made
+            keep_beside(notes, kept)
+            return decode_any, (DIRECT, meta)
+
+        return {Direct: reduce, Unfetched: lambda value: value.reduced(notes)}
+
+    return make_reducers
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -1,0 +1,67 @@
+"""Getting a value from the process that keeps it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec.direct import Located
+from conveyor.direct.table import TABLE, Decode
+from conveyor.exceptions import (
+    ActorDiedError,
+    ArenaFullError,
+    ObjectLostError,
+    RuntimeStateError,
+)
+from conveyor.runtime import context
+
+
+def fetch(where: Located, decode: Decode) -> Any:
+    """The value itself where it is kept here, else another one like it, in memory of this process's.
+
+    Raises:
+        ActorDiedError: the process that kept it has died.
+        ObjectLostError: it is kept no more, because whoever owned the reference has died.
+        RuntimeStateError: this process may not read it: it belongs to no session.
+    """
+    stored = TABLE.find(where.number)
+    if stored is not None:
+        return stored.value
+    runtime = context.running()
+    if runtime is None:
+        raise RuntimeStateError(
+            "a value that has stayed in another process can only be fetched in its session, and this "
+            "process belongs to none"
+        )
+    into = _room_for(_core.packed_size(where.ranges))
+    try:
+        buffers = _core.read_peer(where.pid, where.ranges, where.anchor, where.number, into)
+    except OSError as error:
+        raise _why(where, error, runtime) from None
+    return decode(where.codec, where.meta, buffers)
+
+
+def _room_for(size: int) -> _core.Buffer:
+    try:
+        return context.current().process.arena.allocate(size)
+    except ArenaFullError:  # memory of this process alone is as good
+        return _core.Buffer.own(size)
+
+
+def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
+    if runtime.process.board.gone(where.slot, where.incarnation) or error.errno == errno.ESRCH:
+        return ActorDiedError(
+            f"{where.holder} has died, and with it a value of {_size(where)} that it kept",
+            where.holder,
+        )
+    if error.errno in (errno.ESTALE, errno.EFAULT):
+        return ObjectLostError(
+            f"a value of {_size(where)} that {where.holder} kept is kept no more: the process that owned the "
+            "reference to it has died, or has let go of it while it was under way"
+        )
+    return error
+
+
+def _size(where: Located) -> str:
+    return f"{_core.packed_size(where.ranges):,} bytes"

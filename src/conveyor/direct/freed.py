@@ -1,0 +1,72 @@
+"""Waiting until memory is nobody's but its maker's again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conveyor.checks import check_timeout
+from conveyor.direct.table import TABLE, Stored
+from conveyor.later import LaterModule
+from conveyor.runtime import context
+from conveyor.runtime.waiting.patience import wait_until
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LaterModule("torch")
+
+
+def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
+    """Wait until nobody can fetch what lies in a tensor's memory, so that it can be written to: until all
+    references to values that it is part of are gone, and all calls that take such a value have it.
+
+    Args:
+        tensor: a torch tensor, or an array. It stands for all of the memory that it shares with others: a
+            view, a parameter, or an entry of a ``state_dict`` for their whole storage.
+        timeout: seconds; ``None``: as long as it takes.
+
+    Raises:
+        TypeError: it is neither.
+        WaitTimeoutError: it is still needed, a ``TimeoutError`` as well.
+    """
+    address, nbytes = _memory_of(tensor)
+    timeout = check_timeout(timeout)
+    if not TABLE.holding(address, nbytes):
+        return
+    runtime = context.current()
+    wait_until(
+        runtime.process.inbox,
+        lambda: not TABLE.holding(address, nbytes),
+        None if timeout is not None and timeout < 0 else timeout,
+        lambda: f"memory of {nbytes:,} bytes to be freed",
+        lambda: _needed(TABLE.holding(address, nbytes)),
+    )
+
+
+def _needed(by: list[Stored]) -> str:
+    several = f"{len(by)} values lie" if len(by) > 1 else "a value lies"
+    return (
+        f"{several} there that others may still fetch: a reference to it is held, or a call that takes it "
+        "has not begun"
+    )
+
+
+def _memory_of(tensor: Any) -> tuple[int, int]:
+    if _is_torch(tensor):
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    base = tensor
+    while getattr(base, "base", None) is not None and hasattr(base.base, "__array_interface__"):
+        base = base.base
+    interface = getattr(base, "__array_interface__", None)
+    if interface is None:
+        raise TypeError(
+            f"wait_tensor_freed takes a torch tensor or an array, not a {type(tensor).__name__}"
+        )
+    return interface["data"][0], base.nbytes
+
+
+def _is_torch(value: Any) -> bool:
+    return any(
+        cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__
+    )
