@@ -39,4 +39,9 @@ class Anchor {
 // may not, EFAULT: nothing is mapped there).
 void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number);
 
+// Let `pid`, and what descends from it, read this process where only its own parents may otherwise (Yama(8)).
+void let_read(pid_t pid) noexcept;
+// Whether the system lets this process read the memory of process `pid`, whatever is mapped there.
+bool may_read(pid_t pid) noexcept;
+
 }  // namespace conveyor

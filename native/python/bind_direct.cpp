@@ -52,6 +52,9 @@ void bind_direct(nb::module_& m) {
   });
   m.def("stop_waiting_for_no_longer_kept", &stop_waiting_for_no_longer_kept);
 
+  m.def("let_read", &let_read, "pid"_a);
+  m.def("may_read", &may_read, "pid"_a);
+
   nb::class_<Anchor>(m, "Anchor").def(nb::init<uint64_t>(), "number"_a).def_prop_ro("address", &Anchor::address);
 
   m.def("ranges_of", [](nb::sequence buffers) {
@@ -67,6 +70,11 @@ void bind_direct(nb::module_& m) {
     }
     return nb::bytes(reinterpret_cast<const char*>(ranges.data()), ranges.size() * sizeof(Range));
   }, "buffers"_a);
+  m.def("lengths_of", [](nb::bytes table) {
+    nb::list lengths;
+    for (const iovec& range : ranges_of(table)) lengths.append(range.iov_len);
+    return lengths;
+  }, "table"_a);
   m.def("packed_size", [](nb::bytes table) {
     size_t size = 0;
     for (const iovec& range : ranges_of(table)) size += align_up(range.iov_len, kBufferAlign);

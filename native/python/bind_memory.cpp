@@ -158,6 +158,7 @@ void bind_memory(nb::module_& m) {
            })
       .def_prop_ro("fd", [](Snapshot& s) { return s.fd.get(); })
       .def_prop_ro("has_refs", [](Snapshot& s) { return (s.frame.flags & kRefs) != 0; })
+      .def_prop_ro("codec", [](Snapshot& s) { return s.frame.codec; })
       .def_prop_ro("keeps", [](Snapshot& s) { return (s.frame.flags & kKeeps) != 0; })
       .def_prop_ro("meta", [](Snapshot& s) { return meta_of(s.frame); })
       .def("loose", [](Snapshot& s) -> nb::object {

@@ -80,6 +80,14 @@ TEST(what_is_gone_is_told) {
   CHECK_EQ(error_of(ended, there, sizeof there, address, 7), ESRCH);
 }
 
+TEST(it_is_known_beforehand_who_may_be_read) {
+  CHECK(may_read(::getpid()));
+  let_read(::getpid());
+  check::Child child([] { CHECK(may_read(::getppid())); });
+  CHECK(child.passed());
+  CHECK(!may_read(child.pid()));  // it has ended
+}
+
 TEST(words_are_used_again) {
   std::vector<std::unique_ptr<Anchor>> anchors;
   for (uint64_t i = 1; i < 2000; ++i) anchors.push_back(std::make_unique<Anchor>(i));

@@ -23,7 +23,7 @@ from conveyor.runtime.refs.ref import Ref as ObjectRef
 from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
-    from conveyor import channel, device, metrics, observe, testing, transport
+    from conveyor import channel, device, experimental, metrics, observe, testing, transport
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
 
@@ -49,6 +49,7 @@ __all__ = [
     "empty",
     "empty_tensor",
     "exceptions",
+    "experimental",
     "get",
     "get_actor",
     "get_runtime_context",
@@ -76,6 +77,7 @@ __getattr__, __dir__ = names_later(
         "GraphRef": "conveyor.runtime.graph.results",
         "channel": "conveyor.channel",
         "device": "conveyor.device",
+        "experimental": "conveyor.experimental",
         "metrics": "conveyor.metrics",
         "observe": "conveyor.observe",
         "testing": "conveyor.testing",

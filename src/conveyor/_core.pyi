@@ -552,6 +552,10 @@ class Snapshot:
         """Whether its value refers to refs, which its meta bytes name."""
 
     @property
+    def codec(self) -> int:
+        """What it is encoded by."""
+
+    @property
     def keeps(self) -> bool:
         """Whether something is kept for it where it was made: as long as this is, or whatever stands for it."""
 
@@ -1312,6 +1316,12 @@ def wait_for_no_longer_kept() -> bool:
 def stop_waiting_for_no_longer_kept() -> None:
     """Have those who wait return."""
 
+def let_read(pid: int) -> None:
+    """Let that process, and what descends from it, read this one's memory, where the system limits who may."""
+
+def may_read(pid: int) -> bool:
+    """Whether the system lets this process read the memory of that one."""
+
 class Anchor:
     """A word of this process that holds ``number`` as long as this is: whoever reads memory of ours reads it behind
     that, to see whether the memory was still what it took it for."""
@@ -1323,6 +1333,9 @@ class Anchor:
 
 def ranges_of(buffers: Sequence[Any]) -> bytes:
     """Where contiguous buffers lie: a table of addresses and lengths, as 64-bit numbers."""
+
+def lengths_of(table: bytes) -> list[int]:
+    """The length of each of them."""
 
 def packed_size(table: bytes) -> int:
     """The bytes that ``read_peer`` needs for such a table's memory."""

@@ -6,7 +6,7 @@ import signal
 import threading
 
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -123,22 +123,31 @@ def _rebuilt():
 
 
 class Items:
+    def __init__(self, sent):
+        self.sent = sent
+
     def items(self, x):
         for _ in range(3):
             yield Item()
+        if x == 1:
+            self.sent.touch()
 
 
 class Dies:
+    def __init__(self, go):
+        self.go = go
+
     def f(self, x):
         if x == 1:
+            hold(self.go)
             os._exit(3)
         return x
 
 
 @pytest.mark.parametrize("use", ["teardown", "restart", "execute"])
-def test_an_item_that_uses_its_graph_when_a_restart_decodes_it(local, wait_until, use):
-    items = conveyor.remote(max_restarts=2)(Items).remote()
-    dies = conveyor.remote(max_restarts=2)(Dies).remote()
+def test_an_item_that_uses_its_graph_when_a_restart_decodes_it(local, wait_until, tmp_path, use):
+    items = conveyor.remote(max_restarts=2)(Items).remote(tmp_path / "sent")
+    dies = conveyor.remote(max_restarts=2)(Dies).remote(tmp_path / "sent")
     with InputNode() as x:
         dag = MultiOutputNode([items.items.bind(x), dies.f.bind(x)])
     graph = dag.compile()

@@ -126,7 +126,7 @@ def test_sigkill_is_told_from_the_out_of_memory_killer(wait_until):
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"), what="the burial")
     with pytest.raises(ActorDiedError) as caught:
-        victim.echo.remote(1)
+        get(victim.echo.remote(1))
     text = str(caught.value)
     assert "somebody else killed it" in text or "it may be that" in text
 

@@ -3,7 +3,9 @@
 ``compiled_graphs_*`` are the cells of "Quickstart with Ray Compiled Graphs" that need no GPU, each
 file one part of it; ``overview_*`` is the first listing of "Ray Compiled Graph (beta)", which the
 page sets beside its compiled form. ``overlap_cpu`` is the program of "Overlapping communication and
-computation" in its form for CPUs: there is another device, transport and size in it.
+computation" in its form for CPUs: there is another device, transport and size in it. ``direct_*`` are
+those of "Ray Direct Transport (RDT)"; ``direct_nixl_cpu`` is made of several listings, in their form for
+CPUs.
 """
 
 import importlib.util
@@ -55,6 +57,56 @@ def check_overview(lines):
     assert [re.sub(r"pid=\d+", "pid=N", line) for line in lines] == [
         "(Receiver pid=N) received some data"
     ] * 2
+
+
+def check_a_number(lines):
+    assert len(lines) == 1
+    assert re.fullmatch(r"tensor\(-?\d+\.\d+\)", lines[0])
+
+
+def check_nothing(lines):
+    assert lines == []
+
+
+def check_a_tensor(lines):
+    assert lines[0].startswith("tensor([[")
+
+
+def check_different_sums(lines):
+    assert lines == ["AssertionError: sender and receiver returned different sums."]
+
+
+def check_nixl(lines):
+    check_a_tensor(lines)
+    assert re.fullmatch(r"-?\d+\.\d+", lines[-1])
+
+
+DIRECT = [
+    ("tensor", check_a_number),
+    ("nested", check_a_number),
+    ("same_actor", check_nothing),
+    ("get", check_a_tensor),
+    ("mutable", check_different_sums),
+    ("freed", check_nothing),
+    ("nixl_cpu", check_nixl),
+]
+
+
+@needs_torch
+@pytest.mark.parametrize(("program", "check"), DIRECT)
+def test_direct_program(scripts, program, check):
+    """Those of "Ray Direct Transport", whose defaults ``conveyor.compat.ray`` has where they are errors."""
+    check(lines_of(scripts.run(PROGRAMS / f"direct_{program}.py", timeout=120)))
+    assert "Traceback" not in scripts.stderr
+
+
+@needs_torch
+def test_direct_program_that_is_warned(scripts):
+    out = scripts.run(PROGRAMS / "direct_warning.py", timeout=120)
+    assert lines_of(out) in ([], ["AssertionError: sender and receiver returned different sums."])
+    assert re.search(
+        r"UserWarning: .* is being passed back to the actor that created it", scripts.stderr
+    )
 
 
 def lines_of(output):

@@ -7,8 +7,9 @@ from typing import Any, TypeVar, overload
 
 from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
 from conveyor.api.methods import make_table
-from conveyor.api.transports import check_transport
+from conveyor.api.transports import check_get_options, check_transport
 from conveyor.checks import check_count, check_flag
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
 
@@ -17,32 +18,56 @@ KeyT = TypeVar("KeyT")
 
 
 @overload
-def get(refs: Ref[T], *, timeout: float | None = None) -> T: ...
+def get(refs: Ref[T], *, timeout: float | None = None, into: Any = None, **rays: Any) -> T: ...
 @overload
-def get(refs: Sequence[Ref[T]], *, timeout: float | None = None) -> list[T]: ...
+def get(
+    refs: Sequence[Ref[T]], *, timeout: float | None = None, into: Any = None, **rays: Any
+) -> list[T]: ...
 @overload
-def get(refs: Mapping[KeyT, Ref[T]], *, timeout: float | None = None) -> dict[KeyT, T]: ...
+def get(
+    refs: Mapping[KeyT, Ref[T]], *, timeout: float | None = None, into: Any = None, **rays: Any
+) -> dict[KeyT, T]: ...
 @overload
-def get(refs: Sequence[Any] | Mapping[Any, Any], *, timeout: float | None = None) -> Any: ...
+def get(
+    refs: Sequence[Any] | Mapping[Any, Any],
+    *,
+    timeout: float | None = None,
+    into: Any = None,
+    **rays: Any,
+) -> Any: ...
 
 
-def get(refs: Any, *, timeout: float | None = None) -> Any:
+def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: Any) -> Any:
     """Wait for the value of a reference, or of each in a list of them.
 
     Args:
         refs: a reference, as returned by ``remote``, ``put`` and a graph's ``execute``, or a list
             of references. It can be got again, and gives another value like it.
         timeout: seconds to wait for all of them; without it, as long as it takes.
+        into: of one reference: a tensor or an array that its value is written to, and that is returned; or a
+            list of them, one for each tensor and array in the value.
+        rays: ``_use_object_store`` and ``_tensor_transport``, by which Ray's programs say how a value is
+        to be
+            fetched that has stayed on its actor. The way is found without them.
 
     Raises:
         TaskError: the method raised; also an instance of the exception's own class.
         ActorDiedError: the actor has died.
         WaitTimeoutError: the timeout is over; the same call can be tried again.
+        ValueError: ``into`` does not fit the value; nothing has been written to it then.
     """
+    if rays:
+        check_get_options(rays)
     # The class of a ref is a native one, whose isinstance() costs more than a look at a list's type.
     if type(refs) is not list and isinstance(refs, Ref):
-        return refs.get(timeout)
+        return refs.get(timeout) if into is None else _get_into(refs, into, timeout)
+    if into is not None:
+        raise TypeError(f"into= is for the value of one reference, not of a {type(refs).__name__}")
     return context.current().get(refs, timeout)
+
+
+def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
+    return import_later("conveyor.direct.into").get_into(ref, into, timeout)
 
 
 def put(

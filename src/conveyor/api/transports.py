@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from conveyor.dag.hints import known_transports
@@ -37,3 +38,17 @@ def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
         listed = ", ".join(sorted({*known, OBJECT_STORE}))
         raise ValueError(f"invalid tensor transport: {value!r}; known are {listed}")
     return name
+
+
+def check_get_options(options: Mapping[str, Any]) -> None:
+    """Raise unless these are what Ray's ``get`` takes beside a timeout.
+
+    Raises:
+        TypeError: an option that does not exist.
+        ValueError: no such transport.
+    """
+    for name, value in options.items():
+        if name == "_tensor_transport":
+            check_transport(value, name)
+        elif name != "_use_object_store":
+            raise TypeError(f"get() got an unexpected keyword argument {name!r}")

@@ -111,13 +111,17 @@ class Holder(Protocol):
 
     def keep(
         self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
-    ) -> tuple[Located, Any]:
+    ) -> tuple[Located, Any] | None:
         """Keep a value, of which that was encoded: where it is, and what it is kept by. It goes when the
-        latter is garbage."""
+        latter is garbage. ``None``: others could not fetch it."""
         ...
 
     def begin(self) -> None:
         """Something is about to be kept here as long as somebody has a frame."""
+        ...
+
+    def find(self, number: int) -> Any:
+        """What keeps the value of that number here, with its ``value``; ``None``: it is elsewhere."""
         ...
 
     def fetch(self, where: Located, decode: Callable[..., Any]) -> Any:
@@ -147,14 +151,17 @@ def keep(
     value: Direct, encode: Callable[[Any, SentDefinitions], Encoded]
 ) -> tuple[bytes, Any] | None:
     """Keep a value here: the meta bytes that say where it is, and what keeps it. ``None``: it has no memory
-    that could stay, or refers to refs, and travels as any other."""
+    that could stay, refers to refs, or could not be fetched by others, and travels as any other."""
     sent = SentDefinitions()  # it brings its own, so that any channel can carry it
     codec, flags, meta, buffers, *others = encode(value.value, sent)
-    if not buffers or others or flags & FLAG_REFS:
+    stays = None
+    if buffers and not others and not flags & FLAG_REFS:
+        stays = holder().keep(value, codec, meta, buffers)
+    if stays is None:
         if flags & FLAG_DEFINITIONS:
             sent.undo(meta)
         return None
-    where, kept = holder().keep(value, codec, meta, buffers)
+    where, kept = stays
     return where.pack(), kept
 
 
@@ -188,9 +195,23 @@ class Unfetched:
         self._decode_any = decode_any
         self._keeper = keeper
 
+    @property
+    def where(self) -> Located:
+        """Where the value is."""
+        return Located.unpack(self.meta)
+
+    def here(self) -> Any:
+        """What keeps it, if that is this process."""
+        return holder().find(self.where.number)
+
     def fetch(self) -> Any:
         """The value."""
-        return holder().fetch(Located.unpack(self.meta), self._decode_any)
+        return holder().fetch(self.where, self._decode_any)
+
+    def decode_with(self, buffers: list[Any]) -> Any:
+        """The value, with memory that need not have come yet."""
+        where = self.where
+        return self._decode_any(where.codec, where.meta, buffers)
 
     def kept_by(self, keeper: Any) -> Unfetched:
         """The same, to be sent: whoever gets it fetches the value, which is kept as long as ``keeper`` is."""

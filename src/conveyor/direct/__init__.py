@@ -10,6 +10,7 @@ from typing import Any
 
 from conveyor.codec.direct import Direct, Located
 from conveyor.direct.fetching import fetch
+from conveyor.direct.permission import others_may_read
 from conveyor.direct.table import TABLE, Decode, Stored
 from conveyor.runtime import context
 
@@ -19,10 +20,12 @@ class _Holder:
 
     def keep(
         self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
-    ) -> tuple[Located, Stored]:
-        self.begin()
+    ) -> tuple[Located, Stored] | None:
         runtime = context.current()
+        if not others_may_read(runtime.own_actor is None):
+            return None
         process = runtime.process
+        process.keeping.start()
         stored = TABLE.keep(direct.value, buffers, direct.transport)
         slot, incarnation = process.identity
         where = Located(
@@ -41,6 +44,9 @@ class _Holder:
 
     def begin(self) -> None:
         context.current().process.keeping.start()
+
+    def find(self, number: int) -> Stored | None:
+        return TABLE.find(number)
 
     def fetch(self, where: Located, decode: Decode) -> Any:
         return fetch(where, decode)

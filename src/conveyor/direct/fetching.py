@@ -42,6 +42,17 @@ def fetch(where: Located, decode: Decode) -> Any:
     return decode(where.codec, where.meta, buffers)
 
 
+def read_into(where: Located, memories: list[memoryview]) -> None:
+    """Fetch the memory of a value of another process into memory that is there, a part for each of its own.
+
+    Raises as :func:`fetch`.
+    """
+    try:
+        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
+    except OSError as error:
+        raise _why(where, error, context.current()) from None
+
+
 def _room_for(size: int) -> _core.Buffer:
     try:
         return context.current().process.arena.allocate(size)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conveyor.checks import check_timeout
+from conveyor.direct.memory import storage_of
 from conveyor.direct.table import TABLE, Stored
-from conveyor.later import LaterModule
 from conveyor.runtime import context
 from conveyor.runtime.waiting.patience import wait_until
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = LaterModule("torch")
 
 
 def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
@@ -29,7 +24,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
         TypeError: it is neither.
         WaitTimeoutError: it is still needed, a ``TimeoutError`` as well.
     """
-    address, nbytes = _memory_of(tensor)
+    address, nbytes = storage_of(tensor)
     timeout = check_timeout(timeout)
     if not TABLE.holding(address, nbytes):
         return
@@ -48,25 +43,4 @@ def _needed(by: list[Stored]) -> str:
     return (
         f"{several} there that others may still fetch: a reference to it is held, or a call that takes it "
         "has not begun"
-    )
-
-
-def _memory_of(tensor: Any) -> tuple[int, int]:
-    if _is_torch(tensor):
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    base = tensor
-    while getattr(base, "base", None) is not None and hasattr(base.base, "__array_interface__"):
-        base = base.base
-    interface = getattr(base, "__array_interface__", None)
-    if interface is None:
-        raise TypeError(
-            f"wait_tensor_freed takes a torch tensor or an array, not a {type(tensor).__name__}"
-        )
-    return interface["data"][0], base.nbytes
-
-
-def _is_torch(value: Any) -> bool:
-    return any(
-        cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__
     )

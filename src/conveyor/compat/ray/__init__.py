@@ -1,1 +1,65 @@
-"""Ray's module names, defaults and texts over ours."""
+"""Ray's module names, defaults and texts over ours: ``import conveyor.compat.ray as ray``.
+
+``import conveyor as ray`` runs the same programs. What is here besides is what such programs may rely on
+though there is no need for it: an error where Ray has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import conveyor
+from conveyor import *  # noqa: F403
+from conveyor.api.transports import check_transport
+from conveyor.compat.ray import experimental  # type: ignore[no-redef]
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.values import located
+
+__all__ = [*conveyor.__all__, "experimental", "get"]
+
+#: Transports over which Ray's ``get`` fetches nothing: both ends would have to take part.
+_OF_GROUPS = frozenset(("gloo", "nccl"))
+
+
+def get(  # type: ignore[no-redef]
+    refs: Any,
+    *,
+    timeout: float | None = None,
+    _use_object_store: bool = False,
+    _tensor_transport: str | None = None,
+) -> Any:
+    """``conveyor.get``, which refuses what Ray's refuses.
+
+    Raises:
+        ValueError: the value has stayed on its actor, for a transport that needs a group, and neither
+            ``_use_object_store=True`` nor ``_tensor_transport="object_store"`` says otherwise.
+    """
+    named = None if _tensor_transport is None else check_transport(_tensor_transport)
+    if not _use_object_store and not (_tensor_transport is not None and named is None):
+        for ref in _refs(refs):
+            _refuse_groups(ref, timeout)
+    return conveyor.get(refs, timeout=timeout)
+
+
+def _refs(refs: Any) -> list[Any]:
+    if isinstance(refs, Ref):
+        return [refs]
+    if isinstance(refs, Mapping):
+        return list(refs.values())
+    return list(refs) if isinstance(refs, Sequence) else []
+
+
+def _refuse_groups(ref: Any, timeout: float | None) -> None:
+    if not isinstance(ref, Ref):
+        return
+    conveyor.wait([ref], timeout=timeout)
+    if not ref.done() or ref.has_failed():
+        return
+    where = located(ref.to_send())
+    if where is not None and where.transport in _OF_GROUPS:
+        raise ValueError(
+            "Currently ray.get() only supports OBJECT_STORE and NIXL tensor transport, got "
+            f"TensorTransportEnum.{where.transport.upper()}, please specify the correct tensor transport in "
+            "ray.get()"
+        )

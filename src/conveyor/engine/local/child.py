@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from conveyor import _core
 from conveyor.engine.local.spec import ChildSpec, read_spec
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
@@ -57,6 +58,8 @@ def prepare_for_forks() -> None:
     with suppress(ValueError, AttributeError):
         stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
         _libc.setvbuf(stdout, None, _IOLBF, ctypes.c_size_t(0))
+    # By this process actors see whether they may read each other's memory.
+    _core.let_read(os.getpid())
 
 
 def set_process_title(title: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
+
+from conveyor.callers import users_level
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.refs import values
@@ -13,9 +17,44 @@ def lacked(call: Call) -> Ref | None:
     return values.lacking(call[1], call[2])
 
 
-def with_values(call: Call) -> Call:
-    """``call``, whose refs are done, with their values. Raises ``RefFailed``."""
-    return with_arguments(call, *values.with_values(call[1], call[2]))
+def with_values(call: Call, actor: tuple[int, int], name: str) -> Call:
+    """``call`` of ``actor``, which users know by ``name``: with the values of its refs, which are done.
+    Raises ``RefFailed``."""
+    args, kwargs = values.with_values(call[1], call[2])
+    for given, sent in zip(call[1], args, strict=True):
+        if sent is not given:
+            _warn_of_sharing(given, sent, actor, name)
+    for key, given in (call[2] or {}).items():
+        if kwargs[key] is not given:
+            _warn_of_sharing(given, kwargs[key], actor, name)
+    return with_arguments(call, args, kwargs)
+
+
+#: Of refs whose values have stayed where they were made: whether such a value has been passed to the
+#: actor that has it, and whether to another one.
+_passed: weakref.WeakKeyDictionary[Ref, tuple[bool, bool]] = weakref.WeakKeyDictionary()
+
+
+def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], name: str) -> None:
+    """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
+    to another one, which gets what is in it then."""
+    where = values.located(sent)
+    if where is None:
+        return
+    own, others = before = _passed.get(ref, (False, False))
+    if where.slot == actor[0] and where.incarnation == actor[1]:
+        own = True
+    else:
+        others = True
+    _passed[ref] = own, others
+    if own and others and before != (True, True):
+        warnings.warn(
+            f"{ref!r} is being passed back to the actor that created it, {where.holder}, and to another "
+            f"one as well. Its tensors and arrays have stayed there: what {where.holder} writes to them is "
+            "seen by whoever fetches them afterwards. Write to a copy, or wait with "
+            "conveyor.experimental.wait_tensor_freed",
+            stacklevel=users_level(),
+        )
 
 
 def outcome_of(error: BaseException) -> BaseException:

@@ -66,7 +66,7 @@ class Link:
         ``label`` names a (graph, node) that the actor runs. ``why_refused``: of a link that the actor
         still has to accept; asked once it could not."""
         self._process = process
-        self.actor_slot, self._incarnation = mailbox.process
+        self.actor_slot, self._incarnation = self._actor = mailbox.process
         # An actor's own: nobody outlives it who would be told of its death.
         self._to_itself = mailbox.process == process.identity
         self._label = label
@@ -110,7 +110,7 @@ class Link:
                     raise self._why_gone()
                 if has_refs and lacked(call) is None:
                     try:
-                        call = with_values(call)
+                        call = with_values(call, self._actor, self.actor_name)
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
@@ -243,7 +243,7 @@ class Link:
                     if self.gone:
                         raise self._why_gone()
                     if has_refs:
-                        call = with_values(call)
+                        call = with_values(call, self._actor, self.actor_name)
                         self._pending[0] = (ref, call, False)
                     number = self.gate.submit(call)
                 except BaseException as error:  # the call's outcome: an argument failed, say

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import SENT, add_reducers, claims
-from conveyor.codec.direct import keep_beside
+from conveyor.codec.direct import DIRECT, Located, Unfetched, keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
@@ -82,6 +82,16 @@ def _as_argument(ref: Ref, error: Exception) -> Exception:
     return RuntimeStateError(
         f"{ref!r}, which is an argument, belongs to a session that has ended before it was done"
     )
+
+
+def located(sent: Any) -> Located | None:
+    """Where a value is that has stayed where it was made, by what is sent for it; ``None`` of any other."""
+    if type(sent) is Unfetched:
+        return sent.where
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    if type(snapshot) is not _core.Snapshot or not snapshot.keeps or snapshot.codec != DIRECT:
+        return None
+    return Located.unpack(snapshot.meta)
 
 
 def wait_for(ref: Ref) -> None:

@@ -1,0 +1,3 @@
+"""``ray.dag``."""
+
+from conveyor.dag import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""``ray.experimental.channel``."""
+
+from conveyor.experimental.channel import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""``ray.experimental.collective``."""
+
+from conveyor.experimental.collective import *  # noqa: F403

@@ -1,0 +1,68 @@
+"""The memory of tensors and arrays."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor; torch is not imported for it."""
+    cls: Any = type(value)
+    return _is_tensor(cls)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a numpy array; numpy is not imported for it."""
+    cls: Any = type(value)
+    return _is_array(cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_tensor(cls: type) -> bool:
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in cls.__mro__)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_array(cls: type) -> bool:
+    return any(base.__module__ == "numpy" and base.__name__ == "ndarray" for base in cls.__mro__)
+
+
+def storage_of(value: Any) -> tuple[int, int]:
+    """Address and bytes of all the memory that a tensor or an array shares with others.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if is_tensor(value):
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    if not is_array(value):
+        raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
+    base = value
+    while is_array(base.base):
+        base = base.base
+    return base.__array_interface__["data"][0], base.nbytes
+
+
+def memory_of(value: Any) -> memoryview:
+    """The bytes of a tensor or an array, to be written to.
+
+    Raises:
+        TypeError: it is neither, or not in the host's memory.
+        ValueError: its elements do not lie one behind the other, or cannot be written to.
+    """
+    if is_tensor(value):
+        import torch
+
+        if value.device.type != "cpu":
+            raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
+        if not value.is_contiguous() or value.is_conj() or value.is_neg():
+            raise ValueError("what is read into must be contiguous")
+        flat = value.detach().reshape(-1).view(torch.uint8) if value.numel() else value.new_empty(0)
+        return memoryview(flat.numpy()).cast("B") if value.numel() else memoryview(bytearray())
+    if not is_array(value):
+        raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
+    if not value.flags.c_contiguous or not value.flags.writeable:
+        raise ValueError("what is read into must be contiguous, and not read-only")
+    return memoryview(value).cast("B") if value.size else memoryview(bytearray())
