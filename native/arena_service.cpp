@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kLooks = 256;    // published blocks looked at with the lock held
 constexpr size_t kDetach = 1024;  // free blocks that go back at a time
+constexpr uint64_t kKeptPauseNs = 1'000'000;
 
 }  // namespace
 
@@ -244,7 +245,8 @@ void Arena::stop_thread() {
 // A block that has been free for `idle_ns_` goes back. A lease may end just after the thread has looked, and
 // it looks again when the first of the free blocks is due: within a little more than twice this. After
 // leases have ended it waits for a third of it before it looks: more may end, and who drops values one by
-// one should not wake it for each.
+// one should not wake it for each. What is attached to blocks is let go of at once, but not more often than each
+// kKeptPauseNs, since whoever fetches values from here would wake it for each.
 void Arena::run() {
   // Sleeps until it is woken, or for `ns` (0: no limit). What has come since `seen` wakes it at once.
   auto sleep = [this](uint32_t seen, uint64_t ns) {
@@ -260,7 +262,8 @@ void Arena::run() {
     const uint32_t seen = returns_->count.load(std::memory_order_seq_cst);
     returns_->wanted.store(1, std::memory_order_seq_cst);
     if (stop_.load(std::memory_order_seq_cst)) return;
-    news = returns_->kept_news.load(std::memory_order_seq_cst);
+    const uint32_t latest = returns_->kept_news.load(std::memory_order_seq_cst);
+    const bool had_news = std::exchange(news, latest) != latest;
     const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
     const bool asked = returns_->pending(ticket);
     uint64_t due;
@@ -275,6 +278,14 @@ void Arena::run() {
       memory_->note_given();
       continue;
     }
+    if (had_news) {
+      returns_->kept_wanted.store(0, std::memory_order_seq_cst);
+      returns_->wanted.store(0, std::memory_order_seq_cst);
+      sleep(returns_->count.load(std::memory_order_seq_cst), stop_.load(std::memory_order_seq_cst) ? 1 : kKeptPauseNs);
+      continue;
+    }
+    returns_->kept_wanted.store(1, std::memory_order_seq_cst);
+    if (called()) continue;
     if (due == 0) sleep(seen, 0);
     returns_->wanted.store(0, std::memory_order_seq_cst);
     const uint32_t quiet = returns_->count.load(std::memory_order_seq_cst);

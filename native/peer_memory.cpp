@@ -54,25 +54,24 @@ Anchor::~Anchor() {
 }
 
 void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number) {
-  CONVEYOR_ASSERT(from.size() == to.size());
   uint64_t found = 0;
   from.push_back({reinterpret_cast<void*>(anchor), sizeof found});
   to.push_back({&found, sizeof found});
-  for (size_t at = 0; at < from.size();) {
-    const size_t count = std::min<size_t>(from.size() - at, IOV_MAX);
-    const ssize_t copied = ::process_vm_readv(pid, &to[at], count, &from[at], count, 0);
+  const auto pass = [](std::vector<iovec>& parts, size_t& at, size_t bytes) {
+    while (at < parts.size() && bytes >= parts[at].iov_len) bytes -= parts[at++].iov_len;
+    if (bytes == 0) return;
+    parts[at].iov_base = static_cast<char*>(parts[at].iov_base) + bytes;
+    parts[at].iov_len -= bytes;
+  };
+  // The word comes with the last bytes, and behind them: what is copied by one call is copied in this order.
+  for (size_t i = 0, j = 0; i < from.size();) {
+    const ssize_t copied = ::process_vm_readv(pid, &to[j], std::min<size_t>(to.size() - j, IOV_MAX), &from[i], std::min<size_t>(from.size() - i, IOV_MAX), 0);
     if (copied < 0) throw_errno("read another process's memory");
+    const size_t before = i;
     // It stops where nothing is mapped, and after 2 GiB.
-    size_t left = size_t(copied);
-    const size_t before = at;
-    while (at < from.size() && left >= from[at].iov_len) left -= from[at++].iov_len;
-    if (at < from.size() && left != 0) {
-      for (iovec* part : {&from[at], &to[at]}) {
-        part->iov_base = static_cast<char*>(part->iov_base) + left;
-        part->iov_len -= left;
-      }
-    }
-    if (at == before && left == 0) throw std::system_error(EFAULT, std::generic_category(), "read another process's memory");
+    pass(from, i, size_t(copied));
+    pass(to, j, size_t(copied));
+    if (copied == 0 && i == before) throw std::system_error(EFAULT, std::generic_category(), "read another process's memory");
   }
   if (found != number) throw std::system_error(ESTALE, std::generic_category(), "read another process's memory");
 }

@@ -33,7 +33,7 @@ class Anchor {
   std::atomic<uint64_t>* word_;
 };
 
-// Copy memory of the process `pid`: `from`, one after the other, to `to`, which are as long. Then look whether the
+// Copy memory of the process `pid`: `from`, one after the other, to `to`, which are as long together. Then look whether the
 // word at `anchor` holds `number`: otherwise what was copied may be anything. Throws std::system_error: ESTALE where
 // it does not, what the system says where that memory cannot be read (ESRCH: there is no such process, EPERM: we
 // may not, EFAULT: nothing is mapped there).

@@ -13,7 +13,8 @@ struct Returns {
   std::atomic<uint32_t> asked;     // how often somebody has wanted all that is free to be given back now
   std::atomic<uint32_t> answered;  // it has been given back since it was asked for this often
   std::atomic<uint32_t> keeping;   // published blocks that something is attached to
-  std::atomic<uint32_t> kept_news; // how often some of them may have come back: the thread looks at once
+  std::atomic<uint32_t> kept_news;    // how often some of them may have come back
+  std::atomic<uint32_t> kept_wanted;  // 1: the thread wants to be woken for that
 
   void wake() {
     count.fetch_add(1, std::memory_order_seq_cst);
@@ -25,10 +26,10 @@ struct Returns {
   void note() {
     if (wanted.load(std::memory_order_seq_cst) != 0) wake();
   }
-  // As note(), of a block that something is attached to: that waits for nobody's quiet moment.
+  // As note(), of a block that something is attached to: that waits for nobody's quiet moment. Dekker likewise.
   void note_kept() {
     kept_news.fetch_add(1, std::memory_order_seq_cst);
-    wake();
+    if (kept_wanted.load(std::memory_order_seq_cst) != 0) wake();
   }
   // As note(), of a reader that is dead, or has left: on which blocks is not known here. Dekker with
   // Arena::publish, which counts the block in `keeping` and then looks whether it is still held.

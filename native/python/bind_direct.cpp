@@ -80,6 +80,15 @@ void bind_direct(nb::module_& m) {
     for (const iovec& range : ranges_of(table)) size += align_up(range.iov_len, kBufferAlign);
     return size;
   }, "table"_a);
+  m.def("read_peer_whole", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
+    std::vector<iovec> from = ranges_of(table);
+    size_t size = 0;
+    for (const iovec& range : from) {
+      if (range.iov_len > into.length || size > into.length - range.iov_len) throw nb::value_error("there is no room for the ranges");
+      size += range.iov_len;
+    }
+    read(pid, std::move(from), {{into.data, size}}, anchor, number, size);
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
   m.def("read_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
     std::vector<iovec> from = ranges_of(table), to;
     to.reserve(from.size());

@@ -1347,5 +1347,8 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
     is no such process, ``EPERM`` if this one may not read it, ``EFAULT`` if nothing is mapped there.
     """
 
+def read_peer_whole(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> None:
+    """The same, to the beginning of ``into``, one range behind the other."""
+
 def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:
     """The same, to buffers that are there, each as long as its range. ``ValueError`` if one is not."""

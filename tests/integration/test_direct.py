@@ -43,6 +43,14 @@ class Holder:
         for i in range(count):
             yield np.full(5, float(i))
 
+    @conveyor.method(tensor_transport="auto", snapshot=True)
+    def copy(self, size=1000):
+        self.array = np.full(size, 1.0)
+        return self.array
+
+    def add(self):
+        self.array += 1
+
     def plain(self, size=1000):
         return np.full(size, 2.0)
 
@@ -281,6 +289,54 @@ def fails(ref):
         get(ref)
     except ActorDiedError:
         return True
+
+
+def test_what_its_actor_writes_is_seen_but_in_a_snapshot(pair):
+    maker, other = pair
+    ref = maker.make.remote()
+    get(maker.add.remote())
+    assert get(ref).sum() == 2000
+    for ref in (maker.copy.remote(), maker.make.options(snapshot=True).remote()):
+        get(maker.add.remote())
+        assert get(ref).sum() == 1000
+        assert get(other.total.remote(ref)) == 1000
+        assert get(maker.total.remote(ref)) == 1000
+    array = np.ones(5)
+    mine = conveyor.put(array, tensor_transport="auto", snapshot=True)
+    array += 1
+    assert get(mine).sum() == 5
+    wait_tensor_freed(array, timeout=0)  # nobody can fetch that
+    with pytest.raises(ValueError, match="snapshot=True is of what stays"):
+        maker.plain.options(snapshot=True)
+    with pytest.raises(ValueError, match="snapshot=True is of what stays"):
+        conveyor.put(array, snapshot=True)
+
+
+def test_who_is_passed_a_value_that_is_written_to_elsewhere_is_warned(pair, recwarn):
+    maker, other = pair
+    ref = maker.make.remote()
+    get([maker.total.remote(ref), maker.total.remote(ref)])
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="passed back to the actor that created it, Holder, and"):
+        get(other.total.remote(ref))
+    recwarn.clear()
+    get([other.total.remote(ref), maker.total.remote(ref)])
+    assert not recwarn.list
+
+
+def test_where_nobody_may_read_another_ones_memory_values_travel_as_any_other(pair):
+    maker, other = pair
+
+    def forbid(self):
+        from conveyor.direct import permission
+
+        permission._known = os.getpid(), False
+
+    get(maker.__ray_call__.remote(forbid))
+    ref = maker.make.remote()
+    assert get(maker.stored.remote()) == []
+    assert get(other.total.remote(ref)) == 1000
+    assert get(ref).sum() == 1000
 
 
 def test_its_actor_dies(pair, wait_until):

@@ -40,7 +40,7 @@ class FakeRuntime:
         self.log.append(("get", refs, timeout))
         return "value"
 
-    def put(self, value, transport=None):
+    def put(self, value, transport=None, snapshot=False):
         return ("ref", value)
 
     def wait(self, refs, num_returns, timeout):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
-from conveyor.api.transports import check_transport
+from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
@@ -170,11 +170,21 @@ class ActorMethod(Generic[P, ResultT]):
 
     @overload
     def options(
-        self, *, num_returns: None = None, tensor_transport: str | None = ..., **rays: Any
+        self,
+        *,
+        num_returns: None = None,
+        tensor_transport: str | None = ...,
+        snapshot: bool = ...,
+        **rays: Any,
     ) -> ActorMethod[P, ResultT]: ...
     @overload
     def options(
-        self, *, num_returns: int, tensor_transport: str | None = ..., **rays: Any
+        self,
+        *,
+        num_returns: int,
+        tensor_transport: str | None = ...,
+        snapshot: bool = ...,
+        **rays: Any,
     ) -> ActorMethod[P, Any]: ...
 
     def options(
@@ -182,6 +192,7 @@ class ActorMethod(Generic[P, ResultT]):
         *,
         num_returns: int | None = None,
         tensor_transport: Any = _UNCHANGED,
+        snapshot: bool = False,
         **rays: Any,
     ) -> ActorMethod[P, Any]:
         """The same method with other options.
@@ -190,6 +201,7 @@ class ActorMethod(Generic[P, ResultT]):
             num_returns: how many values it returns separately.
             tensor_transport: as for ``conveyor.method``; ``None``: what a call returns does not stay with the
                 actor.
+            snapshot: as for ``conveyor.method``.
             rays: other options of Ray's, which have nothing to do here and are taken with a warning.
 
         Raises:
@@ -199,17 +211,21 @@ class ActorMethod(Generic[P, ResultT]):
         take_out(rays, METHOD_OPTIONS, "a method")
         for name in rays:
             raise TypeError(
-                f"unknown method option {name!r}; known are num_returns, tensor_transport"
+                f"unknown method option {name!r}; known are num_returns, snapshot, tensor_transport"
             )
         before = self._returns
         if num_returns is None:
             num_returns = count_of(before)
         check_num_returns(num_returns)
         if tensor_transport is _UNCHANGED:
-            transport = before[1] if isinstance(before, tuple) else None
+            _, transport, snapshot_before = (
+                before if isinstance(before, tuple) else (1, None, False)
+            )
+            snapshot = snapshot or snapshot_before
         else:
             transport = check_transport(tensor_transport)
-        returns = num_returns if transport is None else (num_returns, transport)
+        check_snapshot(snapshot, transport)
+        returns = num_returns if transport is None else (num_returns, transport, snapshot)
         return ActorMethod(self._handle, self._entry, returns)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -260,7 +276,12 @@ if TYPE_CHECKING:
 
         def bind(self, /, *args: Any, **kwargs: Any) -> Any: ...
         def options(
-            self, *, num_returns: int | None = None, tensor_transport: Any = ..., **rays: Any
+            self,
+            *,
+            num_returns: int | None = None,
+            tensor_transport: Any = ...,
+            snapshot: bool = ...,
+            **rays: Any,
         ) -> AnyMethod: ...
 
     ActorProxy: TypeAlias = type[InstanceT]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
 from conveyor.api.methods import make_table
-from conveyor.api.transports import check_get_options, check_transport
+from conveyor.api.transports import check_get_options, check_snapshot, check_transport
 from conveyor.checks import check_count, check_flag
 from conveyor.later import import_later
 from conveyor.runtime import context
@@ -71,14 +71,19 @@ def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
 
 
 def put(
-    value: T, *, tensor_transport: str | None = None, _tensor_transport: str | None = None
+    value: T,
+    *,
+    tensor_transport: str | None = None,
+    snapshot: bool = False,
+    _tensor_transport: str | None = None,
 ) -> Ref[T]:
     """Keep ``value`` for others, and return a reference to it.
 
     Args:
         tensor_transport: its tensors and arrays stay where they are, and whoever needs them fetches them
             here; as for ``conveyor.method``. ``None``: the value is kept as it is now, in a copy.
-        _tensor_transport: Ray's name for it.
+        snapshot: with a transport: they stay as they are now, in a copy.
+        _tensor_transport: Ray's name for ``tensor_transport``.
 
     Raises:
         TypeError: ``value`` is a reference.
@@ -86,7 +91,8 @@ def put(
     """
     chosen = tensor_transport if _tensor_transport is None else _tensor_transport
     transport = check_transport(chosen)
-    ref: Ref[T] = context.current().put(value, transport)
+    check_snapshot(snapshot, transport)
+    ref: Ref[T] = context.current().put(value, transport, snapshot)
     return ref
 
 

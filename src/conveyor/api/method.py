@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from conveyor.api.methods import MARK, TRANSPORT_MARK, check_num_returns
-from conveyor.api.transports import check_transport
+from conveyor.api.methods import MARK, SNAPSHOT_MARK, TRANSPORT_MARK, check_num_returns
+from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 
 if TYPE_CHECKING:
@@ -78,14 +78,28 @@ def method(
 def method(function: Callable[Concatenate[Any, P], T], /) -> TypedMethod[P, T, Ref[T]]: ...
 @overload
 def method(
-    *, num_returns: Literal[1] = 1, tensor_transport: str | None = None, **rays: Any
+    *,
+    num_returns: Literal[1] = 1,
+    tensor_transport: str | None = None,
+    snapshot: bool = False,
+    **rays: Any,
 ) -> Mark: ...
 @overload
-def method(*, num_returns: int, tensor_transport: str | None = None, **rays: Any) -> MarkOfMany: ...
+def method(
+    *,
+    num_returns: int,
+    tensor_transport: str | None = None,
+    snapshot: bool = False,
+    **rays: Any,
+) -> MarkOfMany: ...
 
 
 def method(
-    *function: Any, num_returns: int = 1, tensor_transport: str | None = None, **rays: Any
+    *function: Any,
+    num_returns: int = 1,
+    tensor_transport: str | None = None,
+    snapshot: bool = False,
+    **rays: Any,
 ) -> Any:
     """Declare how an actor's method is called. ::
 
@@ -106,6 +120,9 @@ def method(
         tensor_transport: the tensors and arrays that a call returns stay with the actor; whoever needs them
             fetches them there. ``"auto"`` leaves the way to us; a name of ``conveyor.transport`` asks for
             that transport. See the guide's page on direct objects.
+        snapshot: with a transport: what stays is a copy, as the value was when it was returned. Otherwise
+        it is
+            the actor's own memory, and what it writes there later is seen by whoever fetches it after that.
         rays: other options of Ray's, which have nothing to do here and are taken with a warning.
 
     Raises:
@@ -115,19 +132,23 @@ def method(
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
             raise TypeError("method is used as @method, or by name as in @method(num_returns=2)")
-        return _mark(function[0], num_returns, None)
+        return _mark(function[0], num_returns, None, False)
     take_out(rays, METHOD_OPTIONS, "a method")
     for name in rays:
-        raise TypeError(f"unknown method option {name!r}; known are num_returns, tensor_transport")
+        raise TypeError(
+            f"unknown method option {name!r}; known are num_returns, snapshot, tensor_transport"
+        )
     check_num_returns(num_returns)
     transport = check_transport(tensor_transport)
-    return lambda function: _mark(function, num_returns, transport)
+    check_snapshot(snapshot, transport)
+    return lambda function: _mark(function, num_returns, transport, snapshot)
 
 
-def _mark(function: Any, num_returns: int, transport: str | None) -> Any:
+def _mark(function: Any, num_returns: int, transport: str | None, snapshot: bool) -> Any:
     # A static or class method passes the mark on to nobody: it belongs on the function inside.
     inside = getattr(function, "__func__", function)
     setattr(inside, MARK, num_returns)
     if transport is not None:
         setattr(inside, TRANSPORT_MARK, transport)
+        setattr(inside, SNAPSHOT_MARK, snapshot)
     return function

@@ -15,6 +15,8 @@ from conveyor.runtime.protocol import MethodInfo, Returns
 MARK = "__conveyor_num_returns__"
 #: Likewise, how its results are to be moved, if they stay where they were made.
 TRANSPORT_MARK = "__conveyor_tensor_transport__"
+#: And whether as they were when they were returned.
+SNAPSHOT_MARK = "__conveyor_snapshot__"
 
 
 def check_num_returns(num_returns: Any) -> None:
@@ -37,10 +39,10 @@ class MethodEntry:
 
     def __init__(self, info: MethodInfo) -> None:
         self.info = info
-        transport = info.tensor_transport
+        transport, snapshot = info.tensor_transport, info.snapshot
         self.returns: Returns = info.num_returns
         if transport is not None:
-            self.returns = info.num_returns, transport
+            self.returns = info.num_returns, transport, snapshot
         self.least, self.most = 0.0, float("inf")
         if info.signature is None:
             return
@@ -107,6 +109,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
         is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
         signature=_signature(cls, name, raw),
         tensor_transport=getattr(function, TRANSPORT_MARK, None),
+        snapshot=getattr(function, SNAPSHOT_MARK, False),
     )
 
 

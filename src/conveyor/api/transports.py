@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from conveyor.checks import check_flag
 from conveyor.dag.hints import known_transports
 from conveyor.later import import_later
 
@@ -38,6 +39,20 @@ def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
         listed = ", ".join(sorted({*known, OBJECT_STORE}))
         raise ValueError(f"invalid tensor transport: {value!r}; known are {listed}")
     return name
+
+
+def check_snapshot(snapshot: Any, transport: str | None) -> None:
+    """Raise unless it is true or false, and true only of what stays where it was made.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is true, and nothing stays.
+    """
+    check_flag(snapshot, "snapshot")
+    if snapshot and transport is None:
+        raise ValueError(
+            "snapshot=True is of what stays where it was made: say tensor_transport=, too"
+        )
 
 
 def check_get_options(options: Mapping[str, Any]) -> None:

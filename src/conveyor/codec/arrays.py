@@ -56,6 +56,21 @@ def _read_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any], str]:
     return struct.unpack_from(f"<{ndim}q", header, end), dtype, "CF"[order]
 
 
+def shape_of(header: bytes) -> tuple[tuple[int, ...], int] | None:
+    """The shape that a header describes, and the bytes of an element; ``None`` if the elements do not lie
+    in the order of C."""
+    shape, dtype, order = _read_header(header)
+    return (shape, dtype.itemsize) if order == "C" else None
+
+
+def with_shape(header: bytes, shape: tuple[int, ...]) -> bytes:
+    """A header that describes another shape of the same dtype, in the order of C."""
+    order, pickled, _, length = _fixed.unpack_from(header)
+    described = header[_fixed.size : _fixed.size + length]
+    fixed = _fixed.pack(order, pickled, len(shape), length)
+    return fixed + described + struct.pack(f"<{len(shape)}q", *shape)
+
+
 def _make_describe() -> Callable[[np.ndarray[Any, Any]], tuple[bytes, Any]]:
     """A function from array to header and memory (``None``: it has none); ``b""``: not plain."""
     import numpy as np

@@ -17,7 +17,7 @@ from conveyor.codec.layouts import (
     widest,
 )
 from conveyor.codec.staged import bring, place_for
-from conveyor.codec.tensors import dtype_name
+from conveyor.codec.tensor_headers import dtype_name
 from conveyor.device import Device
 from conveyor.exceptions import SerializationError
 from conveyor.storages import check_storage

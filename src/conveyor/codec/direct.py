@@ -28,19 +28,22 @@ DIRECT = 21
 """Codec: where a value is."""
 
 _head = struct.Struct("<HHHIIIQQI")
+_WHOLE = 1 << 15
 
 
 class Direct:
     """A value that is to stay here.
 
     transport: how its users want it to be moved: ``"auto"``, or a transport's name.
+    snapshot: it stays as it is now, in a copy.
     """
 
-    __slots__ = ("transport", "value")
+    __slots__ = ("snapshot", "transport", "value")
 
-    def __init__(self, value: Any, transport: str) -> None:
+    def __init__(self, value: Any, transport: str, snapshot: bool = False) -> None:
         self.value = value
         self.transport = transport
+        self.snapshot = snapshot
 
 
 class Located(NamedTuple):
@@ -54,6 +57,7 @@ class Located(NamedTuple):
     transport: see :class:`Direct`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
     codec, meta: of the value, which is decoded with what the buffers hold.
+    whole: what the ranges hold is one buffer together.
     """
 
     slot: int
@@ -66,12 +70,13 @@ class Located(NamedTuple):
     ranges: bytes
     codec: int
     meta: bytes
+    whole: bool = False
 
     def pack(self) -> bytes:
         """The meta bytes of the frame."""
         holder, transport = self.holder.encode(), self.transport.encode()
         head = _head.pack(
-            self.codec,
+            self.codec | (_WHOLE if self.whole else 0),
             len(holder),
             len(transport),
             self.slot,
@@ -101,8 +106,9 @@ class Located(NamedTuple):
             meta[_head.size : end_of_holder].decode(),
             meta[end_of_holder:end_of_transport].decode(),
             meta[end_of_transport:end_of_ranges],
-            codec,
+            codec & ~_WHOLE,
             meta[end_of_ranges:],
+            bool(codec & _WHOLE),
         )
 
 
@@ -122,6 +128,10 @@ class Holder(Protocol):
 
     def find(self, number: int) -> Any:
         """What keeps the value of that number here, with its ``value``; ``None``: it is elsewhere."""
+        ...
+
+    def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
+        """Where a part of a value is; see :meth:`Unfetched.where_part`."""
         ...
 
     def fetch(self, where: Located, decode: Callable[..., Any]) -> Any:
@@ -212,6 +222,25 @@ class Unfetched:
         """The value, with memory that need not have come yet."""
         where = self.where
         return self._decode_any(where.codec, where.meta, buffers)
+
+    def where_part(self, index: tuple[Any, ...]) -> Located | None:
+        """Where a part of the value is; ``None``: only the whole can be fetched.
+
+        Raises:
+            IndexError: there is no such part.
+        """
+        return holder().part(self.where, index)
+
+    def part(self, index: tuple[Any, ...]) -> Any:
+        """A part of the value, fetched alone where that can be."""
+        part = self.where_part(index) if self.here() is None else None
+        if part is not None:
+            return holder().fetch(part, self._decode_any)
+        return self.fetch()[index[0] if len(index) == 1 else index]
+
+    def moved(self, where: Located) -> Unfetched:
+        """The same with another place."""
+        return Unfetched(where.pack(), self._decode_any, self._keeper)
 
     def kept_by(self, keeper: Any) -> Unfetched:
         """The same, to be sent: whoever gets it fetches the value, which is kept as long as ``keeper`` is."""

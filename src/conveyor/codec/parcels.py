@@ -18,7 +18,7 @@ from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
 from conveyor.codec.keeping import end_of
 from conveyor.codec.promises import Keeper
-from conveyor.codec.tensors import dtype_name
+from conveyor.codec.tensor_headers import dtype_name
 from conveyor.later import LaterModule
 
 if TYPE_CHECKING:

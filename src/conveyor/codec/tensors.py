@@ -28,6 +28,13 @@ from conveyor.codec.layouts import (
 )
 from conveyor.codec.sparse import reduce_sparse
 from conveyor.codec.staged import STAGED, Staged, bring, check, place_for, reduced
+from conveyor.codec.tensor_headers import (
+    EMPTY,
+    REQUIRES_GRAD,
+    STRIDED,
+    fixed,
+    make_header,
+)
 from conveyor.device import Device
 from conveyor.storages import check_storage
 
@@ -37,34 +44,6 @@ if TYPE_CHECKING:
 TENSOR = 19
 """Codec: a dense ``torch.Tensor`` on the CPU."""
 _CACHED = 4096
-
-_REQUIRES_GRAD = 1
-_STRIDED = 2  # strides follow the shape: dense, but not contiguous
-_EMPTY = 4
-
-_fixed = struct.Struct("<BBBx")  # flags, length of dtype's name, ndim
-
-
-def _make_header(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None, requires_grad: bool
-) -> bytes:
-    flags = _REQUIRES_GRAD if requires_grad else 0
-    numbers = shape
-    if strides is not None:
-        flags |= _STRIDED
-        numbers = (*shape, *strides)
-    if 0 in shape:
-        flags |= _EMPTY
-    name = dtype_name(dtype).encode()
-    return (
-        _fixed.pack(flags, len(name), len(shape))
-        + name
-        + struct.pack(f"<{len(numbers)}q", *numbers)
-    )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
@@ -147,7 +126,7 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
         if header is None:
             if len(headers) >= _CACHED:
                 headers.clear()
-            header = headers[key] = _make_header(dtype, memory.shape, None, requires_grad)
+            header = headers[key] = make_header(dtype, memory.shape, None, requires_grad)
         return header, memory, True
 
     def describe_any(tensor: torch.Tensor) -> tuple[bytes, Any, bool] | None:
@@ -157,7 +136,7 @@ def _make_describe() -> Callable[[torch.Tensor], tuple[bytes, Any, bool] | None]
         check_storage(tensor)
         shape = tuple(tensor.shape)
         contiguous, strides = dense(plain_values(tensor))
-        header = _make_header(tensor.dtype, shape, strides, requires_grad)
+        header = make_header(tensor.dtype, shape, strides, requires_grad)
         if not contiguous.numel():
             return header, None, False
         return header, memory_of(contiguous), contiguous.data_ptr() == tensor.data_ptr()
@@ -202,13 +181,13 @@ def rebuild(header: bytes, buffer: Any) -> torch.Tensor:
 def _make_maker(header: bytes) -> Callable[[Any], torch.Tensor]:
     import torch
 
-    flags, length, ndim = _fixed.unpack_from(header)
-    end = _fixed.size + length
-    name = header[_fixed.size : end].decode()
+    flags, length, ndim = fixed.unpack_from(header)
+    end = fixed.size + length
+    name = header[fixed.size : end].decode()
     dtype: torch.dtype = getattr(torch, name)
     shape = struct.unpack_from(f"<{ndim}q", header, end)
-    strides = struct.unpack_from(f"<{ndim}q", header, end + 8 * ndim) if flags & _STRIDED else None
-    requires_grad = bool(flags & _REQUIRES_GRAD)
+    strides = struct.unpack_from(f"<{ndim}q", header, end + 8 * ndim) if flags & STRIDED else None
+    requires_grad = bool(flags & REQUIRES_GRAD)
 
     def empty(buffer: Any) -> torch.Tensor:
         if strides is None:
@@ -222,7 +201,7 @@ def _make_maker(header: bytes) -> Callable[[Any], torch.Tensor]:
         made = made.view(shape) if strides is None else made.as_strided(shape, strides)
         return made.requires_grad_() if requires_grad else made
 
-    if flags & _EMPTY:
+    if flags & EMPTY:
         return empty
     views = _views()
     if dtype not in views:
@@ -336,7 +315,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
             if is_dense(tensor):
                 notes[storage] = widest(first, tensor)
         memory, strides = dense(plain_values(tensor))
-        header = _make_header(tensor.dtype, tuple(tensor.shape), strides, tensor.requires_grad)
+        header = make_header(tensor.dtype, tuple(tensor.shape), strides, tensor.requires_grad)
         buffer = None
         if memory.numel():
             buffer = pickle.PickleBuffer(memory_of(reduced(memory, staged())))

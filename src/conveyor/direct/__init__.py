@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from conveyor.codec.direct import Direct, Located
+from conveyor.codec.frames import decode
 from conveyor.direct.fetching import fetch
+from conveyor.direct.parts import part_of
 from conveyor.direct.permission import others_may_read
 from conveyor.direct.table import TABLE, Decode, Stored
 from conveyor.runtime import context
@@ -26,7 +28,11 @@ class _Holder:
             return None
         process = runtime.process
         process.keeping.start()
-        stored = TABLE.keep(direct.value, buffers, direct.transport)
+        value = direct.value
+        if direct.snapshot:
+            buffers = [bytearray(buffer) for buffer in buffers]
+            value = decode(codec, meta, buffers)
+        stored = TABLE.keep(value, buffers, direct.transport)
         slot, incarnation = process.identity
         where = Located(
             slot,
@@ -48,8 +54,11 @@ class _Holder:
     def find(self, number: int) -> Stored | None:
         return TABLE.find(number)
 
-    def fetch(self, where: Located, decode: Decode) -> Any:
-        return fetch(where, decode)
+    def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
+        return part_of(where, index)
+
+    def fetch(self, where: Located, decode_any: Decode) -> Any:
+        return fetch(where, decode_any)
 
 
 HOLDER = _Holder()

@@ -26,7 +26,7 @@ def fetch(where: Located, decode: Decode) -> Any:
         RuntimeStateError: this process may not read it: it belongs to no session.
     """
     stored = TABLE.find(where.number)
-    if stored is not None:
+    if stored is not None and not where.whole:
         return stored.value
     runtime = context.running()
     if runtime is None:
@@ -35,8 +35,13 @@ def fetch(where: Located, decode: Decode) -> Any:
             "process belongs to none"
         )
     into = _room_for(_core.packed_size(where.ranges))
+    source = where.pid, where.ranges, where.anchor, where.number
     try:
-        buffers = _core.read_peer(where.pid, where.ranges, where.anchor, where.number, into)
+        if where.whole:
+            _core.read_peer_whole(*source, into)
+            buffers = [into]
+        else:
+            buffers = _core.read_peer(*source, into)
     except OSError as error:
         raise _why(where, error, runtime) from None
     return decode(where.codec, where.meta, buffers)

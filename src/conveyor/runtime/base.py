@@ -183,10 +183,10 @@ class CallingRuntime:
     def get(self, refs: Any, timeout: float | None) -> Any:
         return get_all(refs, timeout)
 
-    def put(self, value: Any, transport: str | None = None) -> Ref:
+    def put(self, value: Any, transport: str | None = None, snapshot: bool = False) -> Ref:
         if isinstance(value, Ref):
             raise TypeError("put takes a value, not a ref")
-        return PutRef(value if transport is None else Direct(value, transport))
+        return PutRef(value if transport is None else Direct(value, transport, snapshot))
 
     def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.watcher import Watcher
 
 
-Returns: TypeAlias = "int | tuple[int, str]"
-"""How many results are wanted of a call; with a transport's name, those stay where they were made."""
+Returns: TypeAlias = "int | tuple[int, str, bool]"
+"""How many results are wanted of a call. With a transport's name they stay where they were made: as they
+are, or, if true, as they were then."""
 
 
 class MethodInfo(Struct, frozen=True):
@@ -34,7 +35,7 @@ class MethodInfo(Struct, frozen=True):
 
     An asynchronous generator is both a generator and async. ``signature`` is without ``self``
     (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
-    with the actor; ``None``: they do not.
+    with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
     """
 
     name: str
@@ -43,6 +44,7 @@ class MethodInfo(Struct, frozen=True):
     is_generator: bool
     signature: inspect.Signature | None
     tensor_transport: str | None = None
+    snapshot: bool = False
 
 
 class ProcessOptions(Struct, frozen=True):
@@ -181,7 +183,7 @@ class Runtime(Protocol):
         """Like ``put``, of anything: a ref to a ref as well."""
         ...
 
-    def put(self, value: Any, transport: str | None = None) -> Any: ...
+    def put(self, value: Any, transport: str | None = None, snapshot: bool = False) -> Any: ...
 
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None

@@ -17,12 +17,12 @@ def returned(value: Any, returns: Returns, what: int, label: str) -> Any:
     """
     if type(returns) is int:
         return value if returns == 1 else elements(value, returns, label)
-    count, transport = returns  # type: ignore[misc]
+    count, transport, snapshot = returns  # type: ignore[misc]
     if count > 1:
-        return tuple([Direct(one, transport) for one in elements(value, count, label)])
+        return tuple([Direct(one, transport, snapshot) for one in elements(value, count, label)])
     if what not in (NEXT, ASYNC_NEXT):
-        return Direct(value, transport)
-    return None if value is None else (Direct(value[0], transport),)
+        return Direct(value, transport, snapshot)
+    return None if value is None else (Direct(value[0], transport, snapshot),)
 
 
 def elements(value: Any, count: int, label: str) -> tuple[Any, ...]:

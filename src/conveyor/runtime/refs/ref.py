@@ -12,6 +12,7 @@ from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
+from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.sights import learn, tells
@@ -278,6 +279,15 @@ class Ref(_RefCore[ValueT]):
         from conveyor.runtime.refs.imports import claim
 
         return claim(self, readers)
+
+    def __getitem__(self, index: Any) -> Ref[Any]:
+        """A ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on its
+        actor only the part is fetched."""
+        part: Ref[Any] = import_later("conveyor.runtime.refs.part").PartRef(self, index)
+        return part
+
+    #: It has parts, and is no sequence of them.
+    __iter__: Any = None
 
     def __copy__(self: _RefT) -> _RefT:
         return self

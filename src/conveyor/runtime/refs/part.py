@@ -1,0 +1,60 @@
+"""A part of what another ref gives."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from conveyor.codec import direct
+from conveyor.runtime.refs.ref import Itself, Ref
+from conveyor.runtime.sights import PassingOn
+
+
+class PartRef(Ref):
+    """``ref[index]``: of an array or a tensor that has stayed where it was made, only the part is fetched."""
+
+    __slots__ = ("_index", "_whole")
+
+    def __init__(self, whole: Ref, index: Any) -> None:
+        super().__init__(whole._source, -1)
+        self._whole = whole
+        self._index = index if isinstance(index, tuple) else (index,)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The part."""
+        self._whole._settled(timeout)  # before: who waits may be doing something else meanwhile
+        with direct.unfetched():
+            value = self._whole.get()
+        if isinstance(value, direct.Unfetched):
+            return value.part(self._index)
+        return self._of(value)
+
+    def to_send(self) -> Any:
+        self._whole._settled(None)
+        with PassingOn(), direct.unfetched():
+            value = self._whole.get()
+        if isinstance(value, direct.Unfetched):
+            part = value.where_part(self._index)
+            if part is not None:
+                return value.moved(part).kept_by(self._whole)
+            value = value.fetch()
+        return Itself.of(self._of(value))
+
+    def _of(self, value: Any) -> Any:
+        index = self._index
+        return value[index[0] if len(index) == 1 else index]
+
+    def done(self) -> bool:
+        return self._whole.done()
+
+    def cancel(self) -> bool:
+        return self._whole.cancel()
+
+    def cancelled(self) -> bool:
+        return self._whole.cancelled()
+
+    def _awaited_as(self) -> Hashable:
+        return self._whole._awaited_as()
+
+    def parts(self) -> tuple[Ref, ...]:
+        return self._whole.parts()

@@ -1,0 +1,180 @@
+"""Parts of values that have stayed on their actor, and values that are fetched into memory that is there."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from integration_helpers import get
+
+import conveyor
+from conveyor.direct.table import TABLE
+
+torch = pytest.importorskip("torch")
+PRELOAD = ["torch"]
+
+
+@conveyor.remote
+class Holder:
+    @conveyor.method(tensor_transport="auto")
+    def array(self, shape, dtype="int32", order="C"):
+        return np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order=order)
+
+    @conveyor.method(tensor_transport="auto")
+    def tensor(self, shape):
+        import torch
+
+        return torch.arange(np.prod(shape, dtype=int)).reshape(shape)
+
+    @conveyor.method(tensor_transport="auto")
+    def nested(self):
+        import torch
+
+        return {"a": torch.ones(2, 3), "b": [np.arange(4), torch.zeros(0), "text"]}
+
+    @conveyor.method(tensor_transport="auto")
+    def aliases(self):
+        import torch
+
+        whole = torch.arange(6.0)
+        return whole, whole[2:4]
+
+    def plain(self):
+        return np.arange(6.0)
+
+    def total(self, value):
+        return float(value.sum())
+
+
+@pytest.fixture(scope="module")
+def holder(session):
+    made = Holder.remote()
+    yield made
+    conveyor.kill(made)
+
+
+def indices(shape):
+    """What arrays of that shape can be indexed with."""
+    one = [
+        st.integers(-n, n - 1) | st.slices(n) if n else st.slices(n)  # noqa: RUF100
+        for n in shape
+    ]
+    return st.integers(0, len(shape)).flatmap(lambda n: st.tuples(*one[:n]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_part_is_what_indexing_gives(holder, data):
+    shape = tuple(data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
+    index = data.draw(indices(shape))
+    whole = np.arange(np.prod(shape, dtype=int)).astype("int32").reshape(shape)
+    ref = holder.array.remote(shape)
+    got = get(ref[index])
+    expected = whole[index]
+    assert np.array_equal(got, expected)
+    assert np.shape(got) == expected.shape
+    assert get(holder.total.remote(ref[index])) == expected.sum()
+
+
+def test_only_the_part_is_fetched(holder, monkeypatch):
+    from conveyor.direct import fetching
+
+    sizes = []
+    room_for = fetching._room_for
+    monkeypatch.setattr(fetching, "_room_for", lambda size: sizes.append(size) or room_for(size))
+    ref = holder.tensor.remote((1000, 1000))
+    assert get(ref[10:20]).tolist() == np.arange(10_000, 20_000).reshape(10, 1000).tolist()
+    assert get(ref[3, 5:7]).tolist() == [3005, 3006]
+    assert get(ref[:2, :2]).tolist() == [[0, 1], [1000, 1001]]
+    assert max(sizes) == 80_000
+
+
+def test_parts_of_what_travels_as_any_other_value(holder):
+    assert get(holder.plain.remote()[1:3]).tolist() == [1.0, 2.0]
+    assert get(holder.nested.remote()["b"])[2] == "text"
+    assert get(holder.array.remote((4, 3), order="F")[1:3]).tolist() == [[1, 5, 9], [2, 6, 10]]
+    mine = conveyor.put(np.arange(4), tensor_transport="auto")
+    assert conveyor.get(mine[1:]).tolist() == [1, 2, 3]
+
+
+def test_parts_that_there_are_not(holder):
+    ref = holder.array.remote((3, 4))
+    for index in (3, (0, 4), (-4,), (0, 0, 0)):
+        with pytest.raises(IndexError):
+            get(ref[index])
+    with pytest.raises(TypeError, match="not iterable"):
+        list(ref)
+
+
+def test_into_an_array_and_a_tensor(holder):
+    ref = holder.array.remote((3, 4), "float32")
+    array = np.zeros((3, 4), "float32")
+    assert conveyor.get(ref, into=array) is array
+    assert array.tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    tensor = torch.zeros(3, 4)
+    assert conveyor.get(ref, into=tensor) is tensor
+    assert tensor.sum() == 66
+    big = torch.zeros(5, 3, 4)
+    conveyor.get(ref, into=big[2])
+    assert big.sum() == 66
+    assert big[2].sum() == 66
+
+
+def test_into_several(holder):
+    ref = holder.nested.remote()
+    into = [torch.zeros(2, 3), np.zeros(4, int), torch.ones(0)]
+    value = conveyor.get(ref, into=into)
+    assert value["b"][2] == "text"
+    assert into[0].sum() == 6
+    assert into[1].tolist() == [0, 1, 2, 3]
+    value["a"] += 1  # it lies there
+    assert into[0].sum() == 12
+
+
+def test_into_what_parts_of_the_value_share(holder):
+    into = [torch.zeros(6), torch.zeros(2)]
+    conveyor.get(holder.aliases.remote(), into=into)
+    assert [one.tolist() for one in into] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 3.0]]
+
+
+def test_into_from_a_frame_and_from_this_process(holder):
+    array = np.zeros(6)
+    assert conveyor.get(holder.plain.remote(), into=array).tolist() == [0, 1, 2, 3, 4, 5]
+    mine = conveyor.put(np.ones(6), tensor_transport="auto")
+    conveyor.get(mine, into=array)
+    assert array.tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("into", "words"),
+    [
+        (np.zeros(12, "float32"), r"of float32 and shape \[3, 4\], and what is to take it"),
+        (np.zeros((3, 4), "int32"), "of int32"),
+        (np.zeros((3, 4)), "of float64"),
+        ([np.zeros((3, 4), "float32")] * 2, "has 1 tensors and arrays, and there are 2"),
+        (np.zeros((4, 3), "float32").T, "must be contiguous"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_left_as_it_is(holder, into, words):
+    ref = holder.array.remote((3, 4), "float32")
+    with pytest.raises(ValueError, match=words):
+        conveyor.get(ref, into=into)
+    assert all((one == 0).all() for one in (into if isinstance(into, list) else [into]))
+
+
+def test_what_nothing_can_be_read_into(holder):
+    ref = holder.array.remote((3,))
+    for into in (5, "text", [object()]):
+        with pytest.raises(TypeError):
+            conveyor.get(ref, into=into)
+    locked = np.zeros(3, "int32")
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        conveyor.get(ref, into=locked)
+    with pytest.raises(TypeError, match="of one reference"):
+        conveyor.get([ref], into=np.zeros(3, "int32"))
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        conveyor.get(ref, nothing=1)
+
+
+def test_nothing_is_left(holder, wait_until):
+    wait_until(lambda: TABLE.all() == [])
