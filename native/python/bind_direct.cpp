@@ -28,11 +28,16 @@ std::vector<iovec> ranges_of(nb::bytes table) {
 
 void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number, size_t bytes) {
   const auto copy = [&] { read_peer(pid, std::move(from), std::move(to), anchor, number); };
-  or_python_error([&] {
+  try {
     if (bytes < kReleaseGilFrom) return copy();
     Unlocked unlocked;
     copy();
-  });
+  } catch (const std::system_error& error) {
+    // What the system says is what the caller goes by, also where it would mean something else of a frame.
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
 }
 
 struct Views {

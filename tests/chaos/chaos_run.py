@@ -18,6 +18,7 @@ from chaos_apart import Apart
 from chaos_around import Wrong
 from chaos_beside import BesideApart, BesideRestarts, BesideRound
 from chaos_course import Course
+from chaos_direct import DirectRound
 from chaos_memory import Memory
 from chaos_restarts import Restarts
 from chaos_round import Round
@@ -39,7 +40,7 @@ IDLE_EVERY = 40.0
 
 
 #: With how often each is chosen.
-KINDS: dict[type[Course], int] = {Round: 68, Restarts: 9, Apart: 7, Memory: 4}
+KINDS: dict[type[Course], int] = {Round: 68, Restarts: 9, Apart: 7, Memory: 4, DirectRound: 8}
 BESIDE: dict[type[Course], int] = {BesideRound: 8, BesideRestarts: 2, BesideApart: 2}
 
 

@@ -402,6 +402,8 @@ def test_memory_that_is_not_what_it_was_is_not_taken_for_it():
     assert bytes(copy) == memory
     with pytest.raises(OSError, match="Stale"):
         _core.read_peer(os.getpid(), table, anchor.address, 78, into)
+    with pytest.raises(OSError, match="Bad address"):
+        _core.read_peer(os.getpid(), bytes(8) + table[8:], anchor.address, 77, into)
     address = anchor.address
     del anchor
     with pytest.raises(OSError, match="Stale"):

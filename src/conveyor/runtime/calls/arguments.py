@@ -48,10 +48,11 @@ def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], name: str) 
         others = True
     _passed[ref] = own, others
     if own and others and before != (True, True):
+        # It names no ref: Python keeps each text of a warning for ever.
         warnings.warn(
-            f"{ref!r} is being passed back to the actor that created it, {where.holder}, and to another "
-            f"one as well. Its tensors and arrays have stayed there: what {where.holder} writes to them is "
-            "seen by whoever fetches them afterwards. Write to a copy, or wait with "
+            f"a value is being passed back to the actor that created it, {where.holder}, and to another one "
+            f"as well. Its tensors and arrays have stayed there: what {where.holder} writes to them is seen "
+            "by whoever fetches them afterwards. Write to a copy, or wait with "
             "conveyor.experimental.wait_tensor_freed",
             stacklevel=users_level(),
         )
