@@ -153,6 +153,7 @@ class DirectRound(Course):
         return f"{self._count_of_peers} actors, {self._steps} steps, {super().describe()}"
 
     def run(self) -> None:
+        self.around.hiccups.forget()
         self._doing("begin")
         self._peers = [self._start() for _ in range(self._count_of_peers)]
         ways = (
