@@ -276,6 +276,43 @@ def test_memory_is_written_to_again_once_it_is_free(pair):
     assert get(written) == 2000
 
 
+@conveyor.remote(max_concurrency=2)
+class Threads(Holder.__wrapped__):
+    def total_later(self, value, go):
+        hold(go)
+        return float(value.sum())
+
+
+@conveyor.remote
+class Coroutines(Holder.__wrapped__):
+    async def total_later(self, value, go):
+        import asyncio
+
+        while not os.path.exists(go):
+            await asyncio.sleep(0.001)
+        return float(value.sum())
+
+    async def write_when_free(self, timeout=WAIT):
+        import asyncio
+
+        return await asyncio.to_thread(Holder.__wrapped__.write_when_free, self, timeout)
+
+
+@pytest.mark.parametrize("kind", [Threads, Coroutines])
+def test_memory_is_not_free_while_a_method_of_its_own_actor_has_it(local, tmp_path, kind):
+    go = str(tmp_path / "go")
+    maker = kind.remote()
+    ref = maker.make.remote()
+    total = maker.total_later.remote(ref, go)
+    del ref
+    with pytest.raises(WaitTimeoutError):
+        get(maker.write_when_free.remote(0.05))
+    written = maker.write_when_free.remote()
+    (tmp_path / "go").touch()
+    assert get(total) == 1000
+    assert get(written) == 2000
+
+
 def test_waiting_for_memory_that_is_needed_ends_with_its_timeout(pair):
     maker, _ = pair
     ref = maker.make.remote()

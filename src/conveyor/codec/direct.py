@@ -6,6 +6,7 @@ is kept as long as anybody has the frame is the value itself, so nobody finds it
 
 from __future__ import annotations
 
+import functools
 import importlib
 import struct
 import threading
@@ -253,6 +254,30 @@ class Unfetched:
             return _itself, (self.fetch(),)
         keep_beside(notes, self._keeper)
         return self._decode_any, (DIRECT, self.meta)
+
+
+class Receiving:
+    """The call that is being received, as far as values are concerned that are kept in this very process: the
+    method gets them themselves, and they are kept until it is over."""
+
+    __slots__ = ("on", "taken")
+
+    def __init__(self) -> None:
+        self.on = False
+        self.taken: list[Any] = []
+
+    def held_by(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which keeps what the call has taken."""
+        taken, self.taken = self.taken, []
+        return functools.partial(_holding, taken, function) if taken else function
+
+
+def _holding(_taken: list[Any], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+#: An actor receives calls one after the other, on its main thread.
+receiving = Receiving()
 
 
 class _Lazily(threading.local):

@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.direct import Located
+from conveyor.codec.direct import Located, receiving
 from conveyor.direct.table import TABLE, Decode
 from conveyor.exceptions import (
     ActorDiedError,
@@ -27,6 +27,8 @@ def fetch(where: Located, decode: Decode) -> Any:
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.whole:
+        if receiving.on:
+            receiving.taken.append(stored)
         return stored.value
     runtime = context.running()
     if runtime is None:

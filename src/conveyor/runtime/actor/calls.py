@@ -162,7 +162,7 @@ class Calls:
             if self._ending:
                 return
             try:
-                call = reader.receive()
+                call = self._instance.receive(reader)
             except SystemExit:  # it ends the actor, as that of a method does
                 first = reader.tag == 0 and not self._instance.started
                 self._inbox.running_call("__init__" if first else _UNREAD, reader.tag)

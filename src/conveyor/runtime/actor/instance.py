@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from conveyor import _core
 from conveyor.codec import decode_error, encode_error
+from conveyor.codec.direct import receiving
 from conveyor.runtime.calls.call import METHOD
 from conveyor.runtime.calls.constructor import Constructor
 from conveyor.runtime.calls.exit_hook import call_exit_hook
@@ -48,12 +50,22 @@ class Instance:
         call_exit_hook(self._object, self.name, run)
         self._object = None
 
+    def receive(self, reader: _core.Reader) -> Any:
+        """The next call from ``reader``. What it has of values that are kept here, the method keeps."""
+        receiving.on = True
+        try:
+            return reader.receive()
+        finally:
+            receiving.on = False
+
     def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
         """What such a call calls with its arguments, and whether it is a coroutine function. Raises
         ``GraphError`` if there is none."""
         if what == METHOD:
-            return find_method(self._object, name)
-        return find(self._object, self._generators, name, what)
+            function, is_async = find_method(self._object, name)
+        else:
+            function, is_async = find(self._object, self._generators, name, what)
+        return (receiving.held_by(function) if receiving.taken else function), is_async
 
     def method(self, name: str) -> tuple[Callable[..., Any], bool]:
         """The method ``name`` likewise; of an actor whose constructor has failed, a function that raises
