@@ -10,7 +10,7 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor import _core
-from conveyor.dag import InputNode
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
@@ -262,6 +262,26 @@ def test_as_an_input_of_a_graph(pair, wait_until):
     ref = maker.make.remote()
     assert graph.execute(ref).get(timeout=WAIT) == 1000
     del ref
+    nothing_is_stored(maker, wait_until)
+    graph.teardown()
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_as_a_result_of_a_graph(pair, wait_until, multi):
+    maker, other = pair
+    with InputNode() as inp:
+        made = maker.make.bind(inp)
+        graph = (MultiOutputNode([made, other.total.bind(made)]) if multi else made).compile()
+    result = graph.execute(500)
+    ref = result[0] if multi else result
+    assert get(other.total.remote(ref)) == 500
+    assert get(maker.is_same.remote(ref)) is True
+    assert ref.get(timeout=WAIT).tolist() == [1.0] * 500
+    if multi:
+        assert result[1].get(timeout=WAIT) == 500
+    assert "stays on its actor" in str(graph.explain())
+    assert len(get(maker.stored.remote())) == 1
+    del ref, result
     nothing_is_stored(maker, wait_until)
     graph.teardown()
 

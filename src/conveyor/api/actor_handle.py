@@ -163,6 +163,7 @@ class ActorMethod(Generic[P, ResultT]):
             kwargs,
             signature=self._entry.info.signature,
             num_returns=count_of(self._returns),
+            stays=self._returns[1:] if isinstance(self._returns, tuple) else None,
             generator=self._entry.info.is_generator,
             is_async=self._entry.info.is_async,
             owner=self._handle,

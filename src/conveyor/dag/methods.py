@@ -48,6 +48,7 @@ class MethodNode(DAGNode[ResultT]):
         "_needs",
         "_num_returns",
         "_owner",
+        "_stays",
         "_streams",
     )
 
@@ -61,6 +62,7 @@ class MethodNode(DAGNode[ResultT]):
     _function: Function | None
     _collective: Collective | None
     _needs: tuple[DAGNode, ...]
+    _stays: tuple[str, bool] | None
     # The handle this was bound through: the actor must live as long as the graph may be compiled.
     _owner: object
 
@@ -77,6 +79,7 @@ class MethodNode(DAGNode[ResultT]):
         function: Function | None = None,
         collective: Collective | None = None,
         owner: object = None,
+        stays: tuple[str, bool] | None = None,
     ) -> None:
         label = label_of(actor.name, method, collective)
         needs: dict[DAGNode, None] = {}
@@ -112,6 +115,7 @@ class MethodNode(DAGNode[ResultT]):
             _collective=collective,
             _needs=tuple(needs),
             _owner=owner,
+            _stays=stays,
         )
         for record in dict.fromkeys(node._record for node in needs):
             record.consumers.append(self._record)
@@ -160,6 +164,11 @@ class MethodNode(DAGNode[ResultT]):
     def collective(self) -> Collective | None:
         """The collective that it is a rank's part of."""
         return self._collective
+
+    @property
+    def stays(self) -> tuple[str, bool] | None:
+        """A transport, and whether as a snapshot, if what the executor gets of it stays on its actor."""
+        return self._stays
 
     @property
     def number(self) -> int:
@@ -231,6 +240,7 @@ def bind(
     is_async: bool = False,
     function: Function | None = None,
     owner: object = None,
+    stays: tuple[str, bool] | None = None,
 ) -> MethodNode | tuple[OutputElementNode, ...]:
     """Make ``actor.method(*args, **kwargs)`` a task of a graph.
 
@@ -242,6 +252,7 @@ def bind(
         is_async: the method is a coroutine function or an asynchronous generator.
         function: what is called, where it is no method of the actor's.
         owner: kept alive by the node, so that the actor is.
+        stays: a transport, and whether as a snapshot, if what the executor gets of it stays on the actor.
 
     Raises:
         TypeError: the arguments do not fit the signature.
@@ -258,6 +269,7 @@ def bind(
         is_async=is_async,
         function=function,
         owner=owner,
+        stays=stays,
     )
     if num_returns == 1:
         return task

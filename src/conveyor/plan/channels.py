@@ -108,6 +108,16 @@ class Channels:
         depth = self._config.depth
         route = self._choose(value)
         actors = tuple([reader for reader in readers if reader != EXECUTOR])
+        stays = self._flow.nodes[value.task].stays
+        if stays is not None and actors != readers:
+            there = in_frames("it stays on its actor until it is fetched")
+            edge = self._add(writer, (EXECUTOR,), label, depth, there, stays)
+            if not actors:
+                self.edge_of[value] = edge
+                return
+            self.result_of[value] = edge
+            self.edge_of[value] = self._add(writer, actors, label, depth, route)
+            return
         if route.in_frame or actors == readers:
             self.edge_of[value] = self._add(writer, readers, label, depth, route)
             return
@@ -125,7 +135,13 @@ class Channels:
         self.edge_of[what] = self._add(writer, (EXECUTOR,), label, depth, in_frames(reason))
 
     def _add(
-        self, writer: int, readers: tuple[int, ...], label: str, depth: int, route: Route
+        self,
+        writer: int,
+        readers: tuple[int, ...],
+        label: str,
+        depth: int,
+        route: Route,
+        stays: tuple[str, bool] | None = None,
     ) -> int:
         edge = len(self.edges)
         transport = None
@@ -148,6 +164,7 @@ class Channels:
                 promise,
                 transport,
                 route.streams,
+                stays,
             )
         )
         return edge

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import encode_error
+from conveyor.codec.direct import Direct
 from conveyor.codec.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
@@ -208,6 +209,8 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
                     beside = conduits.outbound.get(step.edge)
                     keeper = keepers.get(step.edge)
                     pack = None if keeper is None else keeper.pack
+                    if step.edge in assignment.stays:
+                        pack = functools.partial(_staying, *assignment.stays[step.edge])
                     program.add_send(
                         writers[step.edge],
                         step.reg,
@@ -224,6 +227,10 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
         part.close()
         raise
     return part
+
+
+def _staying(transport: str, snapshot: bool, value: Any) -> Direct:
+    return Direct(value, transport, snapshot)
 
 
 def _is_cancellation(error: BaseException) -> bool:

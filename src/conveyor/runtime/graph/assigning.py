@@ -50,6 +50,11 @@ def assign(
                 for end in writes
                 if (promise := plan.edges[end.edge].promise) is not None
             },
+            {
+                end.edge: stays
+                for end in writes
+                if (stays := plan.edges[end.edge].stays) is not None
+            },
         )
         made.append(assignment)
     return made

@@ -54,10 +54,10 @@ class Assignment(Struct, frozen=True):
     """What one actor is told about a graph: its program, and its ends of the rings.
 
     ``sources`` says what each of its edges carries, for errors. ``conduits`` are its ends of what goes beside
-    them, and ``promises`` what holds for the tensors that it sends. ``tasks`` are sealed where the driver,
-    who passes them on, may not know the classes of their constants. ``first`` is the number of the first
-    execution. ``peers`` are the processes that it reads from or wakes. ``memory_bytes`` and ``spin_us``: see
-    ``Config``.
+    them, ``promises`` what holds for the tensors that it sends, and ``stays`` which values are fetched
+    later. ``tasks`` are sealed where the driver, who passes them on, may not know the classes of their
+    constants. ``first`` is the number of the first execution. ``peers`` are the processes that it reads
+    from or wakes. ``memory_bytes`` and ``spin_us``: see ``Config``.
     """
 
     graph: int
@@ -78,6 +78,7 @@ class Assignment(Struct, frozen=True):
     spin_us: float | None
     conduits: tuple[ConduitEnd, ...] = ()
     promises: dict[int, Promise] = field(default_factory=dict)
+    stays: dict[int, tuple[str, bool]] = field(default_factory=dict)
 
 
 class Layout(Struct, frozen=True):
