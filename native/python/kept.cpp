@@ -17,16 +17,21 @@ struct Kept {
 // while a thread is in the middle of it.
 std::atomic<Kept*> aside{nullptr};
 std::atomic<uint32_t> changes{0};  // futex word
-std::atomic<uint32_t> stops{0};
+std::atomic<uint32_t> wanted{0};   // 1: somebody sleeps on it
+std::atomic<uint32_t> stops{0};    // futex word
+
+// A process that sends one value after the other puts one aside for each: nobody is woken, nor takes the GIL, more
+// often than this.
+constexpr uint64_t kPauseNs = 1'000'000;
 
 void put_aside(const Kept* one) noexcept {
   auto* node = const_cast<Kept*>(one);
   Kept* first = aside.load(std::memory_order_relaxed);
   do node->next = first;
   while (!aside.compare_exchange_weak(first, node, std::memory_order_release, std::memory_order_relaxed));
-  // Sequentially consistent, as the reading of it: who is about to sleep sees the change or the node.
+  // Sequentially consistent, as there: who is about to sleep sees the change, or is seen here.
   changes.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&changes);
+  if (wanted.load(std::memory_order_seq_cst) != 0) futex_wake_all(&changes);
 }
 
 }  // namespace
@@ -49,16 +54,28 @@ nb::list no_longer_kept() {
 
 bool wait_for_no_longer_kept() {
   const uint32_t stopped = stops.load(std::memory_order_seq_cst);
+  thread_local uint64_t last_ns = 0;  // when it last returned
+  const uint64_t now = now_ns();
+  if (now - last_ns < kPauseNs) {
+    const timespec pause = to_timespec(last_ns + kPauseNs - now);
+    futex_wait(&stops, stopped, &pause);
+  }
   for (;;) {
+    wanted.store(1, std::memory_order_seq_cst);
     const uint32_t seen = changes.load(std::memory_order_seq_cst);
-    if (aside.load(std::memory_order_seq_cst) != nullptr) return true;
-    if (stops.load(std::memory_order_seq_cst) != stopped) return false;
+    const bool some = aside.load(std::memory_order_seq_cst) != nullptr;
+    if (some || stops.load(std::memory_order_seq_cst) != stopped) {
+      wanted.store(0, std::memory_order_seq_cst);
+      last_ns = now_ns();
+      return some;
+    }
     futex_wait(&changes, seen, nullptr);
   }
 }
 
 void stop_waiting_for_no_longer_kept() {
   stops.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(&stops);
   changes.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&changes);
 }
