@@ -85,6 +85,22 @@ void bind_direct(nb::module_& m) {
     for (const iovec& range : ranges_of(table)) size += align_up(range.iov_len, kBufferAlign);
     return size;
   }, "table"_a);
+  m.def("fetch_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, std::shared_ptr<Arena> arena) {
+    std::vector<iovec> from = ranges_of(table), to;
+    size_t size = 0;
+    for (const iovec& range : from) size += align_up(range.iov_len, kBufferAlign);
+    auto made = std::make_shared<MadeInPlace>(std::move(arena), size);
+    to.reserve(from.size());
+    char* at = made->block->data();
+    nb::list buffers;
+    for (const iovec& range : from) {
+      to.push_back({at, range.iov_len});
+      buffers.append(nb::cast(Buffer{at, range.iov_len, false, made, nullptr, made}, nb::rv_policy::move));
+      at += align_up(range.iov_len, kBufferAlign);
+    }
+    read(pid, std::move(from), std::move(to), anchor, number, size);
+    return buffers;
+  }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a);
   m.def("read_peer_whole", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
     std::vector<iovec> from = ranges_of(table);
     size_t size = 0;

@@ -1347,6 +1347,9 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
     is no such process, ``EPERM`` if this one may not read it, ``EFAULT`` if nothing is mapped there.
     """
 
+def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]:
+    """``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too."""
+
 def read_peer_whole(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> None:
     """The same, to the beginning of ``into``, one range behind the other."""
 

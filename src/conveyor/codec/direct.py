@@ -28,7 +28,7 @@ from conveyor.codec.encoded import (
 DIRECT = 21
 """Codec: where a value is."""
 
-_head = struct.Struct("<HHHIIIQQI")
+_head = struct.Struct("<HHIIIIQQ")
 _WHOLE = 1 << 15
 
 
@@ -54,8 +54,7 @@ class Located(NamedTuple):
     pid: of that process.
     number: the value's, which no other one has, in any process.
     anchor: the address of a word there that holds the number for as long as the value is kept.
-    holder: what that process is called.
-    transport: see :class:`Direct`.
+    names: :attr:`holder` and :attr:`transport`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
     codec, meta: of the value, which is decoded with what the buffers hold.
     whole: what the ranges hold is one buffer together.
@@ -66,51 +65,54 @@ class Located(NamedTuple):
     pid: int
     number: int
     anchor: int
-    holder: str
-    transport: str
+    names: bytes
     ranges: bytes
     codec: int
     meta: bytes
     whole: bool = False
 
+    @property
+    def holder(self) -> str:
+        """What that process is called."""
+        return self.names.partition(b"\0")[2].decode()
+
+    @property
+    def transport(self) -> str:
+        """See :class:`Direct`."""
+        return self.names.partition(b"\0")[0].decode()
+
     def pack(self) -> bytes:
         """The meta bytes of the frame."""
-        holder, transport = self.holder.encode(), self.transport.encode()
-        head = _head.pack(
-            self.codec | (_WHOLE if self.whole else 0),
-            len(holder),
-            len(transport),
-            self.slot,
-            self.incarnation,
-            self.pid,
-            self.number,
-            self.anchor,
-            len(self.ranges),
-        )
-        return b"".join((head, holder, transport, self.ranges, self.meta))
+        slot, incarnation, pid, number, anchor, names, ranges, codec, meta, whole = self
+        if whole:
+            codec |= _WHOLE
+        sizes = len(names), len(ranges)
+        head = _head.pack(codec, sizes[0], slot, incarnation, pid, sizes[1], number, anchor)
+        return b"".join((head, names, ranges, meta))
 
     @classmethod
-    def unpack(cls, meta: bytes) -> Located:
+    def unpack(cls, packed: bytes) -> Located:
         """What :meth:`pack` has made."""
-        codec, holder, transport, slot, incarnation, pid, number, anchor, ranges = (
-            _head.unpack_from(meta)
-        )
-        end_of_holder = _head.size + holder
-        end_of_transport = end_of_holder + transport
-        end_of_ranges = end_of_transport + ranges
+        codec, names, slot, incarnation, pid, ranges, number, anchor = _head.unpack_from(packed)
+        names += _head.size
+        ranges += names
         return cls(
             slot,
             incarnation,
             pid,
             number,
             anchor,
-            meta[_head.size : end_of_holder].decode(),
-            meta[end_of_holder:end_of_transport].decode(),
-            meta[end_of_transport:end_of_ranges],
+            packed[_head.size : names],
+            packed[names:ranges],
             codec & ~_WHOLE,
-            meta[end_of_ranges:],
-            bool(codec & _WHOLE),
+            packed[ranges:],
+            codec >= _WHOLE,
         )
+
+
+def names_of(transport: str, holder: str) -> bytes:
+    """For :class:`Located`."""
+    return f"{transport}\0{holder}".encode()
 
 
 class Holder(Protocol):
@@ -159,18 +161,19 @@ def keep_beside(notes: dict[Any, Any], what: Any) -> None:
 
 
 def keep(
-    value: Direct, encode: Callable[[Any, SentDefinitions], Encoded]
+    value: Direct, encode: Callable[[Any, SentDefinitions | None], Encoded]
 ) -> tuple[bytes, Any] | None:
     """Keep a value here: the meta bytes that say where it is, and what keeps it. ``None``: it has no memory
     that could stay, refers to refs, or could not be fetched by others, and travels as any other."""
-    sent = SentDefinitions()  # it brings its own, so that any channel can carry it
-    codec, flags, meta, buffers, *others = encode(value.value, sent)
+    # It brings its own definitions, so that any channel can carry it.
+    encoded = encode(value.value, None)
+    codec, flags, meta, buffers = encoded[:4]
     stays = None
-    if buffers and not others and not flags & FLAG_REFS:
+    if buffers and len(encoded) == 4 and not flags & FLAG_REFS:
         stays = holder().keep(value, codec, meta, buffers)
     if stays is None:
         if flags & FLAG_DEFINITIONS:
-            sent.undo(meta)
+            SentDefinitions().undo(meta)
         return None
     where, kept = stays
     return where.pack(), kept
@@ -303,7 +306,7 @@ def fetched(value: Any) -> Any:
 
 
 def reducers(
-    encode_any: Callable[[Any, SentDefinitions], Encoded], decode_any: Callable[..., Any]
+    encode_any: Callable[[Any, SentDefinitions | None], Encoded], decode_any: Callable[..., Any]
 ) -> ReducerFactory:
     """For those inside of other values: the elements of a result that has several, say."""
 

@@ -6,46 +6,64 @@ gets what others keep, ``freed`` waits until nobody needs something any more.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from conveyor.codec.direct import Direct, Located
+from conveyor.codec.direct import Direct, Located, names_of
 from conveyor.codec.frames import decode
 from conveyor.direct.fetching import fetch
 from conveyor.direct.parts import part_of
 from conveyor.direct.permission import others_may_read
 from conveyor.direct.table import TABLE, Decode, Stored
 from conveyor.runtime import context
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import Runtime
+
+
+class _Me(NamedTuple):
+    """This process, as the frames of its values name it.
+
+    place: slot, incarnation and pid.
+    names: by the transport, what frames have of that and of this process's name.
+    """
+
+    process: Process
+    may_be_read: bool
+    place: tuple[int, int, int]
+    name: str
+    names: dict[str, bytes]
+
+    @classmethod
+    def of(cls, runtime: Runtime) -> _Me:
+        process = runtime.process
+        place = (*process.identity, runtime.pid)
+        readable = others_may_read(runtime.own_actor is None)
+        return cls(process, readable, place, process.board.name(process.slot), {})
 
 
 class _Holder:
     """This process's: see ``codec.direct.Holder``."""
 
+    def __init__(self) -> None:
+        self._me: _Me | None = None
+
     def keep(
         self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
     ) -> tuple[Located, Stored] | None:
-        runtime = context.current()
-        if not others_may_read(runtime.own_actor is None):
+        me = self._me
+        if me is None or me.process is not context.current().process:
+            me = self._me = _Me.of(context.current())
+        if not me.may_be_read:
             return None
-        process = runtime.process
-        process.keeping.start()
+        me.process.keeping.start()
         value = direct.value
         if direct.snapshot:
             buffers = [bytearray(buffer) for buffer in buffers]
             value = decode(codec, meta, buffers)
         stored = TABLE.keep(value, buffers, direct.transport)
-        slot, incarnation = process.identity
-        where = Located(
-            slot,
-            incarnation,
-            runtime.pid,
-            stored.number,
-            stored.anchor,
-            process.board.name(slot),
-            direct.transport,
-            stored.ranges,
-            codec,
-            meta,
-        )
+        names = me.names.get(direct.transport)
+        if names is None:
+            names = me.names[direct.transport] = names_of(direct.transport, me.name)
+        where = Located(*me.place, stored.number, stored.anchor, names, stored.ranges, codec, meta)
         return where, stored
 
     def begin(self) -> None:

@@ -36,17 +36,24 @@ def fetch(where: Located, decode: Decode) -> Any:
             "a value that has stayed in another process can only be fetched in its session, and this "
             "process belongs to none"
         )
-    into = _room_for(_core.packed_size(where.ranges))
     source = where.pid, where.ranges, where.anchor, where.number
     try:
         if where.whole:
-            _core.read_peer_whole(*source, into)
-            buffers = [into]
+            whole = _room_for(_core.packed_size(where.ranges))
+            _core.read_peer_whole(*source, whole)
+            buffers = [whole]
         else:
-            buffers = _core.read_peer(*source, into)
+            buffers = _fetched(source, runtime.process.arena)
     except OSError as error:
         raise _why(where, error, runtime) from None
     return decode(where.codec, where.meta, buffers)
+
+
+def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_core.Buffer]:
+    try:
+        return _core.fetch_peer(*source, arena)
+    except ArenaFullError:  # memory of this process alone is as good
+        return _core.read_peer(*source, _core.Buffer.own(_core.packed_size(source[1])))
 
 
 def read_into(where: Located, memories: list[memoryview]) -> None:

@@ -21,7 +21,6 @@ class Stored:
     number: which no other one has, in any process of any session.
     value: itself.
     ranges: address and length of each part of its memory that others may read.
-    nbytes: of all of them.
     transport: how its users want it to be moved.
     since: when it was kept, by ``time.monotonic()``.
     """
@@ -30,7 +29,6 @@ class Stored:
         "__weakref__",
         "_anchor",
         "_buffers",
-        "nbytes",
         "number",
         "ranges",
         "since",
@@ -45,7 +43,6 @@ class Stored:
         self.value = value
         self._buffers = buffers  # they keep the memory, whatever becomes of the value
         self.ranges = ranges
-        self.nbytes = sum(length for _, length in _RANGE.iter_unpack(ranges))
         self.transport = transport
         self.since = time.monotonic()
         # Last: what others may read by the number is there.
@@ -54,6 +51,12 @@ class Stored:
     def __del__(self) -> None:
         # First: who reads the memory meanwhile finds that it may be anybody's.
         self._anchor = None
+        TABLE.forget(self.number)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all of its ranges."""
+        return sum(length for _, length in _RANGE.iter_unpack(self.ranges))
 
     @property
     def anchor(self) -> int:
@@ -76,21 +79,30 @@ class Table:
     def __init__(self) -> None:
         # Another process's begin elsewhere: who reads the wrong one's memory finds no number that he knows.
         self._numbers: Iterator[int] = itertools.count(_first_number())
-        self._stored: weakref.WeakValueDictionary[int, Stored] = weakref.WeakValueDictionary()
+        # Each takes itself out. A dictionary of the standard library's that does so costs more than all
+        # else here.
+        self._stored: dict[int, weakref.ref[Stored]] = {}
 
     def keep(self, value: Any, buffers: list[Any], transport: str) -> Stored:
         """Keep a value; ``buffers`` is the memory that others may read."""
         stored = Stored(next(self._numbers), value, buffers, _core.ranges_of(buffers), transport)
-        self._stored[stored.number] = stored
+        self._stored[stored.number] = weakref.ref(stored)
         return stored
+
+    def forget(self, number: int) -> None:
+        """The value of that number is garbage."""
+        self._stored.pop(number, None)
 
     def find(self, number: int) -> Stored | None:
         """The value of that number, if it is kept here."""
-        return self._stored.get(number)
+        found = self._stored.get(number)
+        return None if found is None else found()
 
     def all(self) -> list[Stored]:
         """All of them, the oldest first."""
-        found = [ref() for ref in self._stored.valuerefs()]  # one step, whatever other threads do
+        found = [
+            ref() for ref in list(self._stored.values())
+        ]  # one step, whatever other threads do
         return sorted([one for one in found if one is not None], key=lambda one: one.since)
 
     def holding(self, address: int, nbytes: int) -> list[Stored]:
