@@ -63,6 +63,12 @@ def shape_of(header: bytes) -> tuple[tuple[int, ...], int] | None:
     return (shape, dtype.itemsize) if order == "C" else None
 
 
+def describes(header: bytes, array: np.ndarray[Any, Any]) -> bool:
+    """Whether a header is of an array of this one's dtype and shape, in the order of C."""
+    shape, dtype, order = _read_header(header)
+    return order == "C" and shape == array.shape and dtype == array.dtype
+
+
 def with_shape(header: bytes, shape: tuple[int, ...]) -> bytes:
     """A header that describes another shape of the same dtype, in the order of C."""
     order, pickled, _, length = _fixed.unpack_from(header)

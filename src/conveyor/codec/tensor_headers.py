@@ -55,3 +55,13 @@ def with_shape(header: bytes, shape: tuple[int, ...]) -> bytes:
     flags = flags & REQUIRES_GRAD | (EMPTY if 0 in shape else 0)
     name = header[fixed.size : fixed.size + length]
     return fixed.pack(flags, length, len(shape)) + name + struct.pack(f"<{len(shape)}q", *shape)
+
+
+def describes(header: bytes, tensor: torch.Tensor) -> bool:
+    """Whether a header is of a contiguous tensor of this one's dtype and shape."""
+    flags, length, ndim = fixed.unpack_from(header)
+    if flags & STRIDED or ndim != tensor.ndim:
+        return False
+    end = fixed.size + length
+    shape = struct.unpack_from(f"<{ndim}q", header, end)
+    return shape == tensor.shape and header[fixed.size : end].decode() == dtype_name(tensor.dtype)

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import direct
-from conveyor.codec.direct import Unfetched
+from conveyor.codec import arrays, direct, tensor_headers
+from conveyor.codec.arrays import ARRAY
+from conveyor.codec.direct import Located, Unfetched
+from conveyor.codec.tensors import TENSOR
 from conveyor.direct.fetching import read_into
 from conveyor.direct.memory import is_array, is_tensor, memory_of
 from conveyor.runtime.refs.ref import Ref
@@ -46,6 +48,9 @@ def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any
         _copy(leaves, targets)
         return here.value
     where = unfetched.where
+    if len(targets) == 1 and _fits(where, targets[0]):
+        read_into(where, memories)
+        return targets[0]
     lengths = _core.lengths_of(where.ranges)
     if lengths != [memory.nbytes for memory in memories]:
         # What has no elements has no memory of its own.
@@ -61,6 +66,13 @@ def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any
         return value
     read_into(where, memories)
     return value
+
+
+def _fits(where: Located, target: Any) -> bool:
+    """Whether the value is a single tensor, or array, like the target, which is the usual case."""
+    if where.codec == TENSOR and is_tensor(target):
+        return tensor_headers.describes(where.meta, target)
+    return where.codec == ARRAY and is_array(target) and arrays.describes(where.meta, target)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
