@@ -409,6 +409,38 @@ def test_its_actor_dies(pair, wait_until):
         get(other.total.remote(ref))
 
 
+def test_refs_tell_what_they_are(pair):
+    maker, other = pair
+    ref, usual, mine = (
+        maker.make.remote(),
+        maker.plain.remote(),
+        conveyor.put(np.ones(3), tensor_transport="shm"),
+    )
+    assert [one.route() for one in (ref, usual, mine)] == ["read", "frame", "here"]
+    assert [one.tensor_transport() for one in (ref, usual, mine)] == ["auto", None, "shm"]
+    names = [one.hex() for one in (ref, usual, mine)]
+    assert len(set(names)) == 3
+    get(other.keep.remote([ref]))
+    assert ref.hex() == names[0]
+    assert get(other.__ray_call__.remote(lambda self: self.refs[0].hex())) == names[0]
+    named = get(other.__ray_call__.remote(_named_and_put))
+    assert get(named[1]).tolist() == [1.0] * 4
+    assert named[1].hex() == named[0]
+
+
+def _named_and_put(self):
+    ref = conveyor.put(np.ones(4), tensor_transport="auto")
+    return ref.hex(), ref
+
+
+def test_an_actor_whose_options_forbid_it():
+    with pytest.raises(
+        ValueError, match=r"Holder.* has a tensor_transport, and the actor has enable"
+    ):
+        conveyor.remote(enable_tensor_transport=False)(Holder.__wrapped__)
+    conveyor.remote(enable_tensor_transport=True)(Holder.__wrapped__)
+
+
 def test_its_owner_dies(pair, wait_until):
     maker, owner = pair
     reader = Holder.remote()

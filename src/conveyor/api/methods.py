@@ -81,6 +81,20 @@ def methods_of(cls: type) -> dict[str, MethodInfo]:
     return {name: _describe(cls, name, raw) for name, raw in _candidates(cls)}
 
 
+def check_enabled(cls: type, options: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` where an actor's class has methods whose results stay with it, and its
+    options forbid that, as Ray's do with ``enable_tensor_transport=False``."""
+    if options.get("enable_tensor_transport", True):
+        return
+    for name, raw in _candidates(cls):
+        inside = getattr(raw, "__func__", raw)
+        if getattr(inside, TRANSPORT_MARK, None) is not None:
+            raise ValueError(
+                f"{cls.__name__}.{name} has a tensor_transport, and the actor has "
+                "enable_tensor_transport=False"
+            )
+
+
 def _candidates(cls: type) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for owner in cls.__mro__:

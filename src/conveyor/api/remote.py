@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from conveyor.api.actor_class import ActorClass
-from conveyor.api.methods import check_num_returns
+from conveyor.api.methods import check_enabled, check_num_returns
 from conveyor.api.options import ActorOptions
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
 
@@ -169,6 +169,7 @@ def _remote(made: Any, options: Mapping[str, Any]) -> ActorClass[Any] | RemoteFu
         kind = "an actor class" if isinstance(made, ActorClass) else "a remote function"
         raise TypeError(f"{made!r} is {kind} already")
     if isinstance(made, type):
+        check_enabled(made, options)
         return ActorClass(made, ActorOptions().updated(**options))
     if not callable(made):
         raise TypeError(f"only classes and functions can be made remote, not {made!r}")

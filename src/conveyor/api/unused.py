@@ -12,6 +12,7 @@ from conveyor.callers import users_level
 ACTOR_OPTIONS = {
     "accelerator_type": "all GPUs are this machine's; num_gpus chooses how many",
     "enable_task_events": "graph.trace() shows what actors run",
+    "enable_tensor_transport": "every actor's results may stay with it",
     "label_selector": "there is one node",
     "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
     "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
@@ -62,7 +63,13 @@ INIT_OPTIONS = {
 }
 
 # Said where nobody would expect anything else.
-_SILENT = {"configure_logging", "include_dashboard", "logging_level", "num_cpus"}
+_SILENT = {
+    "configure_logging",
+    "enable_tensor_transport",
+    "include_dashboard",
+    "logging_level",
+    "num_cpus",
+}
 
 _warned: set[tuple[str, str]] = set()
 

@@ -51,7 +51,7 @@ class ActorExports(Imports):
     ) -> None:
         """``connect()`` gives the socket of a new connection to the driver."""
         super().__init__(session, inbox, ring)
-        self._number = number
+        self._process = number
         self._watcher = watcher
         self._connect = connect
         self._connection: Connection | None = None
@@ -66,7 +66,7 @@ class ActorExports(Imports):
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         with self.lock:
-            export, new = self.identify(ref, self._number)
+            export, new = self.identify(ref, self._process)
             if new:
                 self._needed[export] = ref
                 weakref.finalize(ref, self.dropped, export).atexit = False

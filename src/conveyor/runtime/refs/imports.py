@@ -37,6 +37,10 @@ class RefTable(Protocol):
         lock."""
         ...
 
+    def name(self, ref: Ref) -> ExportId:
+        """The id that ``ref`` has, or will have when it is pickled."""
+        ...
+
     def load(self, export: ExportId, ticket: int) -> Ref:
         """The ref that a pickle stands for: the original, or a copy."""
         ...
@@ -216,6 +220,8 @@ class Imports:
     gate: Any = None
     cancel_with_await = False
     get_timeout: float | None = None
+    #: This process, in ids: an actor's number.
+    _process = 0
 
     def __init__(self, session: str, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
         Outcome.prepare()
@@ -229,6 +235,8 @@ class Imports:
         )
         self._originals: weakref.WeakValueDictionary[ExportId, Ref] = weakref.WeakValueDictionary()
         self._ids: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
+        #: The ids of refs that have been named and not pickled.
+        self._named: weakref.WeakKeyDictionary[Ref, ExportId] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
 
     @property
@@ -246,10 +254,20 @@ class Imports:
         found = self._ids.get(ref)
         if found is not None:
             return found, False
-        export = (process, next(self._numbers))
+        export = self._named.pop(ref, None) or (process, next(self._numbers))
         self._ids[ref] = export
         self._originals[export] = ref
         return export, True
+
+    def name(self, ref: Ref) -> ExportId:
+        """The id that a ref has, or will have when it is pickled."""
+        with self.lock:
+            if isinstance(ref, ImportedRef):
+                return ref.export
+            found = self._ids.get(ref) or self._named.get(ref)
+            if found is None:
+                found = self._named[ref] = (self._process, next(self._numbers))
+            return found
 
     def copy(self, export: ExportId) -> ImportedRef:
         ref = ImportedRef(self, export)

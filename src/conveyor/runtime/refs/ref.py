@@ -280,6 +280,25 @@ class Ref(_RefCore[ValueT]):
 
         return claim(self, readers)
 
+    def hex(self) -> str:
+        """A name of the ref, which no other one of the session has but its copies in other processes."""
+        process, number = context.current().exports.name(self)
+        return f"{process:08x}{number:016x}"
+
+    def route(self) -> str:
+        """How its value, which is waited for, is got in this process: ``"frame"``, it came with the ref;
+        ``"here"``, it has stayed, in this very process; ``"read"``, it has stayed elsewhere, and is read
+        there.
+        """
+        found: str = import_later("conveyor.direct.routes").route_of(self)
+        return found
+
+    def tensor_transport(self) -> str | None:
+        """The transport with which its value, which is waited for, has stayed where it was made; ``None``: it
+        came with the ref."""
+        found: str | None = import_later("conveyor.direct.routes").transport_of(self)
+        return found
+
     def __getitem__(self, index: Any) -> Ref[Any]:
         """A ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on its
         actor only the part is fetched."""
