@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
+from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
 from conveyor.exceptions import (
     ActorDiedError,
@@ -28,12 +29,7 @@ def fetch(where: Located, decode: Decode) -> Any:
     stored = TABLE.find(where.number)
     if stored is not None and not where.whole:
         return stored.value
-    runtime = context.running()
-    if runtime is None:
-        raise RuntimeStateError(
-            "a value that has stayed in another process can only be fetched in its session, and this "
-            "process belongs to none"
-        )
+    runtime = _running()
     into = _room_for(_core.packed_size(where.ranges))
     source = where.pid, where.ranges, where.anchor, where.number
     try:
@@ -44,7 +40,9 @@ def fetch(where: Located, decode: Decode) -> Any:
             buffers = _core.read_peer(*source, into)
     except OSError as error:
         raise _why(where, error, runtime) from None
-    return decode(where.codec, where.meta, buffers)
+    value = decode(where.codec, where.meta, buffers)
+    # As indexing gives it: numpy has scalars, which are no arrays.
+    return value[()] if where.whole and is_array(value) and value.ndim == 0 else value
 
 
 def read_into(where: Located, memories: list[memoryview]) -> None:
@@ -52,10 +50,21 @@ def read_into(where: Located, memories: list[memoryview]) -> None:
 
     Raises as :func:`fetch`.
     """
+    runtime = _running()
     try:
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
     except OSError as error:
-        raise _why(where, error, context.current()) from None
+        raise _why(where, error, runtime) from None
+
+
+def _running() -> Any:
+    runtime = context.running()
+    if runtime is None:
+        raise RuntimeStateError(
+            "a value that has stayed in another process can only be fetched in its session, and this "
+            "process belongs to none"
+        )
+    return runtime
 
 
 def _room_for(size: int) -> _core.Buffer:
