@@ -177,6 +177,21 @@ def test_parts_of_parts_and_of_one_of_several_results(maker):
     assert [one.tolist() for one in asyncio.run(awaited())] == [[3, 4], [1, 2]]
 
 
+def test_a_part_says_what_it_is_of(maker):
+    whole = maker.line.remote()
+    assert repr(whole[1:][0]).startswith(
+        "<PartRef (0,) of <PartRef (slice(1, None, None),) of <CallRef "
+    )
+    get(whole)
+    assert repr(whole) in repr(whole[0])
+    assert "not sent" not in repr(whole[0])
+
+
+def test_a_snapshot_is_taken_or_not(maker):
+    with pytest.raises(TypeError, match="snapshot must be True or False, not None"):
+        maker.line.options(snapshot=None)
+
+
 def test_parts_of_a_failure(maker):
     failed = maker.fails.remote()[1:]
     with pytest.raises(KeyError):

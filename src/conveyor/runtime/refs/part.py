@@ -62,5 +62,8 @@ class PartRef(Ref):
     def _awaited_as(self) -> Hashable:
         return self._whole._awaited_as()
 
+    def __repr__(self) -> str:
+        return f"<PartRef {self._index!r} of {self._whole!r}>"
+
     def parts(self) -> tuple[Ref, ...]:
         return self._whole.parts()
