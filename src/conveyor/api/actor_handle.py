@@ -222,6 +222,7 @@ class ActorMethod(Generic[P, ResultT]):
             _, transport, snapshot_before = (
                 before if isinstance(before, tuple) else (1, None, False)
             )
+            check_snapshot(snapshot, transport)
             snapshot = snapshot or snapshot_before
         else:
             transport = check_transport(tensor_transport)

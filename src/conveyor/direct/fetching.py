@@ -7,6 +7,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located, receiving
+from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
 from conveyor.exceptions import (
     ActorDiedError,
@@ -30,12 +31,7 @@ def fetch(where: Located, decode: Decode) -> Any:
         if receiving.on:
             receiving.taken.append(stored)
         return stored.value
-    runtime = context.running()
-    if runtime is None:
-        raise RuntimeStateError(
-            "a value that has stayed in another process can only be fetched in its session, and this "
-            "process belongs to none"
-        )
+    runtime = _running()
     source = where.pid, where.ranges, where.anchor, where.number
     try:
         if where.whole:
@@ -46,7 +42,9 @@ def fetch(where: Located, decode: Decode) -> Any:
             buffers = _fetched(source, runtime.process.arena)
     except OSError as error:
         raise _why(where, error, runtime) from None
-    return decode(where.codec, where.meta, buffers)
+    value = decode(where.codec, where.meta, buffers)
+    # As indexing gives it: numpy has scalars, which are no arrays.
+    return value[()] if where.whole and is_array(value) and value.ndim == 0 else value
 
 
 def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_core.Buffer]:
@@ -61,10 +59,21 @@ def read_into(where: Located, memories: list[memoryview]) -> None:
 
     Raises as :func:`fetch`.
     """
+    runtime = _running()
     try:
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
     except OSError as error:
-        raise _why(where, error, context.current()) from None
+        raise _why(where, error, runtime) from None
+
+
+def _running() -> Any:
+    runtime = context.running()
+    if runtime is None:
+        raise RuntimeStateError(
+            "a value that has stayed in another process can only be fetched in its session, and this "
+            "process belongs to none"
+        )
+    return runtime
 
 
 def _room_for(size: int) -> _core.Buffer:

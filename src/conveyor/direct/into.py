@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from conveyor import _core
@@ -11,7 +13,7 @@ from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
 from conveyor.codec.tensors import TENSOR
 from conveyor.direct.fetching import read_into
-from conveyor.direct.memory import is_array, is_tensor, memory_of
+from conveyor.direct.memory import address_of, is_array, is_plain, is_tensor, lies_at, memory_of
 from conveyor.runtime.refs.ref import Ref
 
 
@@ -27,6 +29,10 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
         ValueError: they do not fit the value. Nothing has been written then.
     """
     single = is_tensor(into) or is_array(into)
+    if not single and not isinstance(into, (list, tuple)):
+        raise TypeError(
+            f"into= takes a tensor, an array, or a list of them, not a {type(into).__name__}"
+        )
     targets = [into] if single else list(into)
     memories = [memory_of(target) for target in targets]
     ref._settled(timeout)
@@ -35,8 +41,10 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     if isinstance(value, Unfetched):
         value = _fetch(value, targets, memories)
     else:
-        _check(list(leaves_of(value)), targets)
-        _copy(list(leaves_of(value)), targets)
+        # A part of one element is a scalar, of NumPy's.
+        leaves = [value] if single and hasattr(value, "dtype") else list(leaves_of(value))
+        _check(leaves, targets)
+        _copy(leaves, targets)
     return into if single else value
 
 
@@ -48,31 +56,47 @@ def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any
         _copy(leaves, targets)
         return here.value
     where = unfetched.where
-    if len(targets) == 1 and _fits(where, targets[0]):
+    if len(targets) == 1 and _is_like(where, targets[0]):
         read_into(where, memories)
         return targets[0]
     lengths = _core.lengths_of(where.ranges)
     if lengths != [memory.nbytes for memory in memories]:
         # What has no elements has no memory of its own.
         memories = [memory for memory in memories if memory.nbytes]
-    if lengths == [memory.nbytes for memory in memories]:
+    if lengths == [memory.nbytes for memory in memories] and _fits(unfetched, lengths, targets):
+        read_into(where, memories)
         value = unfetched.decode_with(memories)
-        _check(list(leaves_of(value)), targets)
-    else:  # it does not fit, or parts of it share memory: it is put together elsewhere
-        value = unfetched.fetch()
-        leaves = list(leaves_of(value))
-        _check(leaves, targets)
-        _copy(leaves, targets)
-        return value
-    read_into(where, memories)
+        if all(map(lies_at, leaves_of(value), map(address_of, targets))):
+            return value
+    # It does not fit, parts of it share memory, or it lies in another order: it is put together elsewhere.
+    value = unfetched.fetch()
+    leaves = list(leaves_of(value))
+    _check(leaves, targets)
+    _copy(leaves, targets)
     return value
 
 
-def _fits(where: Located, target: Any) -> bool:
+def _is_like(where: Located, target: Any) -> bool:
     """Whether the value is a single tensor, or array, like the target, which is the usual case."""
     if where.codec == TENSOR and is_tensor(target):
         return tensor_headers.describes(where.meta, target)
     return where.codec == ARRAY and is_array(target) and arrays.describes(where.meta, target)
+
+
+def _fits(unfetched: Unfetched, lengths: Sequence[int], targets: Sequence[Any]) -> bool:
+    """Whether what is fetched can be read to the targets as it lies.
+
+    The value is decoded over memory that nobody uses: a ``__setstate__`` may write to it, or fail.
+    """
+    starts = [*accumulate((length + 63 & ~63 for length in lengths), initial=0)]
+    try:
+        room = memoryview(mmap.mmap(-1, starts.pop() or 1))
+        parts = [room[start : start + n] for start, n in zip(starts, lengths, strict=True)]
+        leaves = list(leaves_of(unfetched.decode_with(parts)))
+    except Exception:  # there is no room, or the user's code expects what is not there yet
+        return False
+    _check(leaves, targets)
+    return all(map(is_plain, leaves))
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
@@ -116,6 +140,6 @@ def _copy(leaves: Sequence[Any], targets: Sequence[Any]) -> None:
             import torch
 
             with torch.no_grad():
-                target.copy_(leaf if is_tensor(leaf) else torch.from_numpy(leaf))
+                target.copy_(leaf if is_tensor(leaf) else torch.as_tensor(leaf))
         else:
             target[...] = leaf.detach().numpy() if is_tensor(leaf) else leaf

@@ -35,6 +35,10 @@ def storage_of(value: Any) -> tuple[int, int]:
         TypeError: it is neither.
     """
     if is_tensor(value):
+        if str(value.layout) != "torch.strided":
+            raise TypeError(
+                f"a tensor of {value.layout} has no memory of its own, but its parts have"
+            )
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
     if not is_array(value):
@@ -42,7 +46,30 @@ def storage_of(value: Any) -> tuple[int, int]:
     base = value
     while is_array(base.base):
         base = base.base
-    return base.__array_interface__["data"][0], base.nbytes
+    return address_of(base), base.nbytes
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the memory of a tensor or an array holds its elements, one behind the other."""
+    if is_tensor(value):
+        import torch
+
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            return False
+        return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+    return value.flags.c_contiguous and not value.dtype.hasobject
+
+
+def lies_at(value: Any, address: int) -> bool:
+    """Whether the elements of a tensor or an array are what lies there, one behind the other."""
+    size = value.numel() if is_tensor(value) else value.size
+    return is_plain(value) and (address_of(value) == address or not size)
+
+
+def address_of(value: Any) -> int:
+    """Where the first element of a tensor or an array lies."""
+    address: int = value.data_ptr() if is_tensor(value) else value.__array_interface__["data"][0]
+    return address
 
 
 def memory_of(value: Any) -> memoryview:
@@ -65,4 +92,9 @@ def memory_of(value: Any) -> memoryview:
         raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
     if not value.flags.c_contiguous or not value.flags.writeable:
         raise ValueError("what is read into must be contiguous, and not read-only")
-    return memoryview(value).cast("B") if value.size else memoryview(bytearray())
+    if not value.size or value.dtype.hasobject:  # what points to objects is not to be read into
+        return memoryview(bytearray())
+    import numpy as np
+
+    # NumPy hands out no memory of dates, say.
+    return memoryview(np.asarray(value).reshape(-1).view("u1"))  # type: ignore[arg-type]

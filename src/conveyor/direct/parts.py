@@ -6,6 +6,7 @@ import itertools
 import math
 import struct
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from conveyor.codec import arrays, tensor_headers
@@ -41,11 +42,13 @@ def part_of(where: Located, index: Index) -> Located | None:
 
 
 def _is_int(one: Any) -> bool:
-    return isinstance(one, int) and not isinstance(one, bool)
+    return isinstance(one, Integral) and not isinstance(one, bool)
 
 
 def _picked(shape: Sequence[int], index: Index) -> list[tuple[int, int]] | None:
     """Of each dimension the first element and how many; ``None`` if they do not follow each other."""
+    if not all(isinstance(one, slice) or _is_int(one) for one in index):
+        return None
     if len(index) > len(shape):
         raise IndexError(f"a value of shape {list(shape)} has no part {index!r}")
     picked = []
@@ -53,7 +56,7 @@ def _picked(shape: Sequence[int], index: Index) -> list[tuple[int, int]] | None:
         if _is_int(one):
             if not -n <= one < n:
                 raise IndexError(f"a value of shape {list(shape)} has no part {index!r}")
-            picked.append((one % n, 1))
+            picked.append((int(one) % n, 1))
             continue
         start, stop, step = one.indices(n)
         if step != 1:

@@ -42,6 +42,12 @@ class ElementRef(Ref):
     def done(self) -> bool:
         return self._whole.done()
 
+    def has_failed(self) -> bool:
+        return self._whole.has_failed()
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._whole._settled(timeout)
+
     def cancel(self) -> bool:
         return self._whole.cancel()
 

@@ -47,6 +47,12 @@ class PartRef(Ref):
     def done(self) -> bool:
         return self._whole.done()
 
+    def has_failed(self) -> bool:
+        return self._whole.has_failed()
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._whole._settled(timeout)
+
     def cancel(self) -> bool:
         return self._whole.cancel()
 
@@ -55,6 +61,9 @@ class PartRef(Ref):
 
     def _awaited_as(self) -> Hashable:
         return self._whole._awaited_as()
+
+    def __repr__(self) -> str:
+        return f"<PartRef {self._index!r} of {self._whole!r}>"
 
     def parts(self) -> tuple[Ref, ...]:
         return self._whole.parts()
