@@ -176,7 +176,7 @@ class Driver(CallingRuntime):
             Step("whether it is started again is settled", supervisor.decide),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
-            Step("its graphs are taken down", self.layer.executor_ended, unborn=True),
+            Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),
             Step("its requests are not served", self.switchboard.remove, unborn=True),
             Step("the driver's link is let go of", self._forget_link, unborn=True),
             Step("what its process had is closed", supervisor.forget_process, unborn=True),
