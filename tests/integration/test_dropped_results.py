@@ -134,7 +134,7 @@ class TestComesBack:
         wanted = actor.make.remote(SIZE)
         for _ in range(5):
             actor.make.remote(SIZE)
-        comes_back(6 * SIZE, left=ROUNDED)
+        comes_back(3 * SIZE, left=ROUNDED)
         assert get(wanted).nbytes == SIZE
 
     def test_dropped_when_it_has_come(self, comes_back, wait_until):
