@@ -45,12 +45,14 @@ struct Views {
 }  // namespace
 
 void bind_direct(nb::module_& m) {
-  m.def("no_longer_kept", &no_longer_kept);
-  m.def("wait_for_no_longer_kept", [] {
-    Unlocked unlocked;
-    return wait_for_no_longer_kept();
-  });
-  m.def("stop_waiting_for_no_longer_kept", &stop_waiting_for_no_longer_kept);
+  m.def("let_go_of_kept", &let_go_of_kept);
+  nb::class_<KeptWait>(m, "KeptWait")
+      .def(nb::init<>())
+      .def("wait", [](KeptWait& one) {
+             Unlocked unlocked;
+             return one.wait();
+           })
+      .def("stop", &KeptWait::stop);
 
   m.def("let_read", &let_read, "pid"_a);
   m.def("may_read", &may_read, "pid"_a);

@@ -1,7 +1,5 @@
 #include "kept.h"
 
-#include <atomic>
-
 #include "platform.h"
 
 namespace conveyor {
@@ -17,7 +15,6 @@ struct Kept {
 // while a thread is in the middle of it.
 std::atomic<Kept*> aside{nullptr};
 std::atomic<uint32_t> changes{0};  // futex word
-std::atomic<uint32_t> stops{0};
 
 void put_aside(const Kept* one) noexcept {
   auto* node = const_cast<Kept*>(one);
@@ -36,29 +33,26 @@ std::shared_ptr<const void> kept(nb::object object) {
   return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
 }
 
-nb::list no_longer_kept() {
-  nb::list found;
+void let_go_of_kept() {
   Kept* node = aside.exchange(nullptr, std::memory_order_acquire);
   while (node != nullptr) {
-    std::unique_ptr<Kept> one(node);
+    const std::unique_ptr<Kept> one(node);
     node = node->next;
-    found.append(nb::steal(one->object));
+    nb::steal(one->object);
   }
-  return found;
 }
 
-bool wait_for_no_longer_kept() {
-  const uint32_t stopped = stops.load(std::memory_order_seq_cst);
+bool KeptWait::wait() {
   for (;;) {
     const uint32_t seen = changes.load(std::memory_order_seq_cst);
+    if (stopped_.load(std::memory_order_seq_cst)) return false;
     if (aside.load(std::memory_order_seq_cst) != nullptr) return true;
-    if (stops.load(std::memory_order_seq_cst) != stopped) return false;
     futex_wait(&changes, seen, nullptr);
   }
 }
 
-void stop_waiting_for_no_longer_kept() {
-  stops.fetch_add(1, std::memory_order_seq_cst);
+void KeptWait::stop() {
+  stopped_.store(true, std::memory_order_seq_cst);
   changes.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&changes);
 }

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 
 namespace nb = nanobind;
@@ -13,10 +14,18 @@ namespace conveyor {
 
 // A reference to `object`, which must be taken with the GIL, and may be let go of without.
 std::shared_ptr<const void> kept(nb::object object);
-// What has been put aside since the last time. With the GIL.
-nb::list no_longer_kept();
-// Wait until something has been put aside. False: never mind, because of a call of the other. Without the GIL.
-bool wait_for_no_longer_kept();
-void stop_waiting_for_no_longer_kept();
+// Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
+void let_go_of_kept();
+
+// Who waits for something to be put aside. Any number of them may.
+class KeptWait {
+ public:
+  // Until something has been put aside. False: stop() was called, now or before. Without the GIL.
+  bool wait();
+  void stop();
+
+ private:
+  std::atomic<bool> stopped_{false};
+};
 
 }  // namespace conveyor

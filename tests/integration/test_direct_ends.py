@@ -1,0 +1,49 @@
+"""Values that have stayed, when their session ends."""
+
+import threading
+
+from conveyor import _core
+
+WHILE_DROPPING = """
+import os, time
+import numpy as np
+import conveyor
+
+here = os.getpid()
+
+class Slow:
+    def __init__(self):
+        self.array = np.zeros(10)
+
+    def __del__(self):
+        if os.getpid() == here:
+            print("dropping", flush=True)
+            time.sleep(3)
+
+class User:
+    def total(self, value):
+        return float(value.array.sum())
+
+conveyor.init()
+user = conveyor.remote(User).remote()
+ref = conveyor.put(Slow(), tensor_transport="auto")
+conveyor.get(user.total.remote(ref))
+del ref
+time.sleep(0.3)
+conveyor.shutdown()
+print("ended")
+"""
+
+
+def test_a_session_ends_while_a_value_is_let_go_of(scripts):
+    said, errors = scripts.start(WHILE_DROPPING).communicate(timeout=60)
+    assert (said.split(), errors) == (["dropping", "ended"], "")
+
+
+def test_who_waits_for_something_to_drop_hears_of_an_end_before():
+    wait = _core.KeptWait()
+    wait.stop()
+    done = threading.Thread(target=wait.wait, daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
