@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import importlib
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from conveyor import _core
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import (
     FLAG_DEFINITIONS,
@@ -189,8 +188,9 @@ def encode(
 
 
 def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
-    """The value, fetched, but for :func:`unfetched`. ``decode_any``: :func:`conveyor.codec.frames.decode`."""
-    if _lazily.on:
+    """The value, fetched unless the frame is decoded without. ``decode_any``:
+    :func:`conveyor.codec.frames.decode`."""
+    if not _core.fetches():
         return Unfetched(meta, decode_any)
     return holder().fetch(Located.unpack(meta), decode_any)
 
@@ -253,23 +253,6 @@ class Unfetched:
             return _itself, (self.fetch(),)
         keep_beside(notes, self._keeper)
         return self._decode_any, (DIRECT, self.meta)
-
-
-class _Lazily(threading.local):
-    on = False
-
-
-_lazily = _Lazily()
-
-
-@contextmanager
-def unfetched() -> Iterator[None]:
-    """Have values that are decoded meanwhile, on this thread, be :class:`Unfetched`."""
-    before, _lazily.on = _lazily.on, True
-    try:
-        yield
-    finally:
-        _lazily.on = before
 
 
 def fetched(value: Any) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import direct
 from conveyor.codec.direct import Unfetched
 from conveyor.direct.fetching import read_into
 from conveyor.direct.memory import is_array, is_tensor, memory_of
@@ -28,8 +27,7 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     targets = [into] if single else list(into)
     memories = [memory_of(target) for target in targets]
     ref._settled(timeout)
-    with direct.unfetched():
-        value = ref.get()
+    value = ref._unfetched()
     if isinstance(value, Unfetched):
         value = _fetch(value, targets, memories)
     else:
@@ -39,13 +37,13 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
 
 
 def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any:
-    here = unfetched.here()
+    where = unfetched.where
+    here = None if where.whole else unfetched.here()  # else that is more than is asked for
     if here is not None:
         leaves = list(leaves_of(here.value))
         _check(leaves, targets)
         _copy(leaves, targets)
         return here.value
-    where = unfetched.where
     lengths = _core.lengths_of(where.ranges)
     if lengths != [memory.nbytes for memory in memories]:
         # What has no elements has no memory of its own.

@@ -169,6 +169,14 @@ class Ref(_RefCore[ValueT]):
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
         return outcome
 
+    def _unfetched(self) -> Any:
+        """Its value, which is there, with ``Unfetched`` in the place of what has stayed elsewhere."""
+        outcome = self._outcome
+        if type(outcome) is not _Snapshot:
+            return self.get()
+        self._hold(outcome)
+        return outcome.decode(False)
+
     def _get(self, timeout: float | None) -> Any:
         outcome = self._settled(timeout)
         if type(outcome) is Failure:
