@@ -15,12 +15,14 @@ struct Kept {
 // while a thread is in the middle of it.
 std::atomic<Kept*> aside{nullptr};
 std::atomic<uint32_t> changes{0};  // futex word
+std::atomic<size_t> not_aside{0};  // kept for somebody
 
 void put_aside(const Kept* one) noexcept {
   auto* node = const_cast<Kept*>(one);
   Kept* first = aside.load(std::memory_order_relaxed);
   do node->next = first;
   while (!aside.compare_exchange_weak(first, node, std::memory_order_release, std::memory_order_relaxed));
+  not_aside.fetch_sub(1, std::memory_order_seq_cst);
   // Sequentially consistent, as the reading of it: who is about to sleep sees the change or the node.
   changes.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&changes);
@@ -30,6 +32,7 @@ void put_aside(const Kept* one) noexcept {
 
 std::shared_ptr<const void> kept(nb::object object) {
   auto* made = new Kept{object.release().ptr()};
+  not_aside.fetch_add(1, std::memory_order_seq_cst);
   return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
 }
 
@@ -45,16 +48,22 @@ void let_go_of_kept() {
 bool KeptWait::wait() {
   for (;;) {
     const uint32_t seen = changes.load(std::memory_order_seq_cst);
-    if (stopped_.load(std::memory_order_seq_cst)) return false;
+    const bool stopped = stopped_.load(std::memory_order_seq_cst);
+    if (stopped && !goes_on_.load(std::memory_order_seq_cst)) return false;
+    const bool last = not_aside.load(std::memory_order_seq_cst) == 0;
     if (aside.load(std::memory_order_seq_cst) != nullptr) return true;
+    if (stopped && last) return false;
     futex_wait(&changes, seen, nullptr);
   }
 }
 
-void KeptWait::stop() {
+bool KeptWait::stop() {
+  const bool goes_on = not_aside.load(std::memory_order_seq_cst) != 0;
+  goes_on_.store(goes_on, std::memory_order_seq_cst);
   stopped_.store(true, std::memory_order_seq_cst);
   changes.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&changes);
+  return goes_on;
 }
 
 }  // namespace conveyor

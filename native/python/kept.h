@@ -20,12 +20,15 @@ void let_go_of_kept();
 // Who waits for something to be put aside. Any number of them may.
 class KeptWait {
  public:
-  // Until something has been put aside. False: stop() was called, now or before. Without the GIL.
+  // Until something has been put aside. False: stop() was called, now or before, and nothing is kept that was then.
+  // Without the GIL.
   bool wait();
-  void stop();
+  // Whether somebody has to go on waiting: something is kept still.
+  bool stop();
 
  private:
   std::atomic<bool> stopped_{false};
+  std::atomic<bool> goes_on_{false};
 };
 
 }  // namespace conveyor

@@ -1319,9 +1319,10 @@ class KeptWait:
 
     def __init__(self) -> None: ...
     def wait(self) -> bool:
-        """Wait until there is something. False: ``stop`` was called, now or before."""
+        """Wait until there is something. False: ``stop`` was called, now or before, and nothing is kept."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> bool:
+        """Have it end. True: it goes on until nothing is kept any more."""
 
 def let_read(pid: int) -> None:
     """Let that process, and what descends from it, read this one's memory, where the system limits who may."""

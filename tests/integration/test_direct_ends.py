@@ -1,7 +1,11 @@
 """Values that have stayed, when their session ends."""
 
 import threading
+import weakref
 
+import numpy as np
+
+import conveyor
 from conveyor import _core
 
 WHILE_DROPPING = """
@@ -38,6 +42,22 @@ print("ended")
 def test_a_session_ends_while_a_value_is_let_go_of(scripts):
     said, errors = scripts.start(WHILE_DROPPING).communicate(timeout=60)
     assert (said.split(), errors) == (["dropping", "ended"], "")
+
+
+def test_a_value_goes_with_its_last_ref_also_after_its_session(leaves_nothing, wait_until):
+    with leaves_nothing():
+        conveyor.init()
+        array = np.ones(1000)
+        alive = weakref.ref(array)
+        ref = conveyor.put(array, tensor_transport="auto")
+        del array
+        conveyor.shutdown()
+        assert alive() is not None
+        del ref
+        wait_until(lambda: alive() is None)
+        wait_until(
+            lambda: "conveyor-keeping" not in [thread.name for thread in threading.enumerate()]
+        )
 
 
 def test_who_waits_for_something_to_drop_hears_of_an_end_before():

@@ -32,16 +32,16 @@ class Keeping:
                 self._thread = threads.start(self._run, "keeping")
 
     def close(self) -> None:
-        """The session is over. What is still kept goes with the process."""
+        """The session is over. Refs may outlive it: the thread ends with the last value that is kept."""
         with self._lock:
             self._closed = True
             thread = self._thread
         # What it drops may run any code, also such that ends the session.
-        self._wait.stop()
-        if thread is not None and thread is not threading.current_thread():
+        if not self._wait.stop() and thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _run(self) -> None:
         while self._wait.wait():
             _core.let_go_of_kept()
-            self._ring()
+            if not self._closed:
+                self._ring()
