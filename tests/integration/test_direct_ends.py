@@ -7,6 +7,7 @@ import numpy as np
 
 import conveyor
 from conveyor import _core
+from conveyor.direct.table import Table
 
 WHILE_DROPPING = """
 import os, time
@@ -58,6 +59,23 @@ def test_a_value_goes_with_its_last_ref_also_after_its_session(leaves_nothing, w
         wait_until(
             lambda: "conveyor-keeping" not in [thread.name for thread in threading.enumerate()]
         )
+
+
+def test_who_looks_for_values_in_memory_keeps_none_of_them(monkeypatch):
+    table = Table()
+    array = np.ones(3)
+    stored = [table.keep(array, [array], "auto")]
+    gone = weakref.ref(stored[0])
+
+    def look(*_):
+        stored.clear()
+        assert gone() is None
+        return True
+
+    monkeypatch.setattr("conveyor.direct.table._lies_in", look)
+    address = array.__array_interface__["data"][0]
+    assert table.holding(address, array.nbytes) == 1
+    assert table.holding(address, array.nbytes) == 0
 
 
 def test_who_waits_for_something_to_drop_hears_of_an_end_before():

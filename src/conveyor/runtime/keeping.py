@@ -37,7 +37,11 @@ class Keeping:
             self._closed = True
             thread = self._thread
         # What it drops may run any code, also such that ends the session.
-        if not self._wait.stop() and thread is not None and thread is not threading.current_thread():
+        if (
+            not self._wait.stop()
+            and thread is not None
+            and thread is not threading.current_thread()
+        ):
             thread.join()
 
     def _run(self) -> None:
