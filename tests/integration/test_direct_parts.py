@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from integration_helpers import get
 
 import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.direct.table import TABLE
 
 torch = pytest.importorskip("torch")
@@ -222,6 +223,19 @@ def test_into_memory_of_a_part_and_of_one_of_several_results(holder):
             part = np.empty_like(target[index])
             conveyor.get(ref[index], into=part, timeout=10)
             np.testing.assert_array_equal(part, target[index])
+
+
+def test_parts_of_a_graphs_result_that_waits_for_effects(holder):
+    with InputNode() as given:
+        made = holder.array.bind(given)
+    with MultiOutputNode([made], effects=[holder.total.bind(made)]).compile() as graph:
+        [ref] = graph.execute((3, 4))
+        expected = np.arange(12).reshape(3, 4)
+        np.testing.assert_array_equal(conveyor.get(ref[1], timeout=10), expected[1])
+        assert get(holder.total.remote(ref[2])) == expected[2].sum()
+        target = np.empty((3, 4), "int32")
+        assert conveyor.get(ref, into=target, timeout=10) is target
+        np.testing.assert_array_equal(target, expected)
 
 
 def test_a_generators_reference_has_no_parts(holder):
