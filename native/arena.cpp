@@ -192,7 +192,7 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
   // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
   // more, and nobody else wakes the thread for it. Whoever leaves from now on does (Returns::note).
   if (block->held()) return;
-  if (!closed_) return returns_->wake();
+  if (!closed_) return block->attached ? returns_->note_kept() : returns_->wake();
   out_.pop_back();  // nor is there a thread any more
   free(block, now_ns());
 }

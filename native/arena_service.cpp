@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kLooks = 256;    // published blocks looked at with the lock held
 constexpr size_t kDetach = 1024;  // free blocks that go back at a time
 constexpr uint64_t kKeptPauseNs = 1'000'000;
+constexpr uint64_t kKeptRest = 8;  // so many times as long as it has looked: there may be tens of thousands of blocks
 
 }  // namespace
 
@@ -246,7 +247,7 @@ void Arena::stop_thread() {
 // it looks again when the first of the free blocks is due: within a little more than twice this. After
 // leases have ended it waits for a third of it before it looks: more may end, and who drops values one by
 // one should not wake it for each. What is attached to blocks is let go of at once, but not more often than each
-// kKeptPauseNs, since whoever fetches values from here would wake it for each.
+// kKeptPauseNs, since whoever fetches values from here would wake it for each, nor for more than a part of its time.
 void Arena::run() {
   // Sleeps until it is woken, or for `ns` (0: no limit). What has come since `seen` wakes it at once.
   auto sleep = [this](uint32_t seen, uint64_t ns) {
@@ -267,6 +268,7 @@ void Arena::run() {
     const uint32_t ticket = returns_->asked.load(std::memory_order_seq_cst);
     const bool asked = returns_->pending(ticket);
     uint64_t due;
+    const uint64_t began = now_ns();
     try {
       due = give_back(asked ? 0 : idle_ns_);
     } catch (const std::bad_alloc&) {  // not even for a list of blocks is there memory: later
@@ -281,7 +283,8 @@ void Arena::run() {
     if (had_news) {
       returns_->kept_wanted.store(0, std::memory_order_seq_cst);
       returns_->wanted.store(0, std::memory_order_seq_cst);
-      sleep(returns_->count.load(std::memory_order_seq_cst), stop_.load(std::memory_order_seq_cst) ? 1 : kKeptPauseNs);
+      const uint64_t pause = std::max(kKeptPauseNs, kKeptRest * (now_ns() - began));
+      sleep(returns_->count.load(std::memory_order_seq_cst), stop_.load(std::memory_order_seq_cst) ? 1 : pause);
       continue;
     }
     returns_->kept_wanted.store(1, std::memory_order_seq_cst);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "fork_mutex.h"
 #include "platform.h"
 
 namespace conveyor {
@@ -14,33 +15,29 @@ namespace {
 
 constexpr size_t kChunk = 512;  // words that are mapped at a time
 
-// Words that hold nothing. Never destroyed, and guarded by a lock that no fork finds taken: see Anchors::get.
-struct Anchors {
-  std::mutex mutex;
-  std::vector<std::atomic<uint64_t>*> free;
+// Words that hold nothing. Never destroyed: values may outlive static destructors.
+struct FreeWords {
+  ForkMutex mutex;
+  std::vector<std::atomic<uint64_t>*> all;
 
-  static Anchors& get() {
-    static Anchors* anchors = [] {
-      auto* made = new Anchors;
-      pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().mutex.unlock(); });
-      return made;
-    }();
-    return *anchors;
+  static FreeWords& get() {
+    static auto* words = new FreeWords;
+    return *words;
   }
 };
 
 }  // namespace
 
 Anchor::Anchor(uint64_t number) {
-  Anchors& anchors = Anchors::get();
-  std::lock_guard lock(anchors.mutex);
-  if (anchors.free.empty()) {
-    anchors.free.reserve(kChunk + anchors.free.capacity());  // also for those that come back
-    auto* words = new std::atomic<uint64_t>[kChunk]();
-    for (size_t i = 0; i < kChunk; ++i) anchors.free.push_back(words + i);
+  FreeWords& words = FreeWords::get();
+  std::lock_guard lock(words.mutex);
+  if (words.all.empty()) {
+    words.all.reserve(kChunk + words.all.capacity());  // also for those that come back
+    auto* more = new std::atomic<uint64_t>[kChunk]();
+    for (size_t i = 0; i < kChunk; ++i) words.all.push_back(more + i);
   }
-  word_ = anchors.free.back();
-  anchors.free.pop_back();
+  word_ = words.all.back();
+  words.all.pop_back();
   // Release: what others may read by this number is there.
   word_->store(number, std::memory_order_release);
 }
@@ -48,9 +45,9 @@ Anchor::Anchor(uint64_t number) {
 Anchor::~Anchor() {
   // Before that memory is anybody else's: those who copy it look at this afterwards.
   word_->store(0, std::memory_order_seq_cst);
-  Anchors& anchors = Anchors::get();
-  std::lock_guard lock(anchors.mutex);
-  anchors.free.push_back(word_);
+  FreeWords& words = FreeWords::get();
+  std::lock_guard lock(words.mutex);
+  words.all.push_back(word_);
 }
 
 void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number) {

@@ -19,8 +19,8 @@ struct Range {
 };
 
 // A word of this process that holds the number of something that others may read, from before it can be read
-// until it is about to go. It is never unmapped: whoever looks late finds another number. Numbers are never used
-// again, by any process.
+// until it is about to go. It is never unmapped: whoever looks late finds another number. Numbers are not used
+// again, nor by another process: each counts from a random one.
 class Anchor {
  public:
   explicit Anchor(uint64_t number);

@@ -50,12 +50,14 @@ struct Views {
 }  // namespace
 
 void bind_direct(nb::module_& m) {
-  m.def("no_longer_kept", &no_longer_kept);
-  m.def("wait_for_no_longer_kept", [] {
-    Unlocked unlocked;
-    return wait_for_no_longer_kept();
-  });
-  m.def("stop_waiting_for_no_longer_kept", &stop_waiting_for_no_longer_kept);
+  m.def("let_go_of_kept", &let_go_of_kept);
+  nb::class_<KeptWait>(m, "KeptWait")
+      .def(nb::init<>())
+      .def("wait", [](KeptWait& one) {
+             Unlocked unlocked;
+             return one.wait();
+           })
+      .def("stop", &KeptWait::stop);
 
   m.def("let_read", &let_read, "pid"_a);
   m.def("may_read", &may_read, "pid"_a);
@@ -101,7 +103,7 @@ void bind_direct(nb::module_& m) {
     read(pid, std::move(from), std::move(to), anchor, number, size);
     return buffers;
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a);
-  m.def("read_peer_whole", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
+  m.def("read_peer_joined", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
     std::vector<iovec> from = ranges_of(table);
     size_t size = 0;
     for (const iovec& range : from) {

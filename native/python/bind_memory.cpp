@@ -165,7 +165,8 @@ void bind_memory(nb::module_& m) {
              if (s.frame.codec < kFirstPython || (s.frame.flags & (kRefs | kBound))) return nb::none();
              return nb::make_tuple(s.frame.codec, meta_of(s.frame), loose_buffers(s.frame));
            })
-      .def("decode", [](Snapshot& s) { return decode(s.frame); });
+      .def("decode", [](Snapshot& s, bool fetches) { return decode(s.frame, fetches); }, "fetches"_a = true);
+  m.def("fetches", &fetches);
 
   nb::class_<ErrorFrame>(m, "ErrorFrame").def("__init__", [](ErrorFrame* self, nb::bytes meta) { new (self) ErrorFrame{std::move(meta)}; }, "meta"_a)
       .def_ro("meta", &ErrorFrame::meta)

@@ -1,6 +1,7 @@
 #include "decode.h"
 
 #include <cstring>
+#include <utility>
 
 #include "exit.h"
 #include "hooks.h"
@@ -10,6 +11,17 @@
 namespace conveyor {
 
 namespace {
+
+// Of the innermost frame that the thread decodes.
+struct Fetching {
+  explicit Fetching(bool fetches) : before(std::exchange(now, fetches)) {}
+  ~Fetching() { now = before; }
+  Fetching(const Fetching&) = delete;
+  Fetching& operator=(const Fetching&) = delete;
+  const bool before;
+  static thread_local bool now;
+};
+thread_local bool Fetching::now = true;
 
 constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
 
@@ -105,9 +117,12 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size) {
   return or_python_error([&] { return decode_natively(codec, body, size); });
 }
 
-nb::object decode(const Frame& frame) {
+nb::object decode(const Frame& frame, bool fetches) {
+  const Fetching mode(fetches);
   return or_python_error([&] { return decode_frame(frame); });
 }
+
+bool fetches() noexcept { return Fetching::now; }
 
 nb::bytes meta_of(const Frame& frame) {
   const TableView table = table_of(frame);

@@ -1,7 +1,5 @@
 #include "kept.h"
 
-#include <atomic>
-
 #include "platform.h"
 
 namespace conveyor {
@@ -17,11 +15,11 @@ struct Kept {
 // while a thread is in the middle of it.
 std::atomic<Kept*> aside{nullptr};
 std::atomic<uint32_t> changes{0};  // futex word
-std::atomic<uint32_t> wanted{0};   // 1: somebody sleeps on it
-std::atomic<uint32_t> stops{0};    // futex word
+std::atomic<uint32_t> waiting{0};  // threads that sleep on it, or are about to
+std::atomic<size_t> not_aside{0};  // kept for somebody
 
-// A process that sends one value after the other puts one aside for each: nobody is woken, nor takes the GIL, more
-// often than this.
+// A process that sends one value after the other puts one aside for each: a thread that waits is not woken, and does
+// not take the GIL, more often than this.
 constexpr uint64_t kPauseNs = 1'000'000;
 
 void put_aside(const Kept* one) noexcept {
@@ -29,55 +27,64 @@ void put_aside(const Kept* one) noexcept {
   Kept* first = aside.load(std::memory_order_relaxed);
   do node->next = first;
   while (!aside.compare_exchange_weak(first, node, std::memory_order_release, std::memory_order_relaxed));
-  // Sequentially consistent, as there: who is about to sleep sees the change, or is seen here.
+  not_aside.fetch_sub(1, std::memory_order_seq_cst);
+  // Sequentially consistent, as the other side: who is about to sleep sees the change, or is seen here.
   changes.fetch_add(1, std::memory_order_seq_cst);
-  if (wanted.load(std::memory_order_seq_cst) != 0) futex_wake_all(&changes);
+  if (waiting.load(std::memory_order_seq_cst) != 0) futex_wake_all(&changes);
 }
+
+struct Waiting {
+  Waiting() { waiting.fetch_add(1, std::memory_order_seq_cst); }
+  ~Waiting() { waiting.fetch_sub(1, std::memory_order_seq_cst); }
+  Waiting(const Waiting&) = delete;
+};
 
 }  // namespace
 
 std::shared_ptr<const void> kept(nb::object object) {
   auto* made = new Kept{object.release().ptr()};
+  not_aside.fetch_add(1, std::memory_order_seq_cst);
   return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
 }
 
-nb::list no_longer_kept() {
-  nb::list found;
+void let_go_of_kept() {
   Kept* node = aside.exchange(nullptr, std::memory_order_acquire);
   while (node != nullptr) {
-    std::unique_ptr<Kept> one(node);
+    const std::unique_ptr<Kept> one(node);
     node = node->next;
-    found.append(nb::steal(one->object));
+    nb::steal(one->object);
   }
-  return found;
 }
 
-bool wait_for_no_longer_kept() {
-  const uint32_t stopped = stops.load(std::memory_order_seq_cst);
-  thread_local uint64_t last_ns = 0;  // when it last returned
+bool KeptWait::wait() {
   const uint64_t now = now_ns();
-  if (now - last_ns < kPauseNs) {
-    const timespec pause = to_timespec(last_ns + kPauseNs - now);
-    futex_wait(&stops, stopped, &pause);
+  if (now - returned_ns_ < kPauseNs) {
+    const timespec pause = to_timespec(returned_ns_ + kPauseNs - now);
+    futex_wait(&stopped_, 0, &pause);
   }
+  const Waiting waits;
   for (;;) {
-    wanted.store(1, std::memory_order_seq_cst);
     const uint32_t seen = changes.load(std::memory_order_seq_cst);
-    const bool some = aside.load(std::memory_order_seq_cst) != nullptr;
-    if (some || stops.load(std::memory_order_seq_cst) != stopped) {
-      wanted.store(0, std::memory_order_seq_cst);
-      last_ns = now_ns();
-      return some;
+    const bool stopped = stopped_.load(std::memory_order_seq_cst) != 0;
+    if (stopped && !goes_on_.load(std::memory_order_seq_cst)) return false;
+    const bool last = not_aside.load(std::memory_order_seq_cst) == 0;
+    if (aside.load(std::memory_order_seq_cst) != nullptr) {
+      returned_ns_ = now_ns();
+      return true;
     }
+    if (stopped && last) return false;
     futex_wait(&changes, seen, nullptr);
   }
 }
 
-void stop_waiting_for_no_longer_kept() {
-  stops.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(&stops);
+bool KeptWait::stop() {
+  const bool goes_on = not_aside.load(std::memory_order_seq_cst) != 0;
+  goes_on_.store(goes_on, std::memory_order_seq_cst);
+  stopped_.store(1, std::memory_order_seq_cst);
+  futex_wake_all(&stopped_);
   changes.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(&changes);
+  return goes_on;
 }
 
 }  // namespace conveyor

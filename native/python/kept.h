@@ -1,10 +1,10 @@
-// Objects of Python that are kept as long as somebody has a frame (kKeeps). The last of them is done at any time, on
-// any thread, which may not have the GIL: what is kept for nobody any more is put aside here, and a thread of
-// Python's lets go of it (runtime/keeping.py).
+// Objects of Python that are kept as long as somebody has a frame (kKeeps). A frame may end on any thread, also on one
+// without the GIL. So what it kept is put aside here, and a thread of Python's lets go of it (runtime/keeping.py).
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 
 namespace nb = nanobind;
@@ -13,10 +13,22 @@ namespace conveyor {
 
 // A reference to `object`, which must be taken with the GIL, and may be let go of without.
 std::shared_ptr<const void> kept(nb::object object);
-// What has been put aside since the last time. With the GIL.
-nb::list no_longer_kept();
-// Wait until something has been put aside. False: never mind, because of a call of the other. Without the GIL.
-bool wait_for_no_longer_kept();
-void stop_waiting_for_no_longer_kept();
+// Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
+void let_go_of_kept();
+
+// A thread that waits for something to be put aside. There may be any number of them.
+class KeptWait {
+ public:
+  // Until something has been put aside. False: stop() was called, now or before, and nothing is kept that was then.
+  // Without the GIL.
+  bool wait();
+  // Whether somebody has to go on waiting: something is kept still.
+  bool stop();
+
+ private:
+  std::atomic<uint32_t> stopped_{0};  // futex word
+  std::atomic<bool> goes_on_{false};
+  uint64_t returned_ns_ = 0;  // when it has last had something
+};
 
 }  // namespace conveyor

@@ -377,6 +377,25 @@ TEST(what_is_attached_goes_at_once) {
   CHECK(check::soon([&] { return freed.load() == 4; }));
 }
 
+// Nobody ends a lease on it any more, so nobody but its writer can tell.
+TEST(what_is_attached_for_a_reader_that_has_died_or_left_goes_at_once) {
+  for (const bool dies : {false, true}) {
+    const Shared shared;
+    Process a(shared, 0, 256 * kMiB, 1'000'000'000'000), b(shared, 1);
+    const auto sender = a.sender(0, 1);
+    b.receiver(0, 0)->close();
+    if (dies) CHECK(shared.board->announce_death(1));
+    std::atomic<int> freed{0};
+    Outgoing out;
+    out.flags = kKeeps;
+    out.attached = std::shared_ptr<const void>(&freed, [](const std::atomic<int>* freed) { const_cast<std::atomic<int>*>(freed)->fetch_add(1); });
+    sender->reserve(out);
+    ::usleep(100'000);  // the thread is there, and sleeps until a lease has ended: nothing is free
+    sender->publish(out);
+    CHECK(check::soon([&] { return freed.load() == 1; }));
+  }
+}
+
 TEST(threads_wait_while_their_spin_is_limited) {
   const Shared shared;
   Process a(shared, 0), b(shared, 1);

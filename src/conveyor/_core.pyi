@@ -567,8 +567,12 @@ class Snapshot:
         """What the codec's ``decode`` takes, to be sent inside of another value. ``None`` if it was
         encoded natively, or could not be decoded elsewhere."""
 
-    def decode(self) -> Any:
-        """A value equal to the one at the time of the snapshot; they share the snapshot's memory."""
+    def decode(self, fetches: bool = True) -> Any:
+        """A value equal to the one at the time of the snapshot; they share the snapshot's memory. Not
+        ``fetches``: what has stayed in another process is not fetched."""
+
+def fetches() -> bool:
+    """Whether what has stayed elsewhere is fetched in the frame that this thread is decoding."""
 
 class ErrorFrame:
     """What a frame of ``KIND_ERROR`` is received as."""
@@ -1307,14 +1311,18 @@ class CollectiveGroup:
     def broken(self) -> tuple[int, int, str] | None:
         """Why nothing can be done any more: the cause, the rank, and more in words."""
 
-def no_longer_kept() -> list[Any]:
-    """What was kept for frames that nobody has any more, since the last time."""
+def let_go_of_kept() -> None:
+    """Drop what was kept as long as somebody had a frame, and is no longer. Needs no memory."""
 
-def wait_for_no_longer_kept() -> bool:
-    """Wait until there is some. False: ``stop_waiting_for_no_longer_kept`` was called meanwhile."""
+class KeptWait:
+    """Waits for something to drop."""
 
-def stop_waiting_for_no_longer_kept() -> None:
-    """Have those who wait return."""
+    def __init__(self) -> None: ...
+    def wait(self) -> bool:
+        """Wait until there is something. False: ``stop`` was called, now or before, and nothing is kept."""
+
+    def stop(self) -> bool:
+        """Have it end. True: it goes on until nothing is kept any more."""
 
 def let_read(pid: int) -> None:
     """Let that process, and what descends from it, read this one's memory, where the system limits who may."""
@@ -1350,7 +1358,7 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
 def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]:
     """``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too."""
 
-def read_peer_whole(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> None:
+def read_peer_joined(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> None:
     """The same, to the beginning of ``into``, one range behind the other."""
 
 def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from integration_helpers import get
 
 import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.direct.table import TABLE
 
 torch = pytest.importorskip("torch")
@@ -38,11 +39,21 @@ class Holder:
         whole = torch.arange(6.0)
         return whole, whole[2:4]
 
+    @conveyor.method(tensor_transport="auto", num_returns=2)
+    def two(self):
+        return np.arange(12.0).reshape(3, 4), {"a": np.ones(3)}
+
     def plain(self):
         return np.arange(6.0)
 
+    def items(self):
+        yield np.ones(3)
+
     def total(self, value):
-        return float(value.sum())
+        return float(np.sum(value))
+
+    def pass_on(self, value):
+        return value
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +185,100 @@ def test_what_nothing_can_be_read_into(holder):
         conveyor.get([ref], into=np.zeros(3, "int32"))
     with pytest.raises(TypeError, match="unexpected keyword"):
         conveyor.get(ref, nothing=1)
+
+
+def test_parts_of_parts(holder):
+    ref = holder.array.remote((3, 4, 5))
+    expected = np.arange(60).reshape(3, 4, 5)
+    for one, other in [
+        (1, 2),
+        (slice(1, 3), 0),
+        (0, slice(1, 3)),
+        ((slice(None), 1), (2, 3)),
+        (slice(0, 3, 2), 1),
+    ]:
+        part = ref[one][other]
+        np.testing.assert_array_equal(conveyor.get(part, timeout=10), expected[one][other])
+        assert get(holder.total.remote(part)) == expected[one][other].sum()
+
+
+def test_parts_of_what_is_one_of_several_results(holder):
+    array, mapping = holder.two.remote()
+    expected = np.arange(12.0).reshape(3, 4)
+    np.testing.assert_array_equal(conveyor.get(array[1], timeout=10), expected[1])
+    np.testing.assert_array_equal(conveyor.get(array[1:, 2], timeout=10), expected[1:, 2])
+    np.testing.assert_array_equal(conveyor.get(mapping["a"], timeout=10), np.ones(3))
+    assert get(holder.total.remote(array[2])) == expected[2].sum()
+    assert get(holder.total.remote(mapping["a"][1])) == 1
+
+
+def test_into_memory_of_a_part_and_of_one_of_several_results(holder):
+    array, _ = holder.two.remote()
+    target = np.empty((3, 4))
+    assert conveyor.get(array, into=target, timeout=10) is target
+    np.testing.assert_array_equal(target, np.arange(12.0).reshape(3, 4))
+    here = conveyor.put(np.arange(12.0).reshape(3, 4), tensor_transport="auto")
+    for ref in (array, here):
+        for index in (1, slice(1, 3), (slice(None), 2)):
+            part = np.empty_like(target[index])
+            conveyor.get(ref[index], into=part, timeout=10)
+            np.testing.assert_array_equal(part, target[index])
+
+
+def test_parts_of_a_graphs_result_that_waits_for_effects(holder):
+    with InputNode() as given:
+        made = holder.array.bind(given)
+    with MultiOutputNode([made], effects=[holder.total.bind(made)]).compile() as graph:
+        [ref] = graph.execute((3, 4))
+        expected = np.arange(12).reshape(3, 4)
+        np.testing.assert_array_equal(conveyor.get(ref[1], timeout=10), expected[1])
+        assert get(holder.total.remote(ref[2])) == expected[2].sum()
+        target = np.empty((3, 4), "int32")
+        assert conveyor.get(ref, into=target, timeout=10) is target
+        np.testing.assert_array_equal(target, expected)
+
+
+def test_a_generators_reference_has_no_parts(holder):
+    items = holder.items.remote()
+    for use in (
+        lambda: conveyor.get(items[0], timeout=5),
+        lambda: conveyor.get(items, into=np.empty(3), timeout=5),
+    ):
+        with pytest.raises(TypeError, match="no parts"):
+            use()
+    np.testing.assert_array_equal(items.next(10), np.ones(3))
+
+
+SIDE = {}
+
+
+def other_value():
+    return conveyor.get(SIDE["ref"])
+
+
+class Rebuilt:
+    """Code that is run where a result is decoded gets another one."""
+
+    def __reduce__(self):
+        return other_value, ()
+
+
+@conveyor.remote
+class Odd:
+    @conveyor.method(num_returns=2)
+    def two(self):
+        return Rebuilt(), 1
+
+
+def test_what_is_got_while_another_value_is_decoded_is_fetched(holder):
+    SIDE["ref"] = holder.array.remote((3,))
+    odd = Odd.remote()
+    rebuilt, _ = odd.two.remote()
+    try:
+        np.testing.assert_array_equal(get(rebuilt), np.arange(3))
+    finally:
+        SIDE.clear()
+        conveyor.kill(odd)
 
 
 def test_nothing_is_left(holder, wait_until):

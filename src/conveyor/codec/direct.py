@@ -7,13 +7,11 @@ is kept as long as anybody has the frame is the value itself, so nobody finds it
 from __future__ import annotations
 
 import functools
-import importlib
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from conveyor import _core
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import (
     FLAG_DEFINITIONS,
@@ -24,18 +22,19 @@ from conveyor.codec.encoded import (
     Reducer,
     ReducerFactory,
 )
+from conveyor.later import import_later
 
 DIRECT = 21
 """Codec: where a value is."""
 
 _head = struct.Struct("<HHIIIIQQ")
-_WHOLE = 1 << 15
+_JOINED = 1 << 15
 
 
 class Direct:
     """A value that is to stay here.
 
-    transport: how its users want it to be moved: ``"auto"``, or a transport's name.
+    transport: the name that was asked for, ``"auto"`` among them. It is told to users, and moves nothing.
     snapshot: it stays as it is now, in a copy.
     """
 
@@ -57,7 +56,8 @@ class Located(NamedTuple):
     names: :attr:`holder` and :attr:`transport`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
     codec, meta: of the value, which is decoded with what the buffers hold.
-    whole: what the ranges hold is one buffer together.
+    joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
+    other.
     """
 
     slot: int
@@ -69,7 +69,7 @@ class Located(NamedTuple):
     ranges: bytes
     codec: int
     meta: bytes
-    whole: bool = False
+    joined: bool = False
 
     @property
     def holder(self) -> str:
@@ -83,9 +83,9 @@ class Located(NamedTuple):
 
     def pack(self) -> bytes:
         """The meta bytes of the frame."""
-        slot, incarnation, pid, number, anchor, names, ranges, codec, meta, whole = self
-        if whole:
-            codec |= _WHOLE
+        slot, incarnation, pid, number, anchor, names, ranges, codec, meta, joined = self
+        if joined:
+            codec |= _JOINED
         sizes = len(names), len(ranges)
         head = _head.pack(codec, sizes[0], slot, incarnation, pid, sizes[1], number, anchor)
         return b"".join((head, names, ranges, meta))
@@ -93,9 +93,9 @@ class Located(NamedTuple):
     @classmethod
     def unpack(cls, packed: bytes) -> Located:
         """What :meth:`pack` has made."""
-        codec, names, slot, incarnation, pid, ranges, number, anchor = _head.unpack_from(packed)
-        names += _head.size
-        ranges += names
+        codec, length, slot, incarnation, pid, size, number, anchor = _head.unpack_from(packed)
+        names = _head.size + length
+        ranges = names + size
         return cls(
             slot,
             incarnation,
@@ -104,9 +104,9 @@ class Located(NamedTuple):
             anchor,
             packed[_head.size : names],
             packed[names:ranges],
-            codec & ~_WHOLE,
+            codec & ~_JOINED,
             packed[ranges:],
-            codec >= _WHOLE,
+            codec >= _JOINED,
         )
 
 
@@ -121,8 +121,9 @@ class Holder(Protocol):
     def keep(
         self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
     ) -> tuple[Located, Any] | None:
-        """Keep a value, of which that was encoded: where it is, and what it is kept by. It goes when the
-        latter is garbage. ``None``: others could not fetch it."""
+        """Keep ``direct.value``, which was encoded as ``codec``, ``meta`` and ``buffers``. Returns where
+        it is, and what keeps it: the value goes when that is garbage. ``None``: no other process could
+        read it."""
         ...
 
     def begin(self) -> None:
@@ -149,7 +150,7 @@ def holder() -> Holder:
     """This process's, which is above and comes when it is first needed."""
     global _holder
     if _holder is None:
-        _holder = importlib.import_module("conveyor.direct").HOLDER
+        _holder = import_later("conveyor.direct").HOLDER
     return _holder
 
 
@@ -173,7 +174,7 @@ def keep(
         stays = holder().keep(value, codec, meta, buffers)
     if stays is None:
         if flags & FLAG_DEFINITIONS:
-            SentDefinitions().undo(meta)
+            SentDefinitions().undo(meta)  # its claims: it was encoded for no channel
         return None
     where, kept = stays
     return where.pack(), kept
@@ -193,8 +194,9 @@ def encode(
 
 
 def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
-    """The value, fetched, but for :func:`unfetched`. ``decode_any``: :func:`conveyor.codec.frames.decode`."""
-    if _lazily.on:
+    """The value, fetched unless the frame is decoded without. ``decode_any``:
+    :func:`conveyor.codec.frames.decode`."""
+    if not _core.fetches():
         return Unfetched(meta, decode_any)
     return holder().fetch(Located.unpack(meta), decode_any)
 
@@ -260,8 +262,8 @@ class Unfetched:
 
 
 class Receiving:
-    """The call that is being received, as far as values are concerned that are kept in this very process: the
-    method gets them themselves, and they are kept until it is over."""
+    """Values that are kept in this process and are arguments of the call that is being received. The method
+    gets the objects themselves, and holds what keeps them until it is over."""
 
     __slots__ = ("on", "taken")
 
@@ -281,23 +283,6 @@ def _holding(_taken: list[Any], function: Callable[..., Any], /, *args: Any, **k
 
 #: An actor receives calls one after the other, on its main thread.
 receiving = Receiving()
-
-
-class _Lazily(threading.local):
-    on = False
-
-
-_lazily = _Lazily()
-
-
-@contextmanager
-def unfetched() -> Iterator[None]:
-    """Have values that are decoded meanwhile, on this thread, be :class:`Unfetched`."""
-    before, _lazily.on = _lazily.on, True
-    try:
-        yield
-    finally:
-        _lazily.on = before
 
 
 def fetched(value: Any) -> Any:

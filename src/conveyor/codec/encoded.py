@@ -18,9 +18,6 @@ FLAG_BOUND = 8
 """The frame refers to definitions, which its channel may have carried before: in another channel it
 would not be understood."""
 
-FLAG_KEEPS = 16
-"""Its writer keeps something as long as anybody has the frame."""
-
 Encoded: TypeAlias = (
     "tuple[int, int, bytes, list[Any] | None] | tuple[int, int, bytes, list[Any] | None, Any]"
 )

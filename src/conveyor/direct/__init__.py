@@ -12,7 +12,7 @@ from conveyor.codec.direct import Direct, Located, names_of
 from conveyor.codec.frames import decode
 from conveyor.direct.fetching import fetch
 from conveyor.direct.parts import part_of
-from conveyor.direct.permission import others_may_read
+from conveyor.direct.permission import let_session_read
 from conveyor.direct.table import TABLE, Decode, Stored
 from conveyor.runtime import context
 from conveyor.runtime.process import Process
@@ -36,7 +36,7 @@ class _Me(NamedTuple):
     def of(cls, runtime: Runtime) -> _Me:
         process = runtime.process
         place = (*process.identity, runtime.pid)
-        readable = others_may_read(runtime.own_actor is None)
+        readable = let_session_read(runtime.own_actor is None)
         return cls(process, readable, place, process.board.name(process.slot), {})
 
 

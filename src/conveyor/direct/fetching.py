@@ -24,27 +24,28 @@ def fetch(where: Located, decode: Decode) -> Any:
     Raises:
         ActorDiedError: the process that kept it has died.
         ObjectLostError: it is kept no more, because whoever owned the reference has died.
-        RuntimeStateError: this process may not read it: it belongs to no session.
+        RuntimeStateError: this process belongs to no session.
+        OSError: the system refuses for another reason.
     """
     stored = TABLE.find(where.number)
-    if stored is not None and not where.whole:
+    if stored is not None and not where.joined:
         if receiving.on:
             receiving.taken.append(stored)
         return stored.value
     runtime = _running()
     source = where.pid, where.ranges, where.anchor, where.number
     try:
-        if where.whole:
-            whole = _room_for(_core.packed_size(where.ranges))
-            _core.read_peer_whole(*source, whole)
-            buffers = [whole]
+        if where.joined:
+            joined = _room_for(sum(_core.lengths_of(where.ranges)))
+            _core.read_peer_joined(*source, joined)
+            buffers = [joined]
         else:
             buffers = _fetched(source, runtime.process.arena)
     except OSError as error:
         raise _why(where, error, runtime) from None
     value = decode(where.codec, where.meta, buffers)
     # As indexing gives it: numpy has scalars, which are no arrays.
-    return value[()] if where.whole and is_array(value) and value.ndim == 0 else value
+    return value[()] if where.joined and is_array(value) and value.ndim == 0 else value
 
 
 def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_core.Buffer]:
@@ -98,4 +99,4 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
 
 
 def _size(where: Located) -> str:
-    return f"{_core.packed_size(where.ranges):,} bytes"
+    return f"{sum(_core.lengths_of(where.ranges)):,} bytes"

@@ -6,7 +6,7 @@ from typing import Any
 
 from conveyor.checks import check_timeout
 from conveyor.direct.memory import storage_of
-from conveyor.direct.table import TABLE, Stored
+from conveyor.direct.table import TABLE
 from conveyor.runtime import context
 from conveyor.runtime.waiting.patience import wait_until
 
@@ -18,11 +18,11 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     Args:
         tensor: a torch tensor, or an array. It stands for all of the memory that it shares with others: a
             view, a parameter, or an entry of a ``state_dict`` for their whole storage.
-        timeout: seconds; ``None``: as long as it takes.
+        timeout: seconds; ``None``, or a negative number: as long as it takes.
 
     Raises:
         TypeError: it is neither.
-        WaitTimeoutError: it is still needed, a ``TimeoutError`` as well.
+        WaitTimeoutError: the memory is still needed; it is a ``TimeoutError``.
     """
     address, nbytes = storage_of(tensor)
     timeout = check_timeout(timeout)
@@ -38,8 +38,8 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     )
 
 
-def _needed(by: list[Stored]) -> str:
-    several = f"{len(by)} values lie" if len(by) > 1 else "a value lies"
+def _needed(by: int) -> str:
+    several = f"{by} values lie" if by > 1 else "a value lies"
     return (
         f"{several} there that others may still fetch: a reference to it is held, or a call that takes it "
         "has not begun"

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec import arrays, direct, tensor_headers
+from conveyor.codec import arrays, tensor_headers
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
 from conveyor.codec.tensors import TENSOR
@@ -25,8 +25,10 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     if it has come from another process.
 
     Raises:
-        TypeError: one of them is neither, or cannot be written to.
-        ValueError: they do not fit the value. Nothing has been written then.
+        TypeError: one of them is neither, or not in the host's memory.
+        ValueError: one of them is read-only or not contiguous, or they do not fit the value. Nothing has been
+            written then.
+        ActorDiedError, ObjectLostError, WaitTimeoutError: as ``get``.
     """
     single = is_tensor(into) or is_array(into)
     if not single and not isinstance(into, (list, tuple)):
@@ -36,8 +38,7 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     targets = [into] if single else list(into)
     memories = [memory_of(target) for target in targets]
     ref._settled(timeout)
-    with direct.unfetched():
-        value = ref.get()
+    value = ref._unfetched()
     if isinstance(value, Unfetched):
         value = _fetch(value, targets, memories)
     else:
@@ -49,14 +50,14 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
 
 
 def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any:
-    here = unfetched.here()
+    where = unfetched.where
+    here = None if where.joined else unfetched.here()  # else that is more than is asked for
     if here is not None:
         leaves = list(leaves_of(here.value))
         _check(leaves, targets)
         _copy(leaves, targets)
         return here.value
-    where = unfetched.where
-    if len(targets) == 1 and _is_like(where, targets[0]):
+    if len(targets) == 1 and not where.joined and _is_like(where, targets[0]):
         read_into(where, memories)
         return targets[0]
     lengths = _core.lengths_of(where.ranges)

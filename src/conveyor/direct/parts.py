@@ -38,7 +38,7 @@ def part_of(where: Located, index: Index) -> Located | None:
     ranges = _ranges(address, shape, picked, size)
     # A dimension that one element is taken of is not there any more.
     left = tuple([n for (_, n), one in itertools.zip_longest(picked, index) if not _is_int(one)])
-    return where._replace(ranges=ranges, meta=header.with_shape(where.meta, left), whole=True)
+    return where._replace(ranges=ranges, meta=header.with_shape(where.meta, left), joined=True)
 
 
 def _is_int(one: Any) -> bool:

@@ -14,12 +14,12 @@ from conveyor import _core
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
-#: Of which process it is known, and what.
+#: The process that was asked for, and the answer. A forked child asks again.
 _known: tuple[int, bool] | None = None
 
 
-def others_may_read(is_driver: bool) -> bool:
-    """Let all processes of the session read this one's memory. Whether they can.
+def let_session_read(is_driver: bool) -> bool:
+    """Let all processes of the session read this one's memory. Returns whether they can.
 
     An actor asks whether it may read the fork server, which is to it as it is to another actor.
     """
@@ -34,7 +34,8 @@ def others_may_read(is_driver: bool) -> bool:
 
 
 def _is_forbidden() -> bool:
-    """Whether only an administrator's processes may; of the driver there is nobody to be asked."""
+    """Whether only an administrator's processes may read others. The driver has no process to try it on
+    that is to it as its actors are."""
     with suppress(OSError, ValueError), open(_YAMA) as file:
         return int(file.read()) >= 2 and not _core.may_read(1)
     return False

@@ -21,7 +21,7 @@ class Stored:
     number: which no other one has, in any process of any session.
     value: itself.
     ranges: address and length of each part of its memory that others may read.
-    transport: how its users want it to be moved.
+    transport: the name that was asked for.
     since: when it was kept, by ``time.monotonic()``.
     """
 
@@ -29,6 +29,7 @@ class Stored:
         "__weakref__",
         "_anchor",
         "_buffers",
+        "_table",
         "number",
         "ranges",
         "since",
@@ -37,8 +38,15 @@ class Stored:
     )
 
     def __init__(
-        self, number: int, value: Any, buffers: list[Any], ranges: bytes, transport: str
+        self,
+        table: Table,
+        number: int,
+        value: Any,
+        buffers: list[Any],
+        ranges: bytes,
+        transport: str,
     ) -> None:
+        self._table = table
         self.number = number
         self.value = value
         self._buffers = buffers  # they keep the memory, whatever becomes of the value
@@ -51,7 +59,7 @@ class Stored:
     def __del__(self) -> None:
         # First: who reads the memory meanwhile finds that it may be anybody's.
         self._anchor = None
-        TABLE.forget(self.number)
+        self._table.forget(self.number)
 
     @property
     def nbytes(self) -> int:
@@ -64,34 +72,35 @@ class Stored:
         assert self._anchor is not None
         return self._anchor.address
 
-    def lies_in(self, address: int, nbytes: int) -> bool:
-        """Whether any of its memory is among these bytes."""
-        end = address + nbytes
-        return any(
-            start < end and address < start + length
-            for start, length in _RANGE.iter_unpack(self.ranges)
-        )
-
 
 class Table:
     """All that is kept here."""
 
     def __init__(self) -> None:
-        # Another process's begin elsewhere: who reads the wrong one's memory finds no number that he knows.
+        # Each process counts from a random number: who reads another one's memory finds none that it knows.
         self._numbers: Iterator[int] = itertools.count(_first_number())
-        # Each takes itself out. A dictionary of the standard library's that does so costs more than all
+        # Each value takes itself out. A dictionary of the standard library's that does so costs more than all
         # else here.
         self._stored: dict[int, weakref.ref[Stored]] = {}
+        #: Of each value its ranges.
+        self._lying: dict[int, bytes] = {}
 
     def keep(self, value: Any, buffers: list[Any], transport: str) -> Stored:
         """Keep a value; ``buffers`` is the memory that others may read."""
-        stored = Stored(next(self._numbers), value, buffers, _core.ranges_of(buffers), transport)
-        self._stored[stored.number] = weakref.ref(stored)
+        number, ranges = next(self._numbers), _core.ranges_of(buffers)
+        self._lying[number] = ranges
+        try:
+            stored = Stored(self, number, value, buffers, ranges, transport)
+        except BaseException:
+            self._lying.pop(number, None)
+            raise
+        self._stored[number] = weakref.ref(stored)
         return stored
 
     def forget(self, number: int) -> None:
         """The value of that number is garbage."""
         self._stored.pop(number, None)
+        self._lying.pop(number, None)
 
     def find(self, number: int) -> Stored | None:
         """The value of that number, if it is kept here."""
@@ -105,9 +114,21 @@ class Table:
         ]  # one step, whatever other threads do
         return sorted([one for one in found if one is not None], key=lambda one: one.since)
 
-    def holding(self, address: int, nbytes: int) -> list[Stored]:
-        """Those of which some memory is among these bytes."""
-        return [stored for stored in self.all() if stored.lies_in(address, nbytes)]
+    def holding(self, address: int, nbytes: int) -> int:
+        """How many have some of their memory among these bytes.
+
+        Who asks keeps none of them meanwhile: whoever else waits for them to go would find them here, and
+        hear of nothing afterwards.
+        """
+        found = list(self._lying.values())  # one step, whatever other threads do
+        return sum(_lies_in(ranges, address, nbytes) for ranges in found)
+
+
+def _lies_in(ranges: bytes, address: int, nbytes: int) -> bool:
+    end = address + nbytes
+    return any(
+        start < end and address < start + length for start, length in _RANGE.iter_unpack(ranges)
+    )
 
 
 def _first_number() -> int:

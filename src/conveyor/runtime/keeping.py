@@ -16,6 +16,7 @@ class Keeping:
     def __init__(self, ring: Callable[[], object]) -> None:
         """``ring`` wakes those who wait in this process for something to be let go of."""
         self._ring = ring
+        self._wait = _core.KeptWait()
         self._lock = threading.RLock()  # a signal handler may send something, too
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -35,15 +36,20 @@ class Keeping:
             self._started = True
 
     def close(self) -> None:
-        """The session is over. What is still kept goes with the process."""
+        """The session is over. Refs may outlive it: the thread ends with the last value that is kept."""
         with self._lock:
             self._closed = True
             thread = self._thread
-        if thread is not None:
-            _core.stop_waiting_for_no_longer_kept()
+        # What it drops may run any code, also such that ends the session.
+        if (
+            not self._wait.stop()
+            and thread is not None
+            and thread is not threading.current_thread()
+        ):
             thread.join()
 
     def _run(self) -> None:
-        while _core.wait_for_no_longer_kept():
-            _core.no_longer_kept()
-            self._ring()
+        while self._wait.wait():
+            _core.let_go_of_kept()
+            if not self._closed:
+                self._ring()

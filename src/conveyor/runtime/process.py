@@ -190,7 +190,7 @@ class Process:
             reading = list(self._reading)
         self.alarm.close()
         with ExitStack() as last:
-            last.callback(_core.no_longer_kept)  # last of all: what the arena has let go of
+            last.callback(_core.let_go_of_kept)  # last of all: what the arena has let go of
             for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
                 last.callback(close)
             last.callback(self._peers.clear)

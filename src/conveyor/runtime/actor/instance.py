@@ -53,6 +53,8 @@ class Instance:
     def receive(self, reader: _core.Reader) -> Any:
         """The next call from ``reader``. What it has of values that are kept here, the method keeps."""
         receiving.on = True
+        if receiving.taken:  # by one that was cancelled, say, before it ran
+            receiving.taken = []
         try:
             return reader.receive()
         finally:

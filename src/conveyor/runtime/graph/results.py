@@ -50,14 +50,23 @@ class EffectRef(GraphRef):
         return self._result.to_send()
 
     def get(self, timeout: float | None = None) -> Any:
+        return self._after_effects(self._result.get, timeout)
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._after_effects(self._result._settled, timeout)
+
+    def _unfetched(self) -> Any:
+        return self._result._unfetched()
+
+    def _after_effects(self, ask: Callable[[float | None], Any], timeout: float | None) -> Any:
         timeout = check_timeout(timeout)
         if timeout is None or timeout < 0:
-            value = self._result.get(timeout)
+            value = ask(timeout)
             for effect in self._effects:
                 effect.get(timeout)
             return value
         end = time.monotonic() + timeout
-        value = self._result.get(timeout)
+        value = ask(timeout)
         for effect in self._effects:
             effect.get(max(end - time.monotonic(), 0.0))
         return value

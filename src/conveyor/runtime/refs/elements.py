@@ -26,27 +26,28 @@ class ElementRef(Ref):
         self._index = index
 
     def get(self, timeout: float | None = None) -> Any:
-        self._whole._settled(timeout)  # before: who waits may be doing something else meanwhile
-        with direct.unfetched():
-            element = self._whole.get()[self._index]
-        return direct.fetched(element)
+        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        return direct.fetched(self._unfetched())
 
     def to_send(self) -> Any:
-        self._whole._settled(None)
-        with PassingOn(), direct.unfetched():
-            element = self._whole.get()[self._index]
+        self._settled(None)
+        with PassingOn():
+            element = self._unfetched()
         if isinstance(element, direct.Unfetched):  # whoever gets it fetches it
             return element.kept_by(self._whole)
         return Itself.of(element)
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._whole._settled(timeout)
+
+    def _unfetched(self) -> Any:
+        return self._whole._unfetched()[self._index]
 
     def done(self) -> bool:
         return self._whole.done()
 
     def has_failed(self) -> bool:
         return self._whole.has_failed()
-
-    def _settled(self, timeout: float | None) -> Any:
-        return self._whole._settled(timeout)
 
     def cancel(self) -> bool:
         return self._whole.cancel()

@@ -15,7 +15,8 @@ from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, Serializati
 from conveyor.runtime import context
 from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
-from conveyor.runtime.refs.ref import EMPTY, Holding, Ref
+from conveyor.runtime.refs.holding import Holding
+from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 

@@ -22,23 +22,31 @@ class PartRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """The part."""
-        self._whole._settled(timeout)  # before: who waits may be doing something else meanwhile
-        with direct.unfetched():
-            value = self._whole.get()
+        self._settled(timeout)  # before: who waits may be doing something else meanwhile
+        value = self._whole._unfetched()
         if isinstance(value, direct.Unfetched):
             return value.part(self._index)
         return self._of(value)
 
     def to_send(self) -> Any:
-        self._whole._settled(None)
-        with PassingOn(), direct.unfetched():
-            value = self._whole.get()
+        self._settled(None)
+        with PassingOn():
+            value = self._unfetched()
+        if isinstance(value, direct.Unfetched):  # whoever gets it fetches it
+            return value.kept_by(self._whole)
+        return Itself.of(value)
+
+    def _settled(self, timeout: float | None) -> Any:
+        return self._whole._settled(timeout)
+
+    def _unfetched(self) -> Any:
+        value = self._whole._unfetched()
         if isinstance(value, direct.Unfetched):
             part = value.where_part(self._index)
             if part is not None:
-                return value.moved(part).kept_by(self._whole)
+                return value.moved(part)
             value = value.fetch()
-        return Itself.of(self._of(value))
+        return self._of(value)
 
     def _of(self, value: Any) -> Any:
         index = self._index
@@ -49,9 +57,6 @@ class PartRef(Ref):
 
     def has_failed(self) -> bool:
         return self._whole.has_failed()
-
-    def _settled(self, timeout: float | None) -> Any:
-        return self._whole._settled(timeout)
 
     def cancel(self) -> bool:
         return self._whole.cancel()

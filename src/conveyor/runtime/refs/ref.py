@@ -14,6 +14,7 @@ from conveyor.codec import Reader, claims, decode_error, drop_picklers
 from conveyor.exceptions import SerializationError
 from conveyor.later import import_later
 from conveyor.runtime import context
+from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.outcome import Failure
 from conveyor.runtime.sights import learn, tells
 from conveyor.runtime.waiting.patience import wait_until
@@ -168,6 +169,14 @@ class Ref(_RefCore[ValueT]):
         if outcome is EMPTY:
             outcome = self._settle(FOREVER if timeout is not None and timeout < 0 else timeout)
         return outcome
+
+    def _unfetched(self) -> Any:
+        """Its value, which is there, with ``Unfetched`` in the place of what has stayed elsewhere."""
+        outcome = self._outcome
+        if type(outcome) is not _Snapshot:
+            return self.get()
+        self._hold(outcome)
+        return outcome.decode(False)
 
     def _get(self, timeout: float | None) -> Any:
         outcome = self._settled(timeout)
@@ -347,25 +356,6 @@ class Itself:
 
     def __reduce__(self) -> Any:
         return same, (self._ref,)
-
-
-class Holding:
-    """As an argument, what a ref has received, whose value refers to other refs, or is kept elsewhere for
-    this one: it is encoded later, and until then that ref may be garbage to everybody else."""
-
-    __slots__ = ("ref", "snapshot")
-
-    def __init__(self, ref: Ref, snapshot: _core.Snapshot) -> None:
-        self.ref = ref
-        self.snapshot = snapshot
-
-    def __reduce__(self) -> Any:
-        return same, (self.snapshot,)
-
-
-def same(value: Any) -> Any:
-    """In a pickle: what stands there for something else."""
-    return value
 
 
 def blockers_of(ref: Ref, question: int) -> Blockers | None:

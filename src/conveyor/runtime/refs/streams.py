@@ -122,6 +122,11 @@ class StreamRef(Ref[list[ItemT]]):
                 self._back.extendleft(reversed(items))
                 raise
 
+    def _settled(self, timeout: float | None) -> Any:
+        raise TypeError(
+            "a generator's reference has no parts, and no memory to be got into: its items have"
+        )
+
     def to_send(self) -> list[ItemT]:
         with PassingOn():
             return self.get()

@@ -20,8 +20,9 @@ from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
 from conveyor.runtime import ending
+from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.imports import Claims, load
-from conveyor.runtime.refs.ref import Holding, Ref, same
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.sights import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.

@@ -1,0 +1,87 @@
+"""Values that have stayed, when their session ends."""
+
+import threading
+import weakref
+
+import numpy as np
+
+import conveyor
+from conveyor import _core
+from conveyor.direct.table import Table
+
+WHILE_DROPPING = """
+import os, time
+import numpy as np
+import conveyor
+
+here = os.getpid()
+
+class Slow:
+    def __init__(self):
+        self.array = np.zeros(10)
+
+    def __del__(self):
+        if os.getpid() == here:
+            print("dropping", flush=True)
+            time.sleep(3)
+
+class User:
+    def total(self, value):
+        return float(value.array.sum())
+
+conveyor.init()
+user = conveyor.remote(User).remote()
+ref = conveyor.put(Slow(), tensor_transport="auto")
+conveyor.get(user.total.remote(ref))
+del ref
+time.sleep(0.3)
+conveyor.shutdown()
+print("ended")
+"""
+
+
+def test_a_session_ends_while_a_value_is_let_go_of(scripts):
+    said, errors = scripts.start(WHILE_DROPPING).communicate(timeout=60)
+    assert (said.split(), errors) == (["dropping", "ended"], "")
+
+
+def test_a_value_goes_with_its_last_ref_also_after_its_session(leaves_nothing, wait_until):
+    with leaves_nothing():
+        conveyor.init()
+        array = np.ones(1000)
+        alive = weakref.ref(array)
+        ref = conveyor.put(array, tensor_transport="auto")
+        del array
+        conveyor.shutdown()
+        assert alive() is not None
+        del ref
+        wait_until(lambda: alive() is None)
+        wait_until(
+            lambda: "conveyor-keeping" not in [thread.name for thread in threading.enumerate()]
+        )
+
+
+def test_who_looks_for_values_in_memory_keeps_none_of_them(monkeypatch):
+    table = Table()
+    array = np.ones(3)
+    stored = [table.keep(array, [array], "auto")]
+    gone = weakref.ref(stored[0])
+
+    def look(*_):
+        stored.clear()
+        assert gone() is None
+        return True
+
+    monkeypatch.setattr("conveyor.direct.table._lies_in", look)
+    address = array.__array_interface__["data"][0]
+    assert table.holding(address, array.nbytes) == 1
+    assert table.holding(address, array.nbytes) == 0
+
+
+def test_who_waits_for_something_to_drop_hears_of_an_end_before():
+    wait = _core.KeptWait()
+    wait.stop()
+    done = threading.Thread(target=wait.wait, daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
