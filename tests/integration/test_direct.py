@@ -275,7 +275,8 @@ def test_as_a_result_of_a_graph(pair, wait_until, multi):
     result = graph.execute(500)
     ref = result[0] if multi else result
     assert get(other.total.remote(ref)) == 500
-    assert get(maker.is_same.remote(ref)) is True
+    with pytest.warns(UserWarning, match="passed back to the actor that created it"):
+        assert get(maker.is_same.remote(ref)) is True
     assert ref.get(timeout=WAIT).tolist() == [1.0] * 500
     if multi:
         assert result[1].get(timeout=WAIT) == 500
@@ -348,6 +349,7 @@ def fails(ref):
         return True
 
 
+@pytest.mark.filterwarnings("error")
 def test_what_its_actor_writes_is_seen_but_in_a_snapshot(pair):
     maker, other = pair
     ref = maker.make.remote()
@@ -357,10 +359,13 @@ def test_what_its_actor_writes_is_seen_but_in_a_snapshot(pair):
         get(maker.add.remote())
         assert get(ref).sum() == 1000
         assert get(other.total.remote(ref)) == 1000
-        assert get(maker.total.remote(ref)) == 1000
+        assert get(maker.write.remote(ref)) == 2000  # a copy of its own
+        assert get(other.total.remote(ref)) == 1000
     array = np.ones(5)
     mine = conveyor.put(array, tensor_transport="auto", snapshot=True)
     array += 1
+    got = get(mine)
+    got += 1
     assert get(mine).sum() == 5
     wait_tensor_freed(array, timeout=0)  # nobody can fetch that
     with pytest.raises(ValueError, match="snapshot=True is of what stays"):

@@ -53,7 +53,7 @@ class Located(NamedTuple):
     pid: of that process.
     number: the value's, which no other one has, in any process.
     anchor: the address of a word there that holds the number for as long as the value is kept.
-    names: :attr:`holder` and :attr:`transport`.
+    names: :attr:`holder`, :attr:`transport` and :attr:`snapshot`.
     ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
     codec, meta: of the value, which is decoded with what the buffers hold.
     joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
@@ -74,12 +74,17 @@ class Located(NamedTuple):
     @property
     def holder(self) -> str:
         """What that process is called."""
-        return self.names.partition(b"\0")[2].decode()
+        return self.names.split(b"\0")[1].decode()
 
     @property
     def transport(self) -> str:
         """See :class:`Direct`."""
-        return self.names.partition(b"\0")[0].decode()
+        return self.names.split(b"\0")[0].decode()
+
+    @property
+    def snapshot(self) -> bool:
+        """Whether it is a copy that nobody writes to."""
+        return self.names.endswith(b"\0snapshot")
 
     def pack(self) -> bytes:
         """The meta bytes of the frame."""
@@ -110,9 +115,9 @@ class Located(NamedTuple):
         )
 
 
-def names_of(transport: str, holder: str) -> bytes:
+def names_of(transport: str, holder: str, snapshot: bool) -> bytes:
     """For :class:`Located`."""
-    return f"{transport}\0{holder}".encode()
+    return "\0".join([transport, holder, *["snapshot"] * snapshot]).encode()
 
 
 class Holder(Protocol):

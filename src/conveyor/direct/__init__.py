@@ -23,14 +23,14 @@ class _Me(NamedTuple):
     """This process, as the frames of its values name it.
 
     place: slot, incarnation and pid.
-    names: by the transport, what frames have of that and of this process's name.
+    names: by transport, and by whether it is of snapshots, what ``Located.names`` is.
     """
 
     process: Process
     may_be_read: bool
     place: tuple[int, int, int]
     name: str
-    names: dict[str, bytes]
+    names: dict[tuple[str, bool], bytes]
 
     @classmethod
     def of(cls, runtime: Runtime) -> _Me:
@@ -60,9 +60,10 @@ class _Holder:
             buffers = [bytearray(buffer) for buffer in buffers]
             value = decode(codec, meta, buffers)
         stored = TABLE.keep(value, buffers, direct.transport)
-        names = me.names.get(direct.transport)
+        what = direct.transport, direct.snapshot
+        names = me.names.get(what)
         if names is None:
-            names = me.names[direct.transport] = names_of(direct.transport, me.name)
+            names = me.names[what] = names_of(direct.transport, me.name, direct.snapshot)
         where = Located(*me.place, stored.number, stored.anchor, names, stored.ranges, codec, meta)
         return where, stored
 

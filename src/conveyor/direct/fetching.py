@@ -28,7 +28,7 @@ def fetch(where: Located, decode: Decode) -> Any:
         OSError: the system refuses for another reason.
     """
     stored = TABLE.find(where.number)
-    if stored is not None and not where.joined:
+    if stored is not None and not where.joined and not where.snapshot:
         if receiving.on:
             receiving.taken.append(stored)
         return stored.value

@@ -51,7 +51,8 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
 
 def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any:
     where = unfetched.where
-    here = None if where.joined else unfetched.here()  # else that is more than is asked for
+    # A part is less than what is kept, and a snapshot is read as by others.
+    here = None if where.joined or where.snapshot else unfetched.here()
     if here is not None:
         leaves = list(leaves_of(here.value))
         _check(leaves, targets)

@@ -12,7 +12,7 @@ def route_of(ref: Ref) -> str:
     where = located(ref.to_send())
     if where is None:
         return "frame"
-    return "read" if TABLE.find(where.number) is None else "here"
+    return "read" if where.snapshot or TABLE.find(where.number) is None else "here"
 
 
 def transport_of(ref: Ref) -> str | None:

@@ -39,7 +39,7 @@ def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], name: str) 
     """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
     to another one, which gets what is in it then."""
     where = values.located(sent)
-    if where is None:
+    if where is None or where.snapshot:
         return
     own, others = before = _passed.get(ref, (False, False))
     if where.slot == actor[0] and where.incarnation == actor[1]:
