@@ -219,6 +219,8 @@ class DirectRound(Course):
                 made = owner.handle.put.remote(self._keys, seed, size)
                 needs = [owner]
             [ref] = self._result(made, needs)
+            # Its maker must not be asked to get it before it has made it: the owner's call may come later.
+            conveyor.wait([ref], timeout=WAIT)
         except (ActorDiedError, ObjectLostError):
             return
         sums = checksum(numbers(seed, size))
