@@ -171,10 +171,11 @@ def test_kept_there_they_outlive_everything_here(members):
     a, b, _ = members
     ref = b.ones.remote(100_000)
     get(a.keep.remote([ref]))
-    del ref
     (own,) = get(b.produce.remote(["b's"]))
     get(a.keep.remote([own]))
-    del own
+    # What an actor has put, it tells the driver behind its answer.
+    assert conveyor.wait([ref, own], num_returns=2, timeout=WAIT)[1] == []
+    del ref, own
     gc.collect()
     conveyor.kill(b)
     values = get(a.get_kept.remote())
