@@ -77,7 +77,7 @@ for target in "${targets[@]}"; do
         flags+=(-isystem "$include" -isystem "$nanobind/include" -I"$native/python" -DFUZZ_PYTHON_HOME="\"$home\"" -fvisibility=hidden)
         build "${common[@]}" -O2 -w -I"$include" -I"$nanobind/include" -I"$nanobind/ext/robin_map/include" \
             "$dir/obj/nanobind.o" "$nanobind/src/nb_combined.cpp"
-        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp python/{hooks,native_values,made_in_place,encode,decode,reader}.cpp | sed 's/\.cpp$//')
+        mapfile -t sources < <(cd "$native" && printf '%s\n' *.cpp python/{hooks,native_values,made_in_place,kept,encode,decode,reader}.cpp | sed 's/\.cpp$//')
         libraries=("$dir/obj/nanobind.o" -L"$libdir" -Wl,-rpath,"$libdir" -l"python$version")
         ;;
     esac
