@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 from conveyor.codec import direct
-from conveyor.runtime.refs.ref import Itself, Ref
-from conveyor.runtime.sights import PassingOn
+from conveyor.runtime.refs.derived import DerivedRef
+from conveyor.runtime.refs.ref import Ref
 
 
-class PartRef(Ref):
+class PartRef(DerivedRef):
     """``ref[index]``: of an array or a tensor that has stayed where it was made, only the part is fetched."""
 
-    __slots__ = ("_index", "_whole")
+    __slots__ = ("_index",)
 
     def __init__(self, whole: Ref, index: Any) -> None:
-        super().__init__(whole._source, -1)
-        self._whole = whole
+        super().__init__(whole)
         self._index = index if isinstance(index, tuple) else (index,)
 
     def get(self, timeout: float | None = None) -> Any:
@@ -27,17 +25,6 @@ class PartRef(Ref):
         if isinstance(value, direct.Unfetched):
             return value.part(self._index)
         return self._of(value)
-
-    def to_send(self) -> Any:
-        self._settled(None)
-        with PassingOn():
-            value = self._unfetched()
-        if isinstance(value, direct.Unfetched):  # whoever gets it fetches it
-            return value.kept_by(self._whole)
-        return Itself.of(value)
-
-    def _settled(self, timeout: float | None) -> Any:
-        return self._whole._settled(timeout)
 
     def _unfetched(self) -> Any:
         value = self._whole._unfetched()
@@ -51,21 +38,6 @@ class PartRef(Ref):
     def _of(self, value: Any) -> Any:
         index = self._index
         return value[index[0] if len(index) == 1 else index]
-
-    def done(self) -> bool:
-        return self._whole.done()
-
-    def has_failed(self) -> bool:
-        return self._whole.has_failed()
-
-    def cancel(self) -> bool:
-        return self._whole.cancel()
-
-    def cancelled(self) -> bool:
-        return self._whole.cancelled()
-
-    def _awaited_as(self) -> Hashable:
-        return self._whole._awaited_as()
 
     def __repr__(self) -> str:
         return f"<PartRef {self._index!r} of {self._whole!r}>"
