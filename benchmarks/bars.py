@@ -171,6 +171,63 @@ def _executors() -> Iterator[Bar]:
         )
 
 
+def _directs() -> Iterator[Bar]:
+    def against(
+        text: str,
+        workload: str,
+        factor: float,
+        system: str,
+        other: str = "",
+        figure: str = "p50_us",
+    ) -> Bar:
+        return Bar(
+            f"{text}: at most {factor:g}x {system if system != OURS else 'that'}",
+            _point(f"direct/{workload}", figure),
+            lambda theirs: factor * theirs,
+            _point(f"direct/{other or workload}", figure, system),
+        )
+
+    yield Bar(
+        "4 KB tensor, call, ref and fetch: at most the floor's copy + 15 us",
+        _point("direct/4KB/call", "p50_us"),
+        lambda floor: floor + 15.0,
+        _point("direct/4KB/call", "p50_us", "floor"),
+    )
+    yield against(
+        "fetch while the maker computes, beside one that waits", "4KB/busy", 2, OURS, "4KB/again"
+    )
+    used = "64MB/used"
+    for system, factor in (
+        ("floor", 1.2),
+        ("nixl", 0.45),
+        ("gloo", 0.6),
+        ("ray_gloo", 0.25),
+        ("ray_core", 0.125),
+    ):
+        yield against("64 MB tensor, fetched and read once", used, factor, system)
+    yield against("64 MB into a tensor that is there", "64MB/into", 1.2, "floor", figure="had_us")
+    yield against(
+        "64 MB into memory nobody has used, beside used memory", "64MB/cold", 2, OURS, used
+    )
+    many = "10000x200KB/used"
+    for system, factor in (("floor", 1.25), ("nixl", 0.45), ("ray_nixl", 0.1)):
+        yield against("10,000 tensors of 200 KB in one value", many, factor, system)
+    yield against(
+        "64 MB to 4 readers, the maker's processor time, beside that of one copy",
+        "64MB/4readers",
+        1,
+        "floor",
+        used,
+        "maker_cpu_us",
+    )
+    for size in ("4KB", "64MB"):
+        yield Bar(
+            f"{size} made in place: at most 20 us",
+            _point(f"direct/{size}/in-place", "p50_us"),
+            lambda _: 20.0,
+        )
+
+
 def bars() -> list[Bar]:
     return [
         *_against_floor(),
@@ -179,6 +236,7 @@ def bars() -> list[Bar]:
         *_payloads(),
         *_fixed(),
         *_executors(),
+        *_directs(),
     ]
 
 

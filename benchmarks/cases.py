@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from benchmarks.model import PLACEMENTS, TIERS, Case, Placement, Tier, Transfer, Workload
+from benchmarks.model import (
+    PLACEMENTS,
+    TIERS,
+    Case,
+    Direct,
+    Placement,
+    Tier,
+    Transfer,
+    Workload,
+)
 from benchmarks.workloads import SYSTEMS, workloads
 
 
@@ -53,8 +62,11 @@ def select(
 def _process_key(case: Case) -> tuple[str, ...]:
     workload = workloads()[case.workload]
     setup = workload.setup
-    if case.system.startswith("ray") and isinstance(workload.spec, Transfer):
-        setup = f"payload/{workload.spec.device}"  # starting Ray takes longer than these do
+    if case.system.startswith("ray"):  # starting it takes longer than these do
+        if isinstance(workload.spec, Transfer):
+            setup = f"payload/{workload.spec.device}"
+        elif isinstance(workload.spec, Direct):
+            setup = "direct"
     return setup, case.system, case.placement
 
 

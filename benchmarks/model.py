@@ -157,6 +157,39 @@ class Overlap:
     overlap: bool
 
 
+DirectUse = Literal["call", "again", "busy", "used", "cold", "into", "in-place"]
+"""What is done with a value that stays with its maker, once it is there (but for ``call``).
+
+call: the maker is asked for it and the reader peeks at it, from the first call to the reply.
+again: the reader peeks at the same value time after time.
+busy: the same, while the maker computes in Python.
+used: the reader reads all of it once. It was made anew before.
+cold: the same, and the reader keeps it: the next one comes to memory that nobody has used.
+into: it is fetched into a tensor that is there.
+in-place: it was made in memory that others may read, and the reader peeks at it.
+"""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A value of ``count`` torch tensors of ``size`` bytes each that stays with its maker, and is fetched by
+    each of ``readers``."""
+
+    use: DirectUse
+    size: int
+    count: int = 1
+    readers: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.count
+
+    @property
+    def peeks(self) -> bool:
+        """Whether a reader looks at one byte of the value only."""
+        return self.use in ("call", "again", "busy", "in-place")
+
+
 Spec = (
     Latency
     | Throughput
@@ -173,6 +206,7 @@ Spec = (
     | Executor
     | AllReduce
     | Overlap
+    | Direct
 )
 
 

@@ -82,6 +82,18 @@ TABLES = (
         "p50_us",
         "simulated_us",
     ),
+    Table(
+        "Values that stay with their maker, fetched and used: p50 / p99",
+        ("direct",),
+        "p50_us",
+        "p99_us",
+        "floor",
+    ),
+    Table("The same, until they are there: p50", ("direct",), "had_us", floor="floor"),
+    Table(
+        "The same, where the reader copies without the maker", ("direct",), "read_us", floor="floor"
+    ),
+    Table("The maker's processor time for each", ("direct",), "maker_cpu_us", floor="floor"),
     Table("CPU while idle, all processes", ("idle",), "idle_percent"),
     Table("Memory: PSS per bare actor / all processes", ("memory",), "pss_mib", "tree_mib"),
     Table("SIGKILL to the exception: median / largest", ("death",), "death_ms", "death_max_ms"),
@@ -107,6 +119,8 @@ def _cell(row: Row | None, table: Table, ours: float | None) -> str:
         return ""
     value = _value(row, table)
     if value is None:
+        if row.status == "ok":
+            return ""  # it has other figures
         return "n/a" if row.status == "unavailable" else f"{row.status}: {row.reason[:40]}"
     text = show(value, table.figure)
     second = row.figures.get(table.second)

@@ -22,11 +22,11 @@ from benchmarks.machine import ROOT
 from benchmarks.model import Case
 from benchmarks.processes import kill_descendants, remaining_descendants, remove_ray_semaphores
 from benchmarks.results import Outcome
-from benchmarks.systems.floor import PREBUILT
-from benchmarks.systems.floor import build as build_floor
+from benchmarks.systems.native import PREBUILT
+from benchmarks.systems.native import build as build_floors
 from benchmarks.workloads import workloads
 
-STARTUP_S = {"ray_cg": 90.0, "ray_core": 90.0}
+STARTUP_S = dict.fromkeys(("ray_cg", "ray_core", "ray_gloo", "ray_nixl"), 90.0)
 STARTUP_OTHERS_S = 20.0
 EXIT_S = {"conveyor": 15.0}  # who is expected to end by itself; the others are killed at once
 STRAY_S = 2.0
@@ -118,7 +118,7 @@ class Runner:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         environment["TMPDIR"] = str(self._folder)
         try:
-            environment[PREBUILT] = str(build_floor(self._folder))
+            environment[PREBUILT] = str(build_floors(self._folder))
         except (OSError, RuntimeError) as error:
             self._unavailable["floor"] = str(error)
         return environment

@@ -11,6 +11,7 @@ from benchmarks.model import (
     AsyncEcho,
     Death,
     Device,
+    Direct,
     EagerCall,
     Executor,
     Idle,
@@ -29,7 +30,21 @@ from benchmarks.model import (
     Workload,
 )
 
-SYSTEMS = ("conveyor", "floor", "memcpy", "ray_cg", "ray_core", "pipe", "zmq", "handmade", "gloo")
+SYSTEMS = (
+    "conveyor",
+    "floor",
+    "memcpy",
+    "ray_cg",
+    "ray_core",
+    "ray_gloo",
+    "ray_nixl",
+    "pipe",
+    "zmq",
+    "handmade",
+    "gloo",
+    "nixl",
+    "torchmp",
+)
 FREE_AND_PINNED: tuple[Placement, ...] = ("free", "pinned")
 
 TOPOLOGIES = {
@@ -258,6 +273,39 @@ def _overlaps() -> Iterator[Workload]:
         )
 
 
+def _directs() -> Iterator[Workload]:
+    rays = ("ray_core", "ray_gloo", "ray_nixl")
+    every = (*rays, "nixl", "gloo")
+    shapes: list[tuple[str, Direct, tuple[str, ...], bool]] = [
+        ("4KB/call", Direct("call", 4 << 10), every, True),
+        ("4KB/again", Direct("again", 4 << 10), every, False),
+        ("4KB/busy", Direct("busy", 4 << 10), (*rays, "nixl"), False),
+        ("64KB/used", Direct("used", 64 << 10), (*every, "torchmp"), False),
+        ("1MB/used", Direct("used", 1 << 20), (*every, "torchmp"), False),
+        ("16MB/used", Direct("used", 16 << 20), (*every, "torchmp"), False),
+        ("64MB/used", Direct("used", 64 << 20), (*every, "torchmp"), True),
+        ("64MB/cold", Direct("cold", 64 << 20), (*rays, "torchmp"), False),
+        ("64MB/4readers", Direct("used", 64 << 20, readers=4), rays, False),
+        ("64MB/into", Direct("into", 64 << 20), ("ray_nixl", "nixl", "gloo"), False),
+        ("10000x200KB/used", Direct("used", 200 << 10, count=10_000), every, False),
+        ("4KB/in-place", Direct("in-place", 4 << 10), (), True),
+        ("64MB/in-place", Direct("in-place", 64 << 20), (), True),
+    ]
+    for label, spec, peers, headline in shapes:
+        tiers: dict[str, Tier] = dict.fromkeys(peers, "default" if headline else "full")
+        tiers["conveyor"] = "quick" if headline else "default"
+        if spec.use != "in-place" and spec.readers == 1:
+            tiers["floor"] = tiers["conveyor"]
+        yield Workload(
+            f"direct/{label}",
+            "direct",
+            spec,
+            f"direct/{label}",
+            tiers,
+            limit_s=240.0 if spec.count > 1 else 90.0,
+        )
+
+
 @cache
 def workloads() -> dict[str, Workload]:
     """All workloads by name, in the order in which they run and are shown."""
@@ -271,6 +319,7 @@ def workloads() -> dict[str, Workload]:
         _executors,
         _collectives,
         _overlaps,
+        _directs,
     ):
         for workload in source():
             assert workload.name not in found, workload.name

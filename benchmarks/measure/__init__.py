@@ -10,6 +10,7 @@ from benchmarks.measure import (
     calls,
     collectives,
     death,
+    direct,
     execution,
     executor,
     footprint,
@@ -35,6 +36,7 @@ _MEASURES: dict[type, Callable[[Bench, Any], Figures]] = {
     model.Executor: executor.executor,
     model.AllReduce: collectives.allreduce,
     model.Overlap: overlap.overlap,
+    model.Direct: direct.direct,
 }
 
 

@@ -16,6 +16,10 @@ _CLASSES = {
     "zmq": ("zmq", "ZmqSystem"),
     "handmade": ("handmade", "HandmadeSystem"),
     "gloo": ("gloo", "GlooSystem"),
+    "nixl": ("nixl", "NixlSystem"),
+    "torchmp": ("torchmp", "TorchMultiprocessingSystem"),
+    "ray_gloo": ("ray_direct", "RayGlooSystem"),
+    "ray_nixl": ("ray_direct", "RayNixlSystem"),
 }
 
 

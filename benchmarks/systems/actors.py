@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
-from benchmarks.model import ARGUMENTS, Executor, Topology
+from benchmarks.making import Maker, Reader
+from benchmarks.model import ARGUMENTS, Direct, Executor, Topology
 from benchmarks.stage import Stage
-from benchmarks.systems.base import AsyncPath, Path, System
+from benchmarks.systems.base import AsyncPath, DirectPath, Path, System
 from benchmarks.worker import Worker
+
+WAKE = 5
 
 
 class ActorSystem(System):
@@ -38,6 +41,64 @@ class ActorSystem(System):
             return get(call(value))
 
         return Path(once, call, get, lambda: self.stop_actors(actors), pids)
+
+    #: What the values of ``direct_path`` stay by; ``None``: they travel.
+    transport: ClassVar[str | None] = None
+
+    def spawn_staying(self, cls: type, *args: Any) -> Any:
+        """An actor whose results may stay with it."""
+        return self.spawn(cls, *args)
+
+    def meet(self, actors: list[Any]) -> None:
+        """What has to be done before values pass between them."""
+
+    def makers(self) -> dict[str, type]:
+        """The class of the maker where it is not the usual one, by use."""
+        return {}
+
+    def get_into(self, ref: Any, target: Any) -> None:
+        """Fetch a value into a tensor."""
+        raise NotImplementedError
+
+    def direct_path(self, spec: Direct) -> DirectPath:
+        get, wait = self.api.get, self.api.wait
+        maker = self.spawn_staying(self.makers().get(spec.use, Maker), spec)
+        readers = [self.spawn_staying(Reader) for _ in range(spec.readers)]
+        actors = [maker, *readers]
+        pids = get([actor.pid.remote() for actor in actors])
+        self.meet(actors)
+        make, give = maker.make, maker.give
+        if self.transport is not None:
+            make, give = (m.options(tensor_transport=self.transport) for m in (make, give))
+        look = "keep" if spec.use == "cold" else "peek" if spec.peeks else "read"
+        looks = [getattr(reader, look).remote for reader in readers]
+        target = None
+        if spec.use == "into":
+            import torch
+
+            target = torch.zeros(spec.size, dtype=torch.uint8)
+
+        def pull(ref: Any) -> list[int]:
+            if target is not None:
+                self.get_into(ref, target)
+                return []
+            found: list[int] = get([look(ref) for look in looks])
+            return found
+
+        def wake() -> None:
+            for _ in range(WAKE):
+                get([reader.pid.remote() for reader in readers])
+
+        return DirectPath(
+            (lambda _: give.remote()) if spec.use == "call" else make.remote,
+            pull,
+            lambda ref: wait([ref]),
+            wake,
+            maker.compute.remote,
+            lambda: self.stop_actors(actors),
+            target,
+            pids[0],
+        )
 
 
 class GraphSystem(ActorSystem):

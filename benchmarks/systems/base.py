@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from benchmarks.model import AllReduce, Executor, Overlap, Topology
+from benchmarks.model import AllReduce, Direct, Executor, Overlap, Topology
 
 
 def _nothing() -> None:
@@ -33,6 +33,29 @@ class AsyncPath:
 
     once: Callable[[Any], Awaitable[Any]]
     close: Callable[[], None] = _nothing
+
+
+@dataclass
+class DirectPath:
+    """A maker of values that stay with it, and who reads them.
+
+    make: a value of which every byte is the given number; what it is known by. ``made`` waits for it.
+    pull: what each reader reads of it; for ``into`` nothing, since ``target`` is where it is then.
+    wake: has the readers be awake.
+    compute: has the maker compute in Python until then, by ``time.monotonic()``.
+    maker: its process id.
+    beside: other ways to pull, each the figure of that name.
+    """
+
+    make: Callable[[int], Any]
+    pull: Callable[[Any], list[int]]
+    made: Callable[[Any], None] = lambda _: None
+    wake: Callable[[], None] = _nothing
+    compute: Callable[[float], Any] = lambda _: None
+    close: Callable[[], None] = _nothing
+    target: Any = None
+    maker: int = 0
+    beside: dict[str, Callable[[Any], list[int]]] = field(default_factory=dict)
 
 
 class System:
@@ -71,6 +94,10 @@ class System:
 
     def overlap_path(self, spec: Overlap) -> tuple[Path, float]:
         """The program of overlap, and the seconds that an execution of it takes in simulation."""
+        raise NotImplementedError
+
+    def direct_path(self, spec: Direct) -> DirectPath:
+        """A maker of values that stay with it, and readers."""
         raise NotImplementedError
 
     def empty(self, device: str, size: int) -> Any:

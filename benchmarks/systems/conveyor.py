@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import conveyor
-from benchmarks.model import AllReduce, Overlap
+from benchmarks.making import Maker
+from benchmarks.model import AllReduce, Direct, Overlap
 from benchmarks.reducing import bind_to_core, time_allreduce
 from benchmarks.systems.actors import GraphSystem
 from benchmarks.systems.base import Path
@@ -20,10 +21,32 @@ class _Rank:
         return time_allreduce(collective.allreduce, collective.barrier, size, calls)
 
 
+class _InPlaceMaker(Maker):
+    """Makes each value in memory that others may read."""
+
+    def __init__(self, spec: Direct) -> None:
+        super().__init__(spec)
+        self._size = spec.size
+
+    def make(self, number: int) -> Any:
+        import torch
+
+        made = conveyor.empty_tensor((self._size,), torch.uint8)
+        made.fill_(number)
+        return made
+
+
 class ConveyorSystem(GraphSystem):
     name = "conveyor"
     package = "conveyor"
     api = conveyor
+    transport = "auto"
+
+    def makers(self) -> dict[str, type]:
+        return {"in-place": _InPlaceMaker}
+
+    def get_into(self, ref: Any, target: Any) -> None:
+        conveyor.get(ref, into=target)
 
     def close(self) -> None:
         conveyor.shutdown()

@@ -44,21 +44,29 @@ def _serve(inbox: Link, outbox: Link, topology: Topology) -> None:
         send(method(receive()))
 
 
-def _fork(inbox: Link, outbox: Link, topology: Topology, unused: list[Link]) -> int:
+def fork(work: Callable[[], None]) -> int:
+    """A child that does nothing but ``work``, and dies with this process; its process id."""
     pid = os.fork()
     if pid:
         return pid
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        for link in unused:
-            link.close()
-        _serve(inbox, outbox, topology)
+        work()
     except EOFError:
         pass
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _fork(inbox: Link, outbox: Link, topology: Topology, unused: list[Link]) -> int:
+    def work() -> None:
+        for link in unused:
+            link.close()
+        _serve(inbox, outbox, topology)
+
+    return fork(work)
 
 
 class ForkedSystem(System):
