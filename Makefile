@@ -65,7 +65,7 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve: $(STAMPS)/torch
-$(STAMPS)/dev: $(STAMPS)/nixl
+$(STAMPS)/dev $(STAMPS)/bench: $(STAMPS)/nixl
 $(STAMPS)/dev $(STAMPS)/bench $(STAMPS)/demo $(STAMPS)/serve $(STAMPS)/docs: $(STAMPS)/%: \
 		pyproject.toml constraints.txt CMakeLists.txt $(STAMPS)/tools
 	@echo "setup: conveyor, with what its extra '$*' asks for"
@@ -128,7 +128,7 @@ pythons:
 NATIVE_LOG := build/native-tests.log
 
 # How many processes share the files of Python tests, which often wait: more than there are cores. Those that measure
-# time come when the others are done.
+# time come when the others are done, the native ones too.
 WORKERS ?= 3
 
 test quick pytest: DEBUG := 1
@@ -137,9 +137,10 @@ test: lint $(STAMPS)/tools
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
 	trap 'kill -- -$$native 2>/dev/null || true' EXIT; \
 	some() { python -m pytest "$$@" --durations=0 --durations-min=0.5 $(ARGS) || [ $$? -eq 5 ]; }; \
-	{ some -n $(WORKERS) --dist loadfile -m "not alone" && some -m alone; } | tee build/pytest.log; \
-	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
+	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
+	some -m alone | tee -a build/pytest.log; \
+	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	cat $(NATIVE_LOG)
 
 lint: $(STAMPS)/dev

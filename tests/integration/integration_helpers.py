@@ -1,5 +1,6 @@
 """What many tests of behaviour do: chain methods, get with a bound, hold an actor in a call."""
 
+import functools
 import gc
 import os
 import time
@@ -15,6 +16,24 @@ WAIT = 20
 
 def get(ref):
     return conveyor.get(ref, timeout=WAIT)
+
+
+def measured(test):
+    """Of a test that compares measured times: it may fail twice.
+
+    Other work of the machine makes times longer, by chance. What is wrong fails three times.
+    """
+
+    @functools.wraps(test)
+    def up_to_three_times(*args, **kwargs):
+        for _ in range(2):
+            try:
+                return test(*args, **kwargs)
+            except AssertionError:
+                pass
+        return test(*args, **kwargs)
+
+    return up_to_three_times
 
 
 def chain(*methods):

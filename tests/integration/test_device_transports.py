@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from integration_helpers import measured
 
 import conveyor
 from conveyor import testing, transport
@@ -163,7 +164,7 @@ def program(workers, overlap, name="sim_ipc"):
     return dag.experimental_compile(_overlap_gpu_communication=overlap)
 
 
-def measured(graph):
+def usual_time(graph):
     times = []
     for i in range(3):
         begin = time.monotonic()
@@ -195,6 +196,7 @@ def test_what_has_come_outlives_a_teardown_before_it_was_copied(workers):
 
 
 @pytest.mark.alone
+@measured
 def test_overlap_gains_what_the_simulation_says(workers):
     took, said = {}, {}
     for overlap in (False, True):
@@ -204,7 +206,7 @@ def test_overlap_gains_what_the_simulation_says(workers):
             sizes = {edge.source: COPY for edge in beside}
             foreseen = graph.simulate(durations, sizes=sizes, bandwidth=1, executions=1)
             said[overlap] = foreseen.latency_p50
-            took[overlap] = min(measured(graph) for _ in range(2))
+            took[overlap] = min(usual_time(graph) for _ in range(2))
             where = "on streams of its own" if overlap else "on the stream of the program"
             assert graph.explain().count(where) == len(beside) == 3
     assert said[True] < said[False]
@@ -214,6 +216,7 @@ def test_overlap_gains_what_the_simulation_says(workers):
     assert took[True] < took[False] - COPY
 
 
+@measured
 def test_a_frame_that_comes_late_costs_nothing(workers):
     """The reader computes what is ready, and does not stand at the early receive meanwhile."""
     maker, *_, reader = workers

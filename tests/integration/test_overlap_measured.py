@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import sys
 import time
 
 import cloudpickle
 import pytest
+from integration_helpers import measured
 
 import conveyor
 from conveyor import transport
@@ -32,6 +32,9 @@ class Maker:
     def make_late(self, n):
         time.sleep(BUSY - DELAY)
         return self.make(n)
+
+    def made(self, n):
+        return n
 
 
 @conveyor.remote
@@ -72,8 +75,13 @@ def dag_over(name, make="make", work="work"):
 
 
 @pytest.mark.usefixtures("local")
+@measured
 def test_it_is_hidden_as_the_simulation_says(slow):
-    dag = dag_over(slow())
+    maker, reader = Maker.remote(), Reader.remote()
+    with InputNode() as inp:
+        tensor = maker.make.bind(inp).with_tensor_transport(slow())
+        # The maker has sent its tensor when the reader begins to work, however late the machine runs either.
+        dag = reader.join.bind(reader.work.bind(maker.made.bind(inp)), tensor)
     took = {}
     for overlap in (False, True):
         with dag.compile(overlap=overlap, depth=1) as graph:
@@ -82,13 +90,13 @@ def test_it_is_hidden_as_the_simulation_says(slow):
                 begin = time.monotonic()
                 assert conveyor.get(graph.execute(n)) == 5 * n
                 times.append(time.monotonic() - begin)
-            took[overlap] = statistics.median(times)
+            # A machine that has other work makes some of them longer, and none shorter.
+            took[overlap] = min(times)
             # What waits for the tensors is counted, and what happens meanwhile is not.
-            label = "Maker"
-            waits = [e.waits[0].waiting for e in graph.stats().edges if label in e.source]
+            waits = [e.waits[0].waiting for e in graph.stats().edges if e.source == "Maker.make"]
             assert (waits[0].p50_s < DELAY / 2) == overlap
             made = graph.simulate(
-                {"make": 0, "work": BUSY, "join": 0},
+                {"make": 0, "made": 0, "work": BUSY, "join": 0},
                 # The delay is told as what copying a value takes.
                 sizes={e.source: DELAY for e in graph.plan.edges if e.beside},
                 bandwidth=1,
@@ -102,6 +110,7 @@ def test_it_is_hidden_as_the_simulation_says(slow):
 
 
 @pytest.mark.usefixtures("local")
+@measured
 def test_a_frame_that_comes_while_a_coroutine_runs_is_taken(slow):
     """To wait for it first would take as much longer as it comes late; not to look, as the transfer takes."""
     with dag_over(slow(), "make_late", "work_async").compile(overlap=True, depth=1) as graph:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from integration_helpers import measured
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.alone]
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.alone]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
 
 
+@measured
 def test_a_step_by_each_schedule():
     """The example compares gradients and each stage's order, and exits with 1 if they are wrong."""
     ran = subprocess.run(

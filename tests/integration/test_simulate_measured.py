@@ -10,6 +10,7 @@ from collections import deque
 import cloudpickle
 import numpy as np
 import pytest
+from integration_helpers import measured
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -73,7 +74,7 @@ def chain(stages, *seconds, method="run"):
     return value
 
 
-def measured(graph, count, depth):
+def rate_and_latency(graph, count, depth):
     """Executions in a second, and their usual latency."""
     conveyor.get(graph.execute(0))  # the first one is slow
     before = graph.stats().latency.count
@@ -95,9 +96,10 @@ def predicted(graph, count, depth):
     return count / made.makespan, made.latency_p50
 
 
+@measured
 def check(dag, depth, count=16):
     with dag.compile(depth=depth) as graph:
-        found = measured(graph, count, depth)
+        found = rate_and_latency(graph, count, depth)
         assert predicted(graph, count, depth) == pytest.approx(found, rel=NEAR)
 
 
@@ -127,6 +129,7 @@ def test_async_methods_hold_their_program(stages):
     check(chain(stages, 0.02, 0.02, method="run_async"), 4)
 
 
+@measured
 def test_sizes_and_times_are_those_of_the_counters(stages):
     one, other = stages(0, 0.01), stages(1, 0.02)
     with InputNode() as inp, other.run.bind(one.make.bind(inp)).compile(depth=2) as graph:
@@ -160,6 +163,7 @@ def test_both_traces_name_the_same_things(stages, tmp_path):
     assert slices("simulated.json", *kinds) == wanted
 
 
+@measured
 def test_in_an_actor_and_over_a_handle(stages):
     one, other = stages(0, 0.02), stages(1, 0.02)
     assert conveyor.get(one.compile_and_simulate.remote(other)) == pytest.approx(99.9, rel=0.01)
@@ -169,6 +173,7 @@ def test_in_an_actor_and_over_a_handle(stages):
         assert "simulated" in told
 
 
+@measured
 def test_a_graph_with_several_results(stages):
     with InputNode() as inp:
         value = stages(0, 0.02).run.bind(inp)
