@@ -85,11 +85,12 @@ Block* Arena::allocate(size_t payload, const std::shared_ptr<Budget>& budget, bo
     }
     block->used = bytes;
     block->budget = budget;
+    ++block->generation;  // also of a value that is never published: see PinWords.block
   }
   populate(block, cold);
   BlockHeader* header = block->header();
   header->magic = kBlockMagic;
-  header->size = block->size;
+  header->backed = block->touched;
   header->readers = 0;
   return block;
 }

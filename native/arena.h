@@ -70,6 +70,8 @@ struct Block {
   BlockHeader* header() const { return reinterpret_cast<BlockHeader*>(base); }
   char* data() const { return base + kBlockHeader; }
   size_t capacity() const { return size - kBlockHeader; }
+  // That of its leases when it is published next.
+  uint32_t next_generation() const { return (generation + 1) & 0x7fffffff; }
   // Whether reader `r` of a published block still has its lease. It has none once it has ended it, is
   // dead, or has left the ring without taking the frame.
   bool held_by(uint32_t r) const {
@@ -174,6 +176,8 @@ class Arena : public Shareable<Arena> {
   [[noreturn]] static void closed();
   void count(int64_t bytes);
   // Take blocks that have been free for `idle_ns`, at most `count`, with at least `bytes` if there are.
+  // Whether some process has pinned its memory, which is not to go then.
+  bool pinned(const Block* block) const;
   std::vector<Block*> detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes);
   void dissolve(Block* block) noexcept;
   void drop_pages(Block* block) noexcept;

@@ -49,6 +49,11 @@ void Arena::charge_bytes(Section& section, size_t bytes, size_t payload, const s
     for (const uint32_t slot : holders(budget.get())) board_->ask_for_leftovers(slot, asked);
     wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_leftovers(who); },
              [&] { return look_at_all(), fits(); });
+    // So is what is on its way to a device.
+    asked.clear();
+    if (!fits())
+      for (const uint32_t slot : holders(budget.get())) board_->ask_for_pins(slot, asked);
+    wait_for(section, std::move(asked), now_ns() + kPatienceNs, [this](auto& who) { board_->still_asked_for_pins(who); }, [&] { return look_at_all(), fits(); });
     if (closed_) closed();
   }
   if (!fits()) {
@@ -119,6 +124,12 @@ void Arena::take_memory(Section& section, size_t more, bool beyond_cap, bool may
       for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_leftovers(i, asked);
       if (!asked.empty()) {
         if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_leftovers(who); }, taken) || taken_of_own()) return;
+      }
+      // Nor does memory go that somebody has pinned.
+      asked.clear();
+      for (uint32_t i = 0, n = board_->used(); i < n; ++i) board_->ask_for_pins(i, asked);
+      if (!asked.empty()) {
+        if (wait_for(section, std::move(asked), deadline, [this](auto& who) { board_->still_asked_for_pins(who); }, taken) || taken_of_own()) return;
       }
       if (wait_for(section, board_->ask_for_memory(slot_), deadline, [this](auto& who) { board_->still_asked(who); }, taken)) return;
     }

@@ -1,12 +1,13 @@
 // What gives an arena's memory back: a thread of each process that has one, which never takes the GIL and
 // sleeps without a timeout while nothing is free.
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 
 #include "arena.h"
+#include "pins.h"
+#include "signals_blocked.h"
 
 namespace conveyor {
 
@@ -81,7 +82,7 @@ void Arena::close() {
 
 // Needs no descriptor. What is not to be had in this way goes with the arena.
 void Arena::drop_pages(Block* block) noexcept {
-  if (block->touched == 0 || ::madvise(block->base, block->touched, MADV_REMOVE) != 0) return;
+  if (block->touched == 0 || pinned(block) || ::madvise(block->base, block->touched, MADV_REMOVE) != 0) return;
   touched_.fetch_sub(block->touched, std::memory_order_relaxed);
   count(-int64_t(block->touched));
   block->touched = 0;
@@ -101,6 +102,13 @@ void Arena::stop_punching() {
     if (block->mapping) block->mapping->close_file();
 }
 
+// A block without memory has no marks, and to look for them would give it some. The same flag for all arenas spares
+// those of sessions without devices a look at cold memory. It is up before any mark is made by who holds a lease, and
+// blocks are asked when their leases have ended: who ends one has been seen to.
+bool Arena::pinned(const Block* block) const {
+  return board_ && block->touched != 0 && board_->header()->pinning.load(std::memory_order_relaxed) != 0 && conveyor::pinned(*board_, *block->header());
+}
+
 std::vector<Block*> Arena::detach(uint64_t now, uint64_t idle_ns, size_t count, size_t bytes) {
   std::vector<Block*> blocks;
   blocks.reserve(std::min(count, all_.size()));  // from here on nothing fails: none of them is lost
@@ -108,10 +116,16 @@ std::vector<Block*> Arena::detach(uint64_t now, uint64_t idle_ns, size_t count, 
   // The large ones first: they are few.
   for (size_t i = free_.size(); i-- > 0 && blocks.size() < count && sum < bytes;) {
     auto& list = free_[i];
-    size_t n = 0;
-    while (n < list.size() && blocks.size() + n < count && sum < bytes && now - list[n]->freed_ns >= idle_ns) sum += list[n++]->touched;
-    blocks.insert(blocks.end(), list.begin(), list.begin() + ptrdiff_t(n));
-    list.erase(list.begin(), list.begin() + ptrdiff_t(n));
+    size_t n = 0, stay = 0;
+    for (; n < list.size() && blocks.size() < count && sum < bytes && now - list[n]->freed_ns >= idle_ns; ++n) {
+      if (pinned(list[n])) {
+        list[stay++] = list[n];
+        continue;
+      }
+      sum += list[n]->touched;
+      blocks.push_back(list[n]);
+    }
+    list.erase(list.begin() + ptrdiff_t(stay), list.begin() + ptrdiff_t(n));
   }
   return blocks;
 }
@@ -195,8 +209,11 @@ uint64_t Arena::give_back(uint64_t idle_ns) {
   std::lock_guard lock(mutex_);
   uint64_t first = UINT64_MAX;
   if (holes_.load(std::memory_order_relaxed))
-    for (auto& list : free_)
-      if (!list.empty()) first = std::min(first, list.front()->freed_ns);
+    for (auto& list : free_) {
+      // What is pinned is not due: who lets go of it wakes the thread.
+      const auto loose = std::find_if(list.begin(), list.end(), [this](const Block* block) { return !pinned(block); });
+      if (loose != list.end()) first = std::min(first, (*loose)->freed_ns);
+    }
   asleep_ = first == UINT64_MAX;
   return asleep_ ? 0 : first + idle_ns;
 }
@@ -219,16 +236,12 @@ void Arena::give_back_soon() {
 
 void Arena::start_thread() {
   started_ = true;
-  // Signals are for the threads of the program.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
+  const SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::exception&) {
     started_ = false;  // no thread is to be had now: the next allocation tries again
   }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
 void Arena::stop_thread() {

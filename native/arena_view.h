@@ -13,7 +13,8 @@ namespace conveyor {
 
 constexpr uint32_t kBlockMagic = 0x4b434c42;
 constexpr size_t kBlockHeader = 512;
-constexpr uint32_t kMaxReaders = (kBlockHeader - 16) / sizeof(uint32_t);
+constexpr uint32_t kMaxPins = 16;
+constexpr uint32_t kMaxReaders = (kBlockHeader - 16) / sizeof(uint32_t) - kMaxPins;
 constexpr uint32_t kTells = uint32_t(1) << 31;  // something is attached to the block: its end is told at once
 constexpr size_t kWindow = size_t(64) << 20;    // small blocks share windows of this size
 constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mapped alone, wherever they lie
@@ -24,7 +25,8 @@ constexpr size_t kBigBlock = size_t(16) << 20;  // blocks from here on are mappe
 struct BlockHeader {
   uint32_t magic;
   uint32_t readers;  // how many, and kTells
-  uint64_t size;
+  uint64_t backed;   // bytes from the start that have memory; for who has a lease
+  std::atomic<uint32_t> pins[kMaxPins];  // processes that have pinned these for a device, or 0: see pins.h
   std::atomic<uint32_t> lease[kMaxReaders];
 
   static uint32_t held(uint32_t generation) { return generation << 1 | 1; }

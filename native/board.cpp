@@ -210,6 +210,20 @@ void Board::still_asked_for_leftovers(std::vector<Asked>& who) const {
   });
 }
 
+void Board::ask_for_pins(uint32_t index, std::vector<Asked>& asked) {
+  BoardSlot* s = slot(index);
+  if (s->pins.wanted.load(std::memory_order_seq_cst) == 0 || s->condition.load(std::memory_order_seq_cst) != Condition::kAlive) return;
+  asked.push_back({index, s->pins.ask()});
+}
+
+void Board::still_asked_for_pins(std::vector<Asked>& who) const {
+  std::erase_if(who, [this](const Asked& one) {
+    const BoardSlot* s = slot(one.slot);
+    return !s->pins.pending(one.ticket) || s->pins.wanted.load(std::memory_order_seq_cst) == 0 ||
+           s->condition.load(std::memory_order_seq_cst) != Condition::kAlive;
+  });
+}
+
 bool Board::announce_death(uint32_t index) {
   BoardSlot* s = slot(index);
   if (s->condition.exchange(Condition::kDead, std::memory_order_seq_cst) == Condition::kDead) return false;

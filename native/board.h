@@ -71,8 +71,15 @@ struct alignas(kPage) BoardSlot {
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
+  alignas(kCacheLine) Returns pins;  // the same for blocks that it has pinned for a device (pins.h); `wanted`: there are some
   std::atomic<uint64_t> memory;  // the process's part of the session's: written by its arena
   std::atomic<uint32_t> is_rank;  // whether it has ever joined a collective group
+  // Of what the process keeps: how many hold back its being fetched, and have that fail (conveyor.testing). Who fetches
+  // looks before; it waits with the bell that is rung afterwards, so these words order nothing.
+  std::atomic<uint32_t> transfers_held;
+  std::atomic<uint32_t> transfers_failing;
+  std::atomic<uint32_t> fetches_from;  // 1 + the slot of whose memory is held back from it
+  std::atomic<uint64_t> directory;  // where it is in the process's memory (directory.h); 0: it has none yet
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
   // From here on what the slot's next process goes on with.
   alignas(kCacheLine) FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
@@ -90,6 +97,7 @@ struct alignas(kPage) BoardHeader {
   alignas(kCacheLine) std::atomic<uint64_t> sights;  // how often somebody has learned that a call has failed
   uint64_t session;  // no other session's, of those whose errors may be held
   alignas(kCacheLine) SessionMemory memory;
+  std::atomic<uint32_t> pinning;  // 1: some process has pinned blocks for a device, now or before (pins.h)
 };
 
 // The kernel's view of a robust mutex is its first word: the owner's thread id, plus two flags.
@@ -176,6 +184,9 @@ class Board : public Shareable<Board> {
   // adds to `asked` if there may be some.
   void ask_for_leftovers(uint32_t index, std::vector<Asked>& asked);
   void still_asked_for_leftovers(std::vector<Asked>& who) const;
+  // The same for blocks that process `index` has pinned for a device and does not use, or reads to its device.
+  void ask_for_pins(uint32_t index, std::vector<Asked>& asked);
+  void still_asked_for_pins(std::vector<Asked>& who) const;
 
   // Have those who sleep in the futex of a bell look again; nothing is ready.
   void stir(Bell& bell) const {

@@ -1,7 +1,7 @@
 #include "holds.h"
+#include "signals_blocked.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -102,11 +102,7 @@ struct Holds {
   }
 
   bool start_thread() {
-    // Signals are for the threads of the program.
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool started = true;
+    const SignalsBlocked blocked;
     try {
       std::thread([ends = ends] {
         epoll_event ended;
@@ -115,10 +111,9 @@ struct Holds {
         while (release_unpinned());
       }).detach();
     } catch (const std::exception&) {
-      started = false;
+      return false;
     }
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    return started;
+    return true;
   }
 
   static void before_fork() {

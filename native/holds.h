@@ -61,7 +61,7 @@ class Mapping {
 // unmap, or take a lock under which somebody maps. In a forked child nobody hears of anything.
 //
 // What is mapped stays mapped while its arena gives back memory that is free, and gets other pages for it later.
-// A device that has pinned the former pages does not see the new ones: nothing here keeps an arena from that.
+// A device that has pinned the former pages does not see the new ones: who pins them marks their block (pins.h).
 class MappingObserver {
  public:
   using Call = std::function<void(char* base, size_t size)>;

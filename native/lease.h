@@ -23,6 +23,10 @@ class Lease {
   int fd() const { return mapping_->fd(); }  // the arena's
   uint64_t offset() const { return offset_; }
   Mapping& mapping() const { return *mapping_; }
+  const std::shared_ptr<Mapping>& shared_mapping() const { return mapping_; }
+  const std::shared_ptr<Returns>& returns() const { return returns_; }
+  uint32_t generation() const { return generation_; }
+  bool inherited() const { return hold_.inherited(); }
 
  private:
   std::shared_ptr<Returns> returns_;

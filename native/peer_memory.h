@@ -18,21 +18,6 @@ struct Range {
   uint64_t length;
 };
 
-// A word of this process that holds the number of something that others may read, from before it can be read
-// until it is about to go. It is never unmapped: whoever looks late finds another number. Numbers are not used
-// again, nor by another process: each counts from a random one.
-class Anchor {
- public:
-  explicit Anchor(uint64_t number);
-  ~Anchor();
-  Anchor(const Anchor&) = delete;
-  Anchor& operator=(const Anchor&) = delete;
-  uint64_t address() const { return reinterpret_cast<uintptr_t>(word_); }
-
- private:
-  std::atomic<uint64_t>* word_;
-};
-
 // Copy memory of the process `pid`: `from`, one after the other, to `to`, which are as long together. Then look whether the
 // word at `anchor` holds `number`: otherwise what was copied may be anything. Throws std::system_error: ESTALE where
 // it does not, what the system says where that memory cannot be read (ESRCH: there is no such process, EPERM: we

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -48,6 +49,13 @@ inline uint64_t now_ns() {
 }
 
 inline size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// The cores that this process may use; 1 if nobody says.
+inline size_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? size_t(CPU_COUNT(&set)) : 1;
+}
 
 inline size_t kernel_page() {
   static const size_t size = size_t(::sysconf(_SC_PAGESIZE));

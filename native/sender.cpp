@@ -6,7 +6,17 @@ void Sender::reserve(Outgoing& out, bool beyond_cap, bool may_wait) {
   if (inherited()) throw std::system_error(EPERM, std::generic_category(), "a ring belongs to the process that this one was forked from");
   if (out.size <= ring.capacity() && !(out.flags & kKeeps)) return;
   CONVEYOR_ASSERT(out.block == nullptr);
-  out.block = arena->allocate(out.size, beyond_cap ? nullptr : ring.readers()->budget, beyond_cap, may_wait);
+  size_t size = out.size;
+  if (out.flags & kKeeps) {
+    size = trailer_at(size) + trailer_size(out.keeps);
+    if (!out.keeps.empty()) {
+      const ReaderSet& readers = *ring.readers();
+      std::vector<LeasePlace> places;
+      for (size_t i = 0; i < readers.slots.size(); ++i) places.push_back({readers.slots[i], readers.incarnations[i]});
+      out.noted = std::make_shared<Sent>(out.keeps, std::move(places));
+    }
+  }
+  out.block = arena->allocate(size, beyond_cap ? nullptr : ring.readers()->budget, beyond_cap, may_wait);
   out.arena = arena;
 }
 
@@ -24,7 +34,13 @@ uint64_t Sender::publish(Outgoing& out) noexcept {
   if (out.block != nullptr) {
     slot->block = out.block->offset + 1;
     slot->block_size = out.block->size;
-    arena->publish(out.block, ring.readers(), out.tag, ring.head(), std::move(out.attached));
+    if ((out.flags & kKeeps) && !(out.flags & kExternal)) write_trailer(out.block->data(), out.size, out.keeps);
+    std::shared_ptr<const void> attached = std::move(out.attached);
+    if (out.noted) {
+      out.noted->publish(out.block->header(), out.block->next_generation(), std::move(attached), out.keeps);
+      attached = std::move(out.noted);
+    }
+    arena->publish(out.block, ring.readers(), out.tag, ring.head(), std::move(attached));
     out.block = nullptr;
   }
   const size_t sent = out.size + out.beside;
@@ -56,7 +72,10 @@ bool Sender::forward(const Frame& frame, bool may_wait) {
   out.codec = frame.codec;
   out.flags = frame.flags & ~uint32_t(kExternal);
   out.size = frame.size;
-  if (frame.flags & kKeeps) out.attached = std::make_shared<const Frame>(frame);
+  if (frame.flags & kKeeps) {
+    out.attached = std::make_shared<const Frame>(frame);
+    out.keeps = frame.keeps();
+  }
   if (!(frame.flags & kExternal)) {
     reserve(out, false, may_wait);
     frame.read(0, body_of(out), frame.size);

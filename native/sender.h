@@ -20,6 +20,8 @@ struct Outgoing {
   Block* block = nullptr;  // with the body, or with what lies beside it; null: all of it is in the slot
   std::shared_ptr<Arena> arena{};          // the block's
   std::shared_ptr<const void> attached{};  // destroyed, by any thread, when no reader needs the block any more
+  Numbers keeps{};                         // the values that this keeps, as far as it is known
+  std::shared_ptr<Sent> noted{};           // what the directory says of it, from reserve() on
 
   Outgoing() = default;
   Outgoing(const Outgoing&) = delete;

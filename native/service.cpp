@@ -1,6 +1,6 @@
 #include "service.h"
+#include "signals_blocked.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,17 +36,8 @@ bool DeathWatch::supported() {
 }
 
 DeathWatch::DeathWatch(std::shared_ptr<Board> board, int told) : board_(std::move(board)), told_(told) {
-  // Signals are for the threads of the program.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
 }
 
 DeathWatch::~DeathWatch() { stop(); }

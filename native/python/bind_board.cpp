@@ -1,9 +1,11 @@
 // The board, the bell and the death watch.
 
 #include "bind.h"
+#include "directory.h"
 #include "exit.h"
 #include "inbox.h"
 #include "leftovers.h"
+#include "pump_wait.h"
 #include "service.h"
 #include "waiting.h"
 
@@ -95,6 +97,25 @@ void bind_board(nb::module_& m) {
       .def("see", [](Board& b, uint32_t slot, uint64_t number) { b.see(checked(b, slot), number); }, "slot"_a, "number"_a)
       .def("gone", [](Board& b, uint32_t slot, uint32_t incarnation) { return b.gone(checked(b, slot), incarnation); }, "slot"_a, "incarnation"_a)
       .def("pid", [](Board& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a)
+      .def("publish_directory", [](Board& b, uint32_t slot) { slot_of(b, slot)->directory.store(directory_address(), std::memory_order_release); }, "slot"_a)
+      .def("directory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->directory.load(std::memory_order_acquire); }, "slot"_a)
+      .def_prop_ro("used", &Board::used)
+      .def("transfers", [](Board& b, uint32_t slot) {
+             BoardSlot* s = slot_of(b, slot);
+             return (s->transfers_held.load() != 0 ? 1 : 0) | (s->transfers_failing.load() != 0 ? 2 : 0);
+           }, "slot"_a)
+      .def("change_transfers", [](Board& b, uint32_t slot, int held, int failing) {
+             BoardSlot* s = slot_of(b, slot);
+             s->transfers_held.fetch_add(uint32_t(held));
+             s->transfers_failing.fetch_add(uint32_t(failing));
+             for (uint32_t i = 0, n = b.used(); i < n; ++i)
+               if (const Condition c = b.slot(i)->condition.load(); c == Condition::kAlive || c == Condition::kStarting) b.ring(i, kAttentionBit);
+           }, "slot"_a, "held"_a, "failing"_a)
+      .def("note_fetch", [](Board& b, uint32_t slot, int from) { slot_of(b, slot)->fetches_from.store(uint32_t(from + 1)); }, "slot"_a, "source"_a)
+      .def("fetches_from", [](Board& b, uint32_t slot) {
+             const uint32_t from = slot_of(b, slot)->fetches_from.load();
+             return from > b.slots() ? -1 : int(from) - 1;
+           }, "slot"_a)
       .def("waits", &read_waits, "slot"_a, "work"_a)
       .def("ask", [](Board& b, uint32_t slot) {
              // Before the ring: who is woken by it must see the question.
@@ -118,6 +139,27 @@ void bind_board(nb::module_& m) {
              return nb::make_tuple(uint32_t(s.state.load()), s.graph.load(), s.node.load(), s.execution.load(),
                                    s.since_ns.load(), s.signal.load(), text);
            }, "slot"_a);
+
+  nb::class_<PumpWait>(m, "PumpWait")
+      .def(nb::init<Inbox&>(), "inbox"_a, nb::keep_alive<1, 2>())
+      .def("open", &PumpWait::open)
+      .def("release", &PumpWait::release)
+      .def("begin", &PumpWait::begin, "sender"_a)
+      .def("end", &PumpWait::end, "sender"_a)
+      .def("close", &PumpWait::close)
+      .def("wait", [](PumpWait& one) {
+             Unlocked unlocked;
+             return one.wait();
+           });
+
+  nb::class_<Attending>(m, "Attending")
+      .def(nb::init<PumpWait&, uint64_t, bool>(), "wait"_a, "sender"_a, "does"_a, nb::keep_alive<1, 2>())
+      .def("__enter__", [](nb::object self) {
+             nb::inst_ptr<Attending>(self)->enter();
+             return self;
+           })
+      .def("__exit__", [](Attending& one, nb::args) { one.end(); })
+      .def("end", &Attending::end);
 
   nb::class_<Inbox>(m, "Inbox")
       .def("__init__", [](Inbox* self, std::shared_ptr<Board> board, uint32_t slot, int eventfd, unsigned long main_thread) {

@@ -1,13 +1,21 @@
 // What stays where it was made, and is read there by others.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "bind.h"
 #include "body.h"
+#include "checksum.h"
+#include "directory.h"
 #include "exit.h"
 #include "hooks.h"
 #include "kept.h"
 #include "made_in_place.h"
 #include "peer_memory.h"
+#include "platform.h"
 
 namespace conveyor {
 namespace {
@@ -26,8 +34,19 @@ std::vector<iovec> ranges_of(nb::bytes table) {
   return ranges;
 }
 
-void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number, size_t bytes) {
-  const auto copy = [&] { read_peer(pid, std::move(from), std::move(to), anchor, number); };
+// Whether this process looks for writes to what is kept.
+std::atomic<bool> checks_writes{false};
+
+// `whole`: all of the value, so that its checksum can be compared. EBADMSG: it is not the value's as it was kept.
+void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anchor, uint64_t number, size_t bytes, bool whole = true) {
+  const bool checks = whole && checks_writes.load(std::memory_order_relaxed);
+  std::vector<iovec> parts;
+  if (checks) parts = to;
+  const auto copy = [&] {
+    read_peer(pid, std::move(from), std::move(to), anchor, number);
+    if (!checks) return;
+    if (const uint64_t sum = checksum_at(pid, anchor, number); sum != 0 && sum != checksum_of(parts)) throw std::system_error(EBADMSG, std::generic_category(), "compare what was read");
+  };
   try {
     if (bytes < kReleaseGilFrom) return copy();
     Unlocked unlocked;
@@ -38,6 +57,27 @@ void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anch
     PyErr_SetFromErrno(PyExc_OSError);
     throw nb::python_error();
   }
+}
+
+struct LastingText {
+  const std::string* text;
+};
+
+nb::tuple listed(int pid, uint64_t address) {
+  std::optional<DirectoryReading> reading;
+  try {
+    Unlocked unlocked;
+    reading = read_directory(pid, address);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  nb::list kept, held, sent;
+  for (const KeptValue& one : reading->kept) kept.append(nb::make_tuple(one.number, one.bytes, one.since, nb::bytes(one.names.data(), one.names.size())));
+  for (const uint64_t number : reading->held) held.append(number);
+  for (const auto& one : reading->sent) sent.append(nb::make_tuple(one.number, one.reader.slot, one.reader.incarnation));
+  return nb::make_tuple(kept, held, sent);
 }
 
 struct Views {
@@ -62,7 +102,22 @@ void bind_direct(nb::module_& m) {
   m.def("let_read", &let_read, "pid"_a);
   m.def("may_read", &may_read, "pid"_a);
 
-  nb::class_<Anchor>(m, "Anchor").def(nb::init<uint64_t>(), "number"_a).def_prop_ro("address", &Anchor::address);
+  nb::class_<LastingText>(m, "LastingText").def("__init__", [](LastingText* self, nb::bytes text) { new (self) LastingText{&lasting({text.c_str(), text.size()})}; }, "text"_a);
+  nb::class_<Anchor>(m, "Anchor")
+      .def("__init__", [](Anchor* self, uint64_t number, nb::bytes table, const LastingText* names, uint64_t checksum) {
+             uint64_t bytes = 0;
+             for (const iovec& range : ranges_of(table)) bytes += range.iov_len;
+             new (self) Anchor(number, bytes, names == nullptr ? nullptr : names->text, checksum);
+           }, "number"_a, "table"_a = nb::bytes("", 0), "names"_a.none() = nb::none(), "checksum"_a = 0)
+      .def_prop_ro("address", &Anchor::address);
+  m.def("check_writes", [](bool on) { checks_writes.store(on, std::memory_order_relaxed); }, "on"_a);
+  m.def("checks_writes", [] { return checks_writes.load(std::memory_order_relaxed); });
+  m.def("checksum_of", [](nb::bytes table) {
+    const std::vector<iovec> ranges = ranges_of(table);
+    Unlocked unlocked;
+    return checksum_of(ranges);
+  }, "table"_a);
+  m.def("read_directory", &listed, "pid"_a, "address"_a);
 
   m.def("ranges_of", [](nb::sequence buffers) {
     std::vector<Range> ranges;
@@ -103,15 +158,38 @@ void bind_direct(nb::module_& m) {
     read(pid, std::move(from), std::move(to), anchor, number, size);
     return buffers;
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a);
-  m.def("read_peer_joined", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
+  m.def("read_peer_joined", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::object into) {
     std::vector<iovec> from = ranges_of(table);
+    Views views;
+    Py_buffer view;
+    if (PyObject_GetBuffer(into.ptr(), &view, PyBUF_WRITABLE | PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+    views.all.push_back(view);
+    const size_t room = size_t(view.len);
     size_t size = 0;
     for (const iovec& range : from) {
-      if (range.iov_len > into.length || size > into.length - range.iov_len) throw nb::value_error("there is no room for the ranges");
+      if (range.iov_len > room || size > room - range.iov_len) throw nb::value_error("there is no room for the ranges");
       size += range.iov_len;
     }
-    read(pid, std::move(from), {{into.data, size}}, anchor, number, size);
+    read(pid, std::move(from), {{view.buf, size}}, anchor, number, size, false);
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "into"_a);
+  m.def("untouched", [](nb::object memory) {
+    Views views;
+    Py_buffer view;
+    if (PyObject_GetBuffer(memory.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+    views.all.push_back(view);
+    const size_t page = size_t(::sysconf(_SC_PAGESIZE));
+    const auto* at = static_cast<const char*>(view.buf);
+    constexpr size_t kPages = 1 << 16;
+    std::vector<unsigned char> there(kPages);
+    for (size_t left = size_t(view.len); left > 0;) {
+      const size_t bytes = std::min(left, kPages * page), pages = (bytes + page - 1) / page;
+      if (::mincore(const_cast<char*>(at), bytes, there.data()) != 0) throw_errno("look at pages");
+      if (std::any_of(there.begin(), there.begin() + ptrdiff_t(pages), [](unsigned char one) { return one & 1; })) return false;
+      at += bytes;
+      left -= bytes;
+    }
+    return true;
+  }, "memory"_a);
   m.def("read_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, const Buffer& into) {
     std::vector<iovec> from = ranges_of(table), to;
     to.reserve(from.size());

@@ -1,4 +1,5 @@
 // Submitting to a graph, its results, and an actor's part of it.
+#include <algorithm>
 #include <cmath>
 
 #include "bind.h"
@@ -20,6 +21,7 @@ int ref_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(ref->gate_object.ptr());
   Py_VISIT(ref->outcome.ptr());
   Py_VISIT(ref->inner.ptr());
+  Py_VISIT(ref->targets.ptr());
   return 0;
 }
 
@@ -28,7 +30,7 @@ int ref_clear(PyObject* self) {
   RefCore* ref = nb::inst_ptr<RefCore>(self);
   // Only the outcome and what it refers to: every cycle goes through them, and the rest is needed to drop
   // the result (which is to be dropped if there is no outcome).
-  const nb::object inner = std::move(ref->inner);
+  const nb::object inner = std::move(ref->inner), targets = std::move(ref->targets);
   if (!ref->outcome.is_valid()) return 0;
   nb::object outcome = std::move(ref->outcome);
   ref->outcome = nb::none();
@@ -81,7 +83,7 @@ constexpr uint64_t kFirstLookNs = 5'000'000;  // a wait that lasts longer is wor
 
 struct Claim {
   RefCore& ref;
-  ~Claim() { ref.unclaim(); }
+  ~Claim() { ref.unclaim(this); }
 };
 
 // The value of `self` if it is here or comes soon, and nothing is to be done for it in Python; else an
@@ -89,8 +91,10 @@ struct Claim {
 // its own.
 nb::object get_soon(nb::handle self) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.claim()) {
+  if (ref.targets.is_valid()) return nb::object();  // Python knows how it is received
+  if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.claimed == nullptr) {
     Claim claim{ref};
+    ref.claim(&claim);
     nb::object value;
     try {
       value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
@@ -119,10 +123,51 @@ bool is_plain_time(nb::handle timeout) {
   return PyLong_CheckExact(timeout.ptr()) || (PyFloat_CheckExact(timeout.ptr()) && !std::isnan(PyFloat_AS_DOUBLE(timeout.ptr())));
 }
 
+// What this thread's get has left for fetching what has stayed elsewhere, which is part of decoding.
+struct FetchLimit {
+  double seconds = -1;  // negative: as long as it takes
+  uint64_t since = 0;   // 0: from now on
+};
+thread_local FetchLimit fetch_limit;
+
+class FetchLimited {
+ public:
+  explicit FetchLimited(nb::handle timeout) {
+    if (!timeout.is_none() && is_plain_time(timeout)) fetch_limit = {PyFloat_AsDouble(timeout.ptr()), 0};
+    if (PyErr_Occurred()) PyErr_Clear();  // an integer beyond all limits
+  }
+  ~FetchLimited() { fetch_limit = before_; }
+  FetchLimited(const FetchLimited&) = delete;
+  void begin() const {
+    if (fetch_limit.seconds >= 0) fetch_limit.since = now_ns();
+  }
+
+ private:
+  const FetchLimit before_ = fetch_limit;
+};
+
+nb::object seconds_to_fetch() {
+  if (fetch_limit.seconds < 0) return nb::none();
+  if (fetch_limit.since == 0) fetch_limit.since = now_ns();  // what is here is decoded at once
+  const double gone = double(now_ns() - fetch_limit.since) / 1e9;
+  return nb::float_(std::max(fetch_limit.seconds - gone, 0.0));
+}
+
+nb::object with_fetch_limit(nb::handle timeout, nb::handle function, nb::args args) {
+  const FetchLimited limited(timeout);
+  limited.begin();
+  Calling python;
+  nb::object result = nb::steal(PyObject_CallObject(function.ptr(), args.ptr()));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
 nb::object ref_get(nb::handle self, nb::handle timeout) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
+  const FetchLimited limited(timeout);
   if (timeout.is_none() || (gives_value(ref.outcome) && is_plain_time(timeout)))
     if (nb::object value = get_soon(self); value.is_valid()) return value;
+  limited.begin();
   Calling python;
   return self.attr("_get")(timeout);
 }
@@ -249,19 +294,25 @@ void bind_graph(nb::module_& m) {
       .def("get", &ref_get, "timeout"_a.none() = nb::none())
       .def("_with_siblings", &ref_with_siblings, "count"_a)
       .def("_siblings", &ref_siblings)
-      .def("_claim", &RefCore::claim)
-      .def("_unclaim", &RefCore::unclaim)
+      .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a)
+      .def("_unclaim", [](RefCore& ref, nb::handle by) { ref.unclaim(by.ptr()); }, "by"_a)
       .def_ro("_source", &RefCore::source)
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
       .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()))
+      .def_prop_rw("_targets", [](RefCore& r) { return r.targets.is_valid() ? r.targets : nb::none(); }, [](RefCore& r, nb::object value) {
+             if (value.is_none()) value = nb::object();
+             std::swap(r.targets, value);
+           }, nb::for_setter("value"_a.none()))
       .def_prop_rw("_outcome", [](RefCore& r) { return r.outcome.is_valid() ? r.outcome : *empty; }, [](RefCore& r, nb::object value) { r.settle(std::move(value)); }, nb::for_setter("value"_a.none()));
 
   set_ref_type(m.attr("RefCore"));
   own_get = m.attr("RefCore").attr("get").ptr();
   get_name = nb::str("get").release().ptr();
   PyUnicode_InternInPlace(&get_name);
+  m.def("seconds_to_fetch", &seconds_to_fetch);
+  m.def("with_fetch_limit", &with_fetch_limit, "timeout"_a.none(), "function"_a, "args"_a);
   m.def("refs_get_soon", &refs_get_soon, "refs"_a);
   m.def("refs_among", &refs_among, "args"_a, "kwargs"_a.none());
 

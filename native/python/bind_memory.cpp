@@ -111,10 +111,10 @@ void bind_memory(nb::module_& m) {
              if (copy < 0) throw_errno("dup");
              return copy;
            }, "size"_a)
-      .def("allocate", [](std::shared_ptr<Arena> arena, size_t size) {
-             auto made = std::make_shared<MadeInPlace>(arena, size);
+      .def("allocate", [](std::shared_ptr<Arena> arena, size_t size, bool may_wait) {
+             auto made = std::make_shared<MadeInPlace>(arena, size, may_wait);
              return Buffer{made->block->data(), size, false, made, nullptr, made};
-           }, "size"_a)
+           }, "size"_a, "may_wait"_a = true)
       .def("give_back", [](Arena& a) {
              Unlocked unlocked;
              a.give_back(0);
@@ -145,6 +145,13 @@ void bind_memory(nb::module_& m) {
       .def_ro("nbytes", &Buffer::length)
       .def_ro("readonly", &Buffer::readonly)
       .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })
+      .def("part", [](const Buffer& b, size_t offset, size_t length) {
+             if (offset > b.length || length > b.length - offset) throw nb::index_error("a part lies outside of its buffer");
+             Buffer part = b;
+             part.data += offset;
+             part.length = length;
+             return part;
+           }, "offset"_a, "length"_a)
       .def("private", &private_pages);
 
   nb::class_<Snapshot>(m, "Snapshot")
@@ -161,6 +168,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("codec", [](Snapshot& s) { return s.frame.codec; })
       .def_prop_ro("keeps", [](Snapshot& s) { return (s.frame.flags & kKeeps) != 0; })
       .def_prop_ro("meta", [](Snapshot& s) { return meta_of(s.frame); })
+      .def("note_kept", [](Snapshot& s, uint64_t number) { s.frame.attached = std::make_shared<const Held>(Numbers{number}, nullptr); }, "number"_a)
       .def("loose", [](Snapshot& s) -> nb::object {
              if (s.frame.codec < kFirstPython || (s.frame.flags & (kRefs | kBound))) return nb::none();
              return nb::make_tuple(s.frame.codec, meta_of(s.frame), loose_buffers(s.frame));

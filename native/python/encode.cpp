@@ -48,8 +48,9 @@ struct Unnoted {
   }
 };
 
-// Have `out`, whose meta is set, take these buffers (None: none) along.
-void take_buffers(Encoded& out, nb::handle buffers) {
+// Have `out`, whose meta is set, take these buffers (None: none) along. A Buffer of a block that was made in `arena`
+// (null: in none) is handed over: the block goes with the frame.
+void take_buffers(Encoded& out, nb::handle buffers, const Arena* arena) {
   std::vector<size_t> lengths;
   if (!buffers.is_none()) {
     nb::object fast = nb::steal(PySequence_Fast(buffers.ptr(), "conveyor: codec buffers"));
@@ -60,11 +61,16 @@ void take_buffers(Encoded& out, nb::handle buffers) {
     for (Py_ssize_t i = 0; i < n; ++i) {
       Py_buffer view;
       // Fortran order too: the meta bytes say which; what matters is one run of memory.
-      if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(fast.ptr(), i), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+      nb::handle item = PySequence_Fast_GET_ITEM(fast.ptr(), i);
+      if (PyObject_GetBuffer(item.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
       out.views.push_back(view);
       lengths.push_back(size_t(view.len));
+      if (arena == nullptr || PyMemoryView_Check(item.ptr()) || !nb::isinstance<Buffer>(item)) continue;
+      const std::shared_ptr<MadeInPlace>& made = nb::inst_ptr<Buffer>(item)->made;
+      if (made && made->arena.get() == arena && !made->sent && !made->inherited() && (!out.made || out.made == made)) out.made = made;
     }
   }
+  if (out.made) return out.lay_out_in_block();
   out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(out.meta.ptr())), lengths);
   out.size = out.layout.total;
 }
@@ -94,6 +100,34 @@ Encoded::~Encoded() {
   }
 }
 
+void Encoded::lay_out_in_block() {
+  const char* const data = made->block->data();
+  const auto within = [&](const Py_buffer& view) {
+    const char* at = static_cast<const char*>(view.buf);
+    return view.len != 0 && at >= data && at + view.len <= data + made->length;
+  };
+  std::vector<size_t> lengths;
+  lengths.reserve(views.size());
+  for (const Py_buffer& view : views) lengths.push_back(within(view) ? 0 : size_t(view.len));
+  layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta.ptr())), lengths);
+  in_block = 0;
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (!within(views[i])) continue;
+    layout.entries[i] = {kInBlock | uint64_t(static_cast<const char*>(views[i].buf) - data), uint64_t(views[i].len)};
+    in_block += size_t(views[i].len);
+  }
+  size = layout.total;
+}
+
+void Encoded::lay_out_in_body() {
+  made.reset();
+  std::vector<size_t> lengths;
+  lengths.reserve(views.size());
+  for (const Py_buffer& view : views) lengths.push_back(size_t(view.len));
+  layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta.ptr())), lengths);
+  size = layout.total;
+}
+
 void Encoded::write_body(char* to) const {
   if (codec < kFirstPython || raw) {
     std::memcpy(to, data, size);
@@ -103,9 +137,8 @@ void Encoded::write_body(char* to) const {
   std::memcpy(to, &head, sizeof head);
   if (!views.empty()) std::memcpy(to + sizeof head, layout.entries.data(), layout.entries.size() * sizeof(BufferEntry));
   std::memcpy(to + layout.meta_at, PyBytes_AS_STRING(meta.ptr()), head.meta_length);
-  if (made) return;  // the only buffer lies in the block already
   for (size_t i = 0; i < views.size(); ++i)
-    if (views[i].len != 0) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
+    if (views[i].len != 0 && !(layout.entries[i].offset & kInBlock)) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
 void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
@@ -172,11 +205,14 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.codec = frame.codec;
     out.flags = frame.flags & ~uint32_t(kExternal);
     out.source = nb::borrow(value);
-    if (frame.flags & kKeeps) out.attached = std::make_shared<const Frame>(frame);
+    if (frame.flags & kKeeps) {
+      out.attached = std::make_shared<const Frame>(frame);
+      out.keeps = frame.keeps();
+    }
     if (frame.flags & kExternal) {
       const TableView table = table_of(frame);
       out.meta = nb::bytes(table.meta, table.meta_length);
-      take_buffers(out, buffers_of(frame, table));
+      take_buffers(out, buffers_of(frame, table), nullptr);
       return;
     }
     out.size = frame.size;
@@ -205,19 +241,17 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
   out.flags = uint32_t(PyLong_AsUnsignedLong(flags));
   if (PyErr_Occurred()) throw nb::python_error();
   if (parts == 5) {
-    out.attached = kept(nb::borrow(PyTuple_GET_ITEM(result.ptr(), 4)));
+    const nb::handle keeper = PyTuple_GET_ITEM(result.ptr(), 4);
+    add_numbers_of(keeper, out.keeps);
+    out.attached = kept(nb::borrow(keeper));
     out.flags |= kKeeps;
   }
   unnoted.reached_end = true;  // from here on `out` takes them back
-  take_buffers(out, buffers);
-  if (let_go && out.views.size() == 1 && out.views[0].len != 0) {
+  take_buffers(out, buffers, arena);
+  if (!out.made && let_go && out.views.size() == 1 && out.views[0].len != 0) {
     const char* data = static_cast<const char*>(out.views[0].buf);
     out.made = MadeInPlace::find(data, size_t(out.views[0].len), arena);
-    if (out.made) {
-      out.layout = lay_out_table(size_t(PyBytes_GET_SIZE(meta)), {0});
-      out.layout.entries[0] = {kInBlock | uint64_t(data - out.made->block->data()), uint64_t(out.views[0].len)};
-      out.size = out.layout.total;
-    }
+    if (out.made) out.lay_out_in_block();
   }
 }
 

@@ -27,11 +27,15 @@ struct Encoded : Outgoing {
   std::bitset<kMaxReaders> unclaimed;  // of a frame that is published: readers that had left before
   std::vector<Py_buffer> views;
   TableLayout layout;
-  std::shared_ptr<MadeInPlace> made;
+  std::shared_ptr<MadeInPlace> made;  // whose block goes with the frame, for the buffers that lie there
+  size_t in_block = 0;                // bytes of these
   bool raw = false;  // `data` is the body as it is, whatever the codec
 
   Encoded() = default;
   ~Encoded();
+  // Have the buffers that lie in the block of `made` stay there; or have all of them be in the body, and no `made`.
+  void lay_out_in_block();
+  void lay_out_in_body();
   void write_body(char* to) const;
 };
 

@@ -1,12 +1,15 @@
 #include "hooks.h"
 
 #include "exit.h"
+#include "ref.h"
 
 namespace conveyor {
 
 Hooks hooks;
 
 namespace {
+
+PyTypeObject* ref_type = nullptr;  // lives as long as the module
 
 // Set the Python error for what the system has refused, as Python wants to have it said.
 void set_refused(int number, const char* what) noexcept {
@@ -44,6 +47,10 @@ void raise_arena_full(const ArenaFull& error) {
 }
 
 }  // namespace
+
+bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }
+
+void set_ref_type(nb::handle type) { ref_type = reinterpret_cast<PyTypeObject*>(type.ptr()); }
 
 void check_owner(uint64_t generation) {
   if (generation == fork_generation.load(std::memory_order_relaxed)) return;

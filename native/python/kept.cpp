@@ -1,6 +1,8 @@
 #include "kept.h"
 
+#include "decode.h"
 #include "platform.h"
+#include "ref.h"
 
 namespace conveyor {
 
@@ -45,6 +47,28 @@ std::shared_ptr<const void> kept(nb::object object) {
   auto* made = new Kept{object.release().ptr()};
   not_aside.fetch_add(1, std::memory_order_seq_cst);
   return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
+}
+
+void add_numbers_of(nb::handle keeper, std::vector<uint64_t>& numbers) {
+  const auto attribute = [&](PyObject* name) {
+    nb::object found = nb::steal(PyObject_GetAttr(keeper.ptr(), name));
+    if (!found.is_valid()) PyErr_Clear();
+    return found;
+  };
+  static PyObject *const number = PyUnicode_InternFromString("number"), *const whole = PyUnicode_InternFromString("_whole");
+  if (PyList_CheckExact(keeper.ptr())) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keeper.ptr()); ++i) add_numbers_of(nb::borrow(PyList_GET_ITEM(keeper.ptr(), i)), numbers);
+  } else if (nb::isinstance<Snapshot>(keeper)) {
+    const Numbers more = nb::inst_ptr<Snapshot>(keeper)->frame.keeps();
+    numbers.insert(numbers.end(), more.begin(), more.end());
+  } else if (is_ref(keeper.ptr())) {
+    const RefCore* ref = nb::inst_ptr<RefCore>(keeper);
+    if (ref->outcome.is_valid()) return add_numbers_of(nb::object(ref->outcome), numbers);
+    // One that gives something of another one's value.
+    if (const nb::object other = attribute(whole); other.is_valid() && is_ref(other.ptr())) add_numbers_of(other, numbers);
+  } else if (const nb::object found = attribute(number); found.is_valid() && PyLong_CheckExact(found.ptr())) {
+    numbers.push_back(PyLong_AsUnsignedLongLongMask(found.ptr()));
+  }
 }
 
 void let_go_of_kept() {

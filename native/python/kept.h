@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <vector>
 
 namespace nb = nanobind;
 
@@ -13,6 +14,9 @@ namespace conveyor {
 
 // A reference to `object`, which must be taken with the GIL, and may be let go of without.
 std::shared_ptr<const void> kept(nb::object object);
+// Add the numbers of the values that `keeper` keeps: what keeps one, a frame or a ref that refers to such, or a list of
+// them. What is none of these adds nothing.
+void add_numbers_of(nb::handle keeper, std::vector<uint64_t>& numbers);
 // Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
 void let_go_of_kept();
 

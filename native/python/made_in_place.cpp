@@ -12,11 +12,11 @@ std::vector<MadeInPlace*>& made_in_place() {
   return *all;
 }
 
-Block* allocate_in_place(Arena& arena, size_t bytes) {
+Block* allocate_in_place(Arena& arena, size_t bytes, bool may_wait) {
   Block* block;
   {
     Unlocked unlocked;  // the system may have to find the memory
-    block = arena.allocate(bytes);
+    block = arena.allocate(bytes, {}, false, may_wait);
   }
   try {
     auto& all = made_in_place();
@@ -39,8 +39,8 @@ Hold MadeInPlace::hold_of(Arena& arena, Block* block) {
   }
 }
 
-MadeInPlace::MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes)
-    : arena(std::move(owner)), block(allocate_in_place(*arena, bytes)), length(bytes), mapping_(block->mapping), hold_(hold_of(*arena, block)) {
+MadeInPlace::MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes, bool may_wait)
+    : arena(std::move(owner)), block(allocate_in_place(*arena, bytes, may_wait)), length(bytes), mapping_(block->mapping), hold_(hold_of(*arena, block)) {
   made_in_place().push_back(this);  // there is room
 }
 

@@ -11,13 +11,15 @@ namespace conveyor {
 // A block of this process's own arena that a value is being made in (conveyor.empty). In a forked child its
 // pages are private; as long as that child lives, the block is neither sent nor used again.
 struct MadeInPlace : std::enable_shared_from_this<MadeInPlace> {
-  MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes);
+  MadeInPlace(std::shared_ptr<Arena> owner, size_t bytes, bool may_wait = true);
   ~MadeInPlace();
   MadeInPlace(const MadeInPlace&) = delete;
   MadeInPlace& operator=(const MadeInPlace&) = delete;
   // The one of `arena` that `size` bytes at `data` lie in, if it can still be sent; and whether there is any.
   static std::shared_ptr<MadeInPlace> find(const char* data, size_t size, const Arena* arena);
   static bool any();
+
+  bool inherited() const { return hold_.inherited(); }
 
   const std::shared_ptr<Arena> arena;
   Block* const block;

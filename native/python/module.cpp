@@ -89,6 +89,7 @@ NB_MODULE(_core, m) {
 
   bind_board(m);
   bind_memory(m);
+  bind_pins(m);
   bind_recorder(m);
   bind_channel(m);
   bind_graph(m);

@@ -4,14 +4,6 @@
 
 namespace conveyor {
 
-namespace {
-PyTypeObject* ref_type = nullptr;  // lives as long as the module
-}
-
-bool is_ref(PyObject* value) { return ref_type != nullptr && PyObject_TypeCheck(value, ref_type); }
-
-void set_ref_type(nb::handle type) { ref_type = reinterpret_cast<PyTypeObject*>(type.ptr()); }
-
 nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths) {
   gate->make_hand();
   nb::object value = gate->take(number, reader);
@@ -93,16 +85,18 @@ void RefCore::join(RefCore& other) {
   next = &other;
 }
 
-bool RefCore::claim() {
+bool RefCore::claim(const void* by) {
   if (claimed) {
     contended = true;
     return false;
   }
-  return claimed = true;
+  claimed = by;
+  return true;
 }
 
-void RefCore::unclaim() {
-  claimed = false;
+void RefCore::unclaim(const void* by) {
+  if (claimed != by) return;
+  claimed = nullptr;
   if (!contended || gate == nullptr) return;
   contended = false;
   gate->inbox->board()->ring(gate->inbox->slot(), kAttentionBit);

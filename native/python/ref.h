@@ -41,10 +41,10 @@ class RefCore {
   RefCore(const RefCore&) = delete;
   RefCore& operator=(const RefCore&) = delete;
 
-  // Take the right to settle this ref; false if another thread has it. Whoever has it ends with
-  // `unclaim`, which wakes those who were refused.
-  bool claim();
-  void unclaim();
+  // Take the right to settle this ref; false if somebody else has it. Whoever has it ends with `unclaim`, which wakes
+  // those who were refused, and does nothing for others: so it can be called by who does not know whether he has.
+  bool claim(const void* by);
+  void unclaim(const void* by);
   // `value` is the outcome, and need not be found again.
   void settle(nb::object value);
   // `other` is a result of the same execution. They know each other as long as they live, and keep
@@ -58,7 +58,8 @@ class RefCore {
   size_t reader;
   nb::object outcome;  // invalid: not settled
   nb::object inner;    // the refs that the value refers to, held as long as the frame is
-  bool claimed = false;
+  nb::object targets;  // what its value is to be received into; invalid: nothing
+  const void* claimed = nullptr;  // who has; only to be compared
   bool contended = false;
   PyObject* self = nullptr;  // where there are siblings
   RefCore* previous = this;

@@ -21,7 +21,7 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
   s.frame.codec = e.codec;
   s.frame.flags = e.flags & ~uint32_t(kBound);  // `sent` is its own: it brings its definitions
   s.frame.size = e.size;
-  s.frame.attached = e.attached;
+  if (e.attached) s.frame.attached = std::make_shared<const Held>(std::move(e.keeps), std::move(e.attached));
   if (share_from != 0 && e.size >= share_from) {
     s.fd = make_memfd("conveyor-value", align_up(e.size, kGranule));
     place(s, std::make_shared<OwnedMemory>(s.fd.get(), e.size));

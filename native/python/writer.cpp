@@ -24,10 +24,9 @@ void Writer::prepare(Encoded& e, bool beyond_cap) {
     return arena->charge(e.made->block, budget, true);
   }
   if (e.made) {
-    // The table does not fit the slot (a very long meta): fall back to copying the value.
-    e.made.reset();
-    e.layout = lay_out_table(size_t(PyBytes_GET_SIZE(e.meta.ptr())), {size_t(e.views[0].len)});
-    e.size = e.layout.total;
+    // The table does not fit the slot (a very long meta, or large buffers that lie elsewhere): fall back to
+    // copying the value.
+    e.lay_out_in_body();
   }
   if (e.size <= ring.capacity() && !(e.flags & kKeeps)) return;
   const auto place = [&](bool may_wait) {
@@ -52,7 +51,7 @@ uint64_t Writer::commit(Encoded& e, uint64_t tag, Kind kind) noexcept {
     e.made->sent = true;
     e.block = e.made->block;
     e.flags |= kExternal;
-    e.beside = e.layout.entries[0].length;
+    e.beside = e.in_block;
   }
   defined_ |= (e.flags & kDefinitions) != 0;
   const uint64_t number = publish(e);

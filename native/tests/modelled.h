@@ -223,6 +223,7 @@ using model_thread = model::Thread;
 #include "arena.h"
 #include "inbox.h"
 #include "leftovers.h"
+#include "pins.h"
 #include "ring.h"
 #include "service.h"
 #include "waiter.h"
@@ -236,6 +237,7 @@ using model_thread = model::Thread;
 #include "holds.cpp"
 #undef epoll_wait
 #include "arena_view.cpp"
+#include "pins.cpp"
 #include "lease.cpp"
 #include "inbox.cpp"
 #include "python/waiting.cpp"
@@ -282,6 +284,7 @@ struct Bells {
       if (word == &slot->condition) return "condition" + of;
       if (word == &slot->nudge) return "nudge" + of;
       if (word == life_word(slot)) return "life word" + of;
+      if (word == &slot->pins.count) return "pins' news" + of;
       if (word == &slot->leftovers.count) return "news" + of;
       if (word == &slot->leftovers.wanted) return "wanted" + of;
       if (word == &slot->leftovers.asked) return "asked" + of;

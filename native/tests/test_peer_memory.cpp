@@ -1,11 +1,14 @@
 // Memory that is read in another process, and how it is known that it was still there.
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <cstring>
 #include <numeric>
 
 #include "check.h"
+#include "directory.h"
 #include "peer_memory.h"
+#include "platform.h"
 
 using namespace conveyor;
 
@@ -59,6 +62,38 @@ TEST(another_process_is_read) {
     CHECK_EQ(error_of(::getppid(), parts.all[1].data(), 100, anchor.address(), 43), ESTALE);
   });
   CHECK(child.passed());
+}
+
+TEST(what_is_large_is_read_whole) {
+  std::vector<std::vector<char>> from;
+  for (const size_t size : {3'000'001, 0, 77, 17'000'000, 5'000'000, 1}) {
+    from.emplace_back(size);
+    for (size_t i = 0; i < size; ++i) from.back()[i] = char(i * 31 ^ i >> 12 ^ size);
+  }
+  std::vector<iovec> ranges;
+  std::vector<char> expected;
+  for (auto& part : from) {
+    ranges.push_back({part.data(), part.size()});
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  const Anchor anchor(11);
+  check::Child child([&] {
+    std::vector<char> to(expected.size());
+    // The parts there are others than here.
+    read_peer(::getppid(), ranges, {{to.data(), 10'000'000}, {to.data() + 10'000'000, to.size() - 10'000'000}}, anchor.address(), 11);
+    CHECK(to == expected);
+    CHECK_EQ(error_of(::getppid(), from[3].data(), from[3].size(), anchor.address(), 12), ESTALE);
+  });
+  CHECK(child.passed());
+}
+
+TEST(what_is_large_and_not_all_there_is_told) {
+  constexpr size_t kSize = 32 << 20;
+  char* const memory = static_cast<char*>(::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ::munmap(memory + kSize / 2, kPage);
+  const Anchor anchor(3);
+  CHECK_EQ(error_of(::getpid(), memory, kSize, anchor.address(), 3), EFAULT);
+  ::munmap(memory, kSize);
 }
 
 TEST(what_is_gone_is_told) {

@@ -24,6 +24,7 @@ from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
     from conveyor import channel, device, experimental, metrics, observe, testing, transport
+    from conveyor.direct.listing import KeptObject, objects
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
 
@@ -36,6 +37,7 @@ __all__ = [
     "CompiledGraph",
     "Config",
     "GraphRef",
+    "KeptObject",
     "ObjectRef",
     "RemoteFunction",
     "StreamRef",
@@ -59,6 +61,7 @@ __all__ = [
     "method",
     "metrics",
     "nodes",
+    "objects",
     "observe",
     "put",
     "remote",
@@ -75,10 +78,12 @@ __getattr__, __dir__ = names_later(
     {
         "CompiledGraph": "conveyor.runtime.graph.compiled",
         "GraphRef": "conveyor.runtime.graph.results",
+        "KeptObject": "conveyor.direct.listing",
         "channel": "conveyor.channel",
         "device": "conveyor.device",
         "experimental": "conveyor.experimental",
         "metrics": "conveyor.metrics",
+        "objects": "conveyor.direct.listing",
         "observe": "conveyor.observe",
         "testing": "conveyor.testing",
         "transport": "conveyor.transport",

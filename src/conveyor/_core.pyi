@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
 _Ref = TypeVar("_Ref", bound=RefCore)
+_T = TypeVar("_T")
 
 KIND_VALUE: int
 KIND_ERROR: int
@@ -210,6 +211,28 @@ class Board:
     def pid(self, slot: int) -> int:
         """The process's id as it sees itself, 0 before it is alive."""
 
+    def transfers(self, slot: int) -> int:
+        """Whether what that process keeps is held back from who fetches it (1), or cannot be fetched (2), or both."""
+
+    def change_transfers(self, slot: int, held: int, failing: int) -> None:
+        """Add to how many want that, and have all processes look again."""
+
+    def note_fetch(self, slot: int, source: int) -> None:
+        """That process waits for what the process in ``source`` keeps and is held back; -1: for nothing."""
+
+    def fetches_from(self, slot: int) -> int:
+        """What ``note_fetch`` was told."""
+
+    def publish_directory(self, slot: int) -> None:
+        """This process has that slot: say where its directory is."""
+
+    def directory(self, slot: int) -> int:
+        """Where the process's directory is, in its memory; 0: nowhere."""
+
+    @property
+    def used(self) -> int:
+        """Slots from here on have never had a process."""
+
     def waits(
         self, slot: int, work: int
     ) -> tuple[int, int, int, list[tuple[int, int, str]]] | None:
@@ -224,6 +247,26 @@ class Board:
         """(state, graph, node, execution, since in ns, fatal signal, method name); states are 0
         idle, 1 running, 2 waiting.
         """
+
+class PumpWait:
+    """How the thread that sends calls later waits: see ``native/pump_wait.h``."""
+
+    def __init__(self, inbox: Inbox) -> None: ...
+    def open(self) -> None: ...
+    def release(self) -> None: ...
+    def begin(self, sender: int) -> None: ...
+    def end(self, sender: int) -> None: ...
+    def close(self) -> None: ...
+    def wait(self) -> bool:
+        """Until there may be something to send; false: it is closed."""
+
+class Attending:
+    """A thread's wait for a result, as long as it sends what waits: see ``native/pump_wait.h``."""
+
+    def __init__(self, wait: PumpWait, sender: int, does: bool) -> None: ...
+    def __enter__(self) -> Attending: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def end(self) -> None: ...
 
 class Inbox:
     """This process's own side of its bell: what is ready, and waiting for it."""
@@ -428,9 +471,9 @@ class Arena:
     def create_fd(size: int) -> int:
         """A new sealed, sparse file, rounded down to 64 MiB; the caller closes it."""
 
-    def allocate(self, size: int) -> Buffer:
+    def allocate(self, size: int, may_wait: bool = True) -> Buffer:
         """Memory to make a value in; given back when garbage, unless the value was sent. Raises the
-        ``arena_full`` of ``set_codec`` if there is none.
+        ``arena_full`` of ``set_codec`` if there is none. ``may_wait``: for other processes, at the cap.
         """
 
     def give_back(self) -> None:
@@ -517,12 +560,61 @@ class Buffer:
     def address(self) -> int:
         """Where it lies in this process."""
 
+    def part(self, offset: int, length: int) -> Buffer:
+        """A part of it, which holds the same."""
+
     def private(self) -> Buffer:
         """The same memory, written copy-on-write by this buffer alone; ``ValueError`` unless it is
         leased.
         """
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class BlockPin:
+    """A mark of this process on a block of an arena: none of the block's memory is given back as long as it
+    is there.
+    """
+
+    @property
+    def address(self) -> int:
+        """Where the block lies in this process."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much of it has memory: whole pages."""
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked since."""
+
+    def release(self) -> None:
+        """Take the mark away: no device has the memory any more."""
+
+class PinWords:
+    """How a process marks blocks that it pins for a device, and how it hears that memory is short."""
+
+    def __init__(self, board: Board, slot: int) -> None: ...
+    def hold(self, some: bool) -> None:
+        """Whether there is anything to ask this process for."""
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until woken, or for that long (0: no limit). True: somebody waits for :meth:`answer`."""
+
+    def answer(self) -> None:
+        """What could be let go of has been."""
+
+    def wake(self) -> None:
+        """Have the thread in :meth:`wait` look."""
+
+    def block(self, buffer: Buffer) -> tuple[int, int, int] | None:
+        """Of the block that a buffer lies in: its address, how many bytes of it have memory, and which of the
+        block's values it has now. ``None``: it lies in none, or the block has been sent.
+        """
+
+    def mark(self, buffer: Buffer) -> BlockPin | None:
+        """Mark the block that a buffer lies in. ``None``: there is none, or as many processes have marked it as
+        can.
+        """
 
 class Snapshot:
     """An encoded value, to be decoded any number of times; also what a ref keeps of a result that has
@@ -562,6 +654,10 @@ class Snapshot:
     @property
     def meta(self) -> bytes:
         """Of a value that the codec has encoded."""
+
+    def note_kept(self, number: int) -> None:
+        """It has come from another process, and refers to the value of that number: have the directory say that
+        this process holds a reference."""
 
     def loose(self) -> tuple[int, bytes, list[Buffer] | None] | None:
         """What the codec's ``decode`` takes, to be sent inside of another value. ``None`` if it was
@@ -958,6 +1054,9 @@ class RefCore:
     _inner: Any
     """The refs that the value refers to, once they are held; else ``None``."""
 
+    _targets: Any
+    """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
+
     @property
     def _source(self) -> Any:
         """What the subclass asks to wait."""
@@ -979,11 +1078,11 @@ class RefCore:
     def _siblings(self) -> list[Any]:
         """Those of them that are still there."""
 
-    def _claim(self) -> bool:
-        """Take the right to settle the ref; false if another thread has it."""
+    def _claim(self, by: object) -> bool:
+        """Take the right to settle the ref; false if somebody has it."""
 
-    def _unclaim(self) -> None:
-        """Give it back, and wake those who were refused."""
+    def _unclaim(self, by: object) -> None:
+        """Give it back, if it was taken by this, and wake those who were refused."""
 
 def refs_get_soon(refs: list[Any]) -> list[Any] | None:
     """The values of the first of ``refs``: of those before one that is not soon there, or has failed.
@@ -1324,20 +1423,59 @@ class KeptWait:
     def stop(self) -> bool:
         """Have it end. True: it goes on until nothing is kept any more."""
 
+def seconds_to_fetch() -> float | None:
+    """What the ``get`` that this thread is in has left; ``None``: as long as it takes."""
+
+def with_fetch_limit(timeout: float | None, function: Callable[..., _T], *args: Any) -> _T:
+    """``function(*args)``, in which a fetch has no longer than that."""
+
 def let_read(pid: int) -> None:
     """Let that process, and what descends from it, read this one's memory, where the system limits who may."""
 
 def may_read(pid: int) -> bool:
     """Whether the system lets this process read the memory of that one."""
 
+class LastingText:
+    """Text that is there as long as this process, once for all that is alike."""
+
+    def __init__(self, text: bytes) -> None: ...
+
 class Anchor:
     """A word of this process that holds ``number`` as long as this is: whoever reads memory of ours reads it behind
-    that, to see whether the memory was still what it took it for."""
+    that, to see whether the memory was still what it took it for. It is an entry of the directory, which says when it
+    was made, how much the ranges of ``table`` are, and ``names``."""
 
-    def __init__(self, number: int) -> None: ...
+    def __init__(
+        self,
+        number: int,
+        table: bytes = b"",
+        names: LastingText | None = None,
+        checksum: int = 0,
+    ) -> None: ...
     @property
     def address(self) -> int:
         """Where it lies."""
+
+def check_writes(on: bool) -> None:
+    """Whether this process looks for writes to what is kept, here and elsewhere. Where it does, what reads all of
+    a value that has a checksum raises ``OSError`` with ``EBADMSG`` if that is another one's."""
+
+def checks_writes() -> bool:
+    """What ``check_writes`` was told last."""
+
+def checksum_of(table: bytes) -> int:
+    """That of what lies in the ranges of the table, which must be there."""
+
+KeptValue = tuple[int, int, int, bytes]
+"""Its number, its bytes, since when it is kept (``monotonic_ns``), and its names."""
+
+Directory = tuple[list[KeptValue], list[int], list[tuple[int, int, int]]]
+"""What a process keeps; the numbers of values that it holds references of its own making to; and to whom it has sent
+references that are held: (number, slot, incarnation)."""
+
+def read_directory(pid: int, address: int) -> Directory:
+    """That of the process ``pid``, which lies there (``Board.directory``). Raises ``OSError``: as ``read_peer``, and
+    ``EPROTO`` if there is none."""
 
 def ranges_of(buffers: Sequence[Any]) -> bytes:
     """Where contiguous buffers lie: a table of addresses and lengths, as 64-bit numbers."""
@@ -1358,8 +1496,12 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
 def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]:
     """``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too."""
 
-def read_peer_joined(pid: int, table: bytes, anchor: int, number: int, into: Buffer) -> None:
-    """The same, to the beginning of ``into``, one range behind the other."""
+def read_peer_joined(pid: int, table: bytes, anchor: int, number: int, into: Any) -> None:
+    """The same, to the beginning of ``into``, a buffer, one range behind the other."""
+
+def untouched(memory: Any) -> bool:
+    """Whether nobody has read or written any page of ``memory``, a private anonymous mapping, since it was
+    made."""
 
 def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:
     """The same, to buffers that are there, each as long as its range. ``ValueError`` if one is not."""

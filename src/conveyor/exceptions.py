@@ -191,6 +191,15 @@ class ObjectLostError(ConveyorError, RuntimeError):
     the reference to it has died."""
 
 
+class InjectedFault(Exception):
+    """What goes wrong because a test wants it to (``conveyor.testing``)."""
+
+
+class SharedWriteError(ConveyorError, RuntimeError):
+    """Memory of a value that stays where it was made was written to while others could fetch it. Raised
+    where a session looks for that: ``conveyor.init(debug_writes=True)``."""
+
+
 class GraphTornDownError(ChannelError, RuntimeError):
     """A graph is used after its ``teardown()``."""
 

@@ -108,6 +108,9 @@ class Session:
             time.sleep(0.005)
 
 
+_TIMER = "anon_inode:[timerfd]"
+
+
 def descriptors() -> dict[int, str]:
     """Those of this process, and what they are of."""
     found = {}
@@ -120,7 +123,11 @@ def descriptors() -> dict[int, str]:
 
 
 def _kinds_of_descriptors() -> list[str]:
-    return sorted(re.sub(r"\d+", "", what) for what in descriptors().values())
+    """But for the timer of the thread that sends calls later, which is there from the first of them on."""
+    kinds = sorted(re.sub(r"\d+", "", what) for what in descriptors().values())
+    if _TIMER in kinds:
+        kinds.remove(_TIMER)
+    return kinds
 
 
 def _check_descriptors(usual: list[str]) -> None:

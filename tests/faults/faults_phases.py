@@ -128,6 +128,10 @@ class Actor:
     def two(self, x):
         return x, x
 
+    @conveyor.method(tensor_transport="auto")
+    def stay(self, n):
+        return np.ones(n, np.uint8)
+
     def move(self, point):
         return Point(point.x + 1)
 
@@ -277,6 +281,22 @@ class Refs(Phase):
         expect(get(self.graph.execute(1, timeout=WAIT)), 2)
 
 
+class Direct(Phase):
+    """Values that stay are fetched, passed on and listed; then nothing of them is kept."""
+
+    name = "direct"
+
+    def run(self):
+        a, b = self.actors
+        theirs, mine = a.stay.remote(LARGE), conveyor.put(np.ones(5), tensor_transport="auto")
+        expect(get(theirs)[0], 1)
+        expect([get(b.add.remote(one))[0] for one in (mine, theirs)], [2, 2])
+        mine = theirs = None
+        end = time.monotonic() + WAIT
+        while conveyor.objects():
+            expect(time.monotonic() < end, True)
+
+
 class Compile(Phase):
     """A graph is compiled, used once and torn down."""
 
@@ -375,5 +395,6 @@ class Session(Phase):
 
 
 PHASES = {
-    phase.name: phase for phase in (Graph, Call, Stream, Refs, Compile, Start, Restart, Session)
+    phase.name: phase
+    for phase in (Graph, Call, Stream, Refs, Direct, Compile, Start, Restart, Session)
 }

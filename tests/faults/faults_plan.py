@@ -17,6 +17,7 @@ _ELSEWHERE = {
     "call": ("actor", "peer"),
     "stream": ("actor",),
     "refs": ("actor", "peer"),
+    "direct": ("actor", "peer"),
     "compile": ("actor", "peer"),
     "start": ("server", "newcomers"),
     "restart": ("peer", "server", "newcomers"),

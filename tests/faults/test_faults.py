@@ -18,6 +18,7 @@ def environment(tmp_path_factory):
         ("stream", "driver", ALLOCATIONS, 7),
         ("refs", "driver", SYSTEM_CALLS, 4),
         ("refs", "actor", ALLOCATIONS, 6),
+        ("direct", "actor", ALLOCATIONS, 5),
         ("compile", "driver", ALLOCATIONS, 7),
         ("start", "driver", SYSTEM_CALLS, 25),
         ("start", "server", SYSTEM_CALLS, 4),

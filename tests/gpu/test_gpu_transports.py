@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import statistics
 import sys
@@ -63,6 +64,9 @@ class Worker:
         product = torch.matmul(two_d_tensor, two_d_tensor)
         return two_d_tensor[0][0].item(), two_d_tensor.shape, product.view(torch.int16).sum().item()
 
+    def pins(self):
+        return pins()
+
     def took(self, tensor):
         torch.cuda.synchronize()
         return tensor.numel()
@@ -94,6 +98,72 @@ def test_between_host_and_device(record):
         gbytes = 256 * MIB / statistics.median(times) / 1e9
         record(f"256 MiB, pinned, {name}", f"{gbytes:.1f} GB/s")
     assert torch.equal(host, back)
+
+
+def pins():
+    from conveyor.codec import pinned
+
+    return pinned.current().counts()[0]
+
+
+def test_between_the_arena_and_the_device(workers, record):
+    a, b, *_ = workers
+    nbytes = 64 * MIB
+    with InputNode() as inp:
+        made = a.send.bind((nbytes,), torch.uint8, inp)
+        graph = MultiOutputNode([b.bounds.bind(made), made]).compile()
+    with graph:
+        times = []
+        for number in range(20):
+            begin = time.perf_counter()
+            bounds, here = conveyor.get(graph.execute(number))
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+            assert bounds == (number, number)
+            assert here.device.type == "cuda"
+            assert int(here.min()) == int(here.max()) == number
+        seconds = statistics.median(times[5:])
+        record("64 MiB in a frame, device to device", f"{seconds * 1e3:.2f} ms")
+        record("64 MiB in a frame, device to device", f"{nbytes / seconds / 1e9:.1f} GB/s")
+        assert all(conveyor.get([a.pins.remote(), b.pins.remote()]))
+        assert pins()
+    record_of_pinning(record, nbytes)
+
+
+def record_of_pinning(record, nbytes):
+    """What it costs to pin shared memory, small pages and huge ones."""
+    device = devices.get("cuda")
+    for name, advice in (("small pages", None), ("huge pages", 25)):
+        with open(os.memfd_create("pinned"), "r+b") as file:
+            file.truncate(nbytes)
+            memory = mmap.mmap(file.fileno(), nbytes)
+        memory.write(b"x" * nbytes)
+        if advice is not None:
+            try:
+                memory.madvise(advice)  # MADV_COLLAPSE
+            except OSError:
+                continue
+        view = torch.frombuffer(memory, dtype=torch.uint8)
+        begin = time.perf_counter()
+        device.pin(view.data_ptr(), nbytes)
+        pinned = time.perf_counter()
+        there = device.empty(nbytes)
+        device.copy(there, view)
+        device.synchronize()
+        copied = time.perf_counter()
+        device.unpin(view.data_ptr())
+        unpinned = time.perf_counter()
+        record(f"64 MiB, {name}, pinned", f"{(pinned - begin) * 1e3:.2f} ms")
+        record(f"64 MiB, {name}, copied to device", f"{nbytes / (copied - pinned) / 1e9:.1f} GB/s")
+        record(f"64 MiB, {name}, unpinned", f"{(unpinned - copied) * 1e3:.2f} ms")
+        assert torch.equal(there.cpu(), view)
+
+
+def test_a_failed_pin_leaves_no_error_behind():
+    device = devices.get("cuda")
+    with pytest.raises(RuntimeError, match="cudaHostRegister has failed"):
+        device.pin(4096, 4096)  # nothing is mapped there
+    assert torch.ones(4, device="cuda").sum().item() == 4
 
 
 def routes():

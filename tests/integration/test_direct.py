@@ -83,7 +83,7 @@ class Holder:
         return [conveyor.put(np.full(size, 3.0), tensor_transport="auto")]
 
     def stored(self):
-        return [(one.nbytes, one.transport) for one in TABLE.all()]
+        return [(one.nbytes, one.transport) for one in conveyor.objects() if one.route == "here"]
 
     def write_when_free(self, timeout=WAIT):
         wait_tensor_freed(self.array, timeout=timeout)
@@ -502,3 +502,18 @@ def test_memory_that_is_not_what_it_was_is_not_taken_for_it():
     del anchor
     with pytest.raises(OSError, match="Stale"):
         _core.read_peer(os.getpid(), table, address, 77, into)
+
+
+def test_the_memory_of_a_whole_value_is_waited_for(pair):
+    _, other = pair
+    weights = {"layer": np.ones(100), "more": [np.zeros(5)]}
+    ref = conveyor.put(weights["more"][0], tensor_transport="auto")
+    hold_it = other.__ray_call__.remote(lambda self, refs: setattr(self, "refs", refs), [ref])
+    get(hold_it)
+    with pytest.raises(WaitTimeoutError, match=r"is held by .*driver"):
+        wait_tensor_freed(weights, timeout=0.01)
+    del ref
+    get(other.__ray_call__.remote(lambda self: delattr(self, "refs")))
+    wait_tensor_freed(weights, timeout=WAIT)
+    with pytest.raises(TypeError, match="a torch tensor or a numpy array is needed, not a dict"):
+        wait_tensor_freed({})

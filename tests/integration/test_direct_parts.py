@@ -14,8 +14,52 @@ torch = pytest.importorskip("torch")
 PRELOAD = ["torch"]
 
 
+def layers():
+    return {
+        "layers": [
+            {
+                "w": torch.arange(1e6).reshape(1000, 1000),
+                "odd": np.array([1, 2, 3], "u1"),
+                "b": torch.zeros(8),
+                "name": "first",
+            },
+            {"w": torch.arange(1000.0).repeat(1000, 1).T.contiguous(), "b": torch.ones(8)},
+        ],
+        "table": np.arange(1e6).reshape(1000, 1000),
+        "step": 7,
+    }
+
+
+def views():
+    whole = np.arange(24).reshape(4, 6)
+    return {"whole": whole, "rows": whole[1:3], "columns": whole[:, 1:3], "turned": whole.T}
+
+
+class Total:
+    """It is made of what is in an array when it is loaded."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __setstate__(self, state):
+        self.value = int(state["array"].sum())
+
+
 @conveyor.remote
 class Holder:
+    @conveyor.method(tensor_transport="auto")
+    def layers(self):
+        return layers()
+
+    @conveyor.method(tensor_transport="auto")
+    def views(self):
+        return views()
+
+    @conveyor.method(tensor_transport="auto")
+    def looking(self):
+        array = np.arange(10)
+        return {"array": array, "sum": Total(array), "even": array[::2]}
+
     @conveyor.method(tensor_transport="auto")
     def array(self, shape, dtype="int32", order="C"):
         return np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape, order=order)
@@ -25,6 +69,16 @@ class Holder:
         import torch
 
         return torch.arange(np.prod(shape, dtype=int)).reshape(shape)
+
+    @conveyor.method(tensor_transport="auto")
+    def named(self, key):
+        return {"a": {key: np.ones(100), "x": np.zeros(1_000_000)}}
+
+    @conveyor.method(tensor_transport="auto")
+    def ones(self, count):
+        import torch
+
+        return [torch.ones(6) for _ in range(count)] if count > 1 else torch.ones(6)
 
     @conveyor.method(tensor_transport="auto")
     def nested(self):
@@ -39,6 +93,13 @@ class Holder:
         whole = torch.arange(6.0)
         return whole, whole[2:4]
 
+    @conveyor.method(tensor_transport="auto")
+    def tied(self, pattern):
+        import torch
+
+        tensors = {name: torch.full((6,), float(i)) for i, name in enumerate("abc")}
+        return [tensors[name].detach() for name in pattern]
+
     @conveyor.method(tensor_transport="auto", num_returns=2)
     def two(self):
         return np.arange(12.0).reshape(3, 4), {"a": np.ones(3)}
@@ -50,7 +111,7 @@ class Holder:
         yield np.ones(3)
 
     def total(self, value):
-        return float(np.sum(value))
+        return float(value.sum())
 
     def pass_on(self, value):
         return value
@@ -141,10 +202,46 @@ def test_into_several(holder):
     assert into[0].sum() == 12
 
 
+def test_a_gradient_that_needs_what_was_there_raises(holder):
+    for count in (1, 2):
+        weights = [torch.ones(6, requires_grad=True) for _ in range(count)]
+        loss = sum((weight * weight).sum() for weight in weights)
+        conveyor.get(holder.ones.remote(count), into=weights if count > 1 else weights[0])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with torch.inference_mode():
+        target = torch.zeros(6)
+        conveyor.get(holder.array.remote((6,), "float32"), into=target)
+        assert target.sum() == 15
+
+
 def test_into_what_parts_of_the_value_share(holder):
     into = [torch.zeros(6), torch.zeros(2)]
     conveyor.get(holder.aliases.remote(), into=into)
     assert [one.tolist() for one in into] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 3.0]]
+
+
+def test_tied_weights_are_fetched_to_where_they_are_tied(holder):
+    shared, other = torch.zeros(6), torch.zeros(6)
+    value = conveyor.get(holder.tied.remote("aba"), into=[shared, other, shared.detach()])
+    assert shared.tolist() == [0.0] * 6
+    assert other.tolist() == [1.0] * 6
+    value[0] += 5  # it lies there, as does the one that is tied to it
+    assert shared.tolist() == value[2].tolist() == [5.0] * 6
+
+
+def test_weights_that_are_tied_where_the_targets_are_not(holder):
+    targets = [torch.full((6,), 9.0) for _ in range(3)]
+    conveyor.get(holder.tied.remote("aab"), into=targets)
+    assert [target.tolist() for target in targets] == [[x] * 6 for x in (0.0, 0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("value", "into"), [("aba", "aab"), ("abc", "aab")])
+def test_a_target_that_is_to_take_two_different_parts(holder, value, into):
+    targets = {name: torch.full((6,), 9.0) for name in "abc"}
+    with pytest.raises(ValueError, match=r"one target is to take both \[0\] and \[1\]"):
+        conveyor.get(holder.tied.remote(value), into=[targets[name] for name in into])
+    assert all(target.tolist() == [9.0] * 6 for target in targets.values())  # nothing was written
 
 
 def test_into_from_a_frame_and_from_this_process(holder):
@@ -173,7 +270,7 @@ def test_what_does_not_fit_is_refused_and_left_as_it_is(holder, into, words):
 
 
 def test_what_nothing_can_be_read_into(holder):
-    ref = holder.array.remote((3,))
+    ref, target = holder.array.remote((3,)), np.zeros(3, "int32")
     for into in (5, "text", [object()]):
         with pytest.raises(TypeError):
             conveyor.get(ref, into=into)
@@ -181,8 +278,12 @@ def test_what_nothing_can_be_read_into(holder):
     locked.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         conveyor.get(ref, into=locked)
-    with pytest.raises(TypeError, match="of one reference"):
-        conveyor.get([ref], into=np.zeros(3, "int32"))
+    for refs, into in (([ref], target), ([ref], [target] * 2), ({"a": ref}, {"b": target})):
+        with pytest.raises(ValueError, match=r"for a mapping of ref|for 1 references"):
+            conveyor.get(refs, into=into)
+    for refs, into in ((5, target), ([5], [target])):
+        with pytest.raises(TypeError, match="get takes references"):
+            conveyor.get(refs, into=into)
     with pytest.raises(TypeError, match="unexpected keyword"):
         conveyor.get(ref, nothing=1)
 
@@ -281,5 +382,123 @@ def test_what_is_got_while_another_value_is_decoded_is_fetched(holder):
         conveyor.kill(odd)
 
 
+def read_sizes(monkeypatch):
+    """How many bytes each part has come with."""
+    from conveyor.direct import fetching
+
+    sizes = []
+    room_for = fetching._room_for
+    monkeypatch.setattr(fetching, "_room_for", lambda size: sizes.append(size) or room_for(size))
+    return sizes
+
+
+def test_parts_of_parts_of_containers(holder, monkeypatch):
+    sizes = read_sizes(monkeypatch)
+    ref = holder.layers.remote()
+    expected = layers()
+    first = ref["layers"][0]
+    assert get(first["w"][10:20]).equal(expected["layers"][0]["w"][10:20])
+    assert get(ref["layers"][1]["b"]).tolist() == [1.0] * 8
+    assert get(ref["table"][3, 4]) == 3004
+    assert get(ref["step"]) == 7
+    assert get(ref["layers"][0]["name"]) == "first"
+    assert sizes == [10 * 1000 * 4, 8 * 4, 8, 0, 0]
+    sizes.clear()
+    both = get(first)
+    assert both["w"].equal(expected["layers"][0]["w"])
+    assert both["b"].tolist() == [0.0] * 8
+    assert both["odd"].tolist() == [1, 2, 3]
+    assert sum(sizes) < 1000 * 1000 * 4 + 256
+    assert get(holder.total.remote(ref["layers"][1]["w"][:, 0])) == sum(range(1000))
+    assert get(holder.total.remote(first["odd"])) == 6
+    target = torch.zeros(5, 1000)
+    assert conveyor.get(first["w"][5:10], into=target) is target
+    assert target.equal(expected["layers"][0]["w"][5:10])
+    into = {"w": torch.zeros(1000, 1000), "b": torch.zeros(8), "odd": np.zeros(3, "u1")}
+    conveyor.get(first, into=into)
+    assert into["w"].equal(expected["layers"][0]["w"])
+    assert into["odd"].tolist() == [1, 2, 3]
+
+
+def test_parts_of_containers_that_there_are_not(holder):
+    ref = holder.layers.remote()
+    for part, error in (
+        (ref["nothing"], KeyError),
+        (ref["layers"][2], IndexError),
+        (ref["layers"]["w"], TypeError),
+        (ref["table"][1000], IndexError),
+        (ref["step"][0], TypeError),
+    ):
+        with pytest.raises(error):
+            get(part)
+
+
+def test_what_looks_at_its_memory_when_it_is_loaded_comes_as_a_whole(holder):
+    ref = holder.looking.remote()
+    assert get(ref["sum"]).value == 45
+    assert get(ref["array"]).tolist() == list(range(10))
+    assert get(ref["even"]).tolist() == [0, 2, 4, 6, 8]
+
+
+def test_parts_of_views_and_of_other_orders(holder):
+    ref = holder.views.remote()
+    expected = views()
+    for key, one in expected.items():
+        for index in (1, slice(1, 2), (slice(None), 1), ..., None, (0, ...)):
+            np.testing.assert_array_equal(get(ref[key][index]), one[index])
+    for index in ((slice(None), slice(0, 2)), (..., 1), (None, 1)):
+        np.testing.assert_array_equal(get(holder.array.remote((4, 3), order="F")[index]),
+                                      np.arange(12).reshape(4, 3, order="F")[index])  # fmt: skip
+
+
+def test_narrow_parts_of_tall_arrays(holder, monkeypatch):
+    sizes = read_sizes(monkeypatch)
+    ref = holder.array.remote((200_000, 8))
+    whole = np.arange(1_600_000, dtype="int32").reshape(-1, 8)
+    np.testing.assert_array_equal(get(ref[:, 3]), whole[:, 3])
+    np.testing.assert_array_equal(get(ref[1000:3000, 2:4]), whole[1000:3000, 2:4])
+    np.testing.assert_array_equal(get(ref[10:-10:1000]), whole[10:-10:1000])
+    np.testing.assert_array_equal(get(ref[::2, ::3]), whole[::2, ::3])
+    # Whole rows rather than 200,000 runs; but a run for each of few rows.
+    assert sizes[:2] == [whole.nbytes, whole[1000:3000].nbytes]
+    assert sizes[2] == whole[10:-10:1000].nbytes
+    wide = holder.tensor.remote((64, 100_000))
+    sizes.clear()
+    assert get(wide[:, 5]).tolist() == [100_000 * i + 5 for i in range(64)]
+    assert sizes == [64 * 8]
+    part = get(ref[:, 3])
+    part += 1
+    assert part.base is None
+    target = np.zeros(200_000, "int32")
+    assert conveyor.get(ref[:, 3], into=target) is target
+    np.testing.assert_array_equal(target, whole[:, 3])
+    np.testing.assert_array_equal(get(ref[:, 3][5:10]), whole[5:10, 3])
+    assert get(holder.total.remote(ref[:, 3])) == whole[:, 3].sum()
+
+
+def test_resharding(holder):
+    ref = holder.tensor.remote((8, 6))
+    whole = torch.arange(48).reshape(8, 6)
+    shards = torch.zeros(8, 6, dtype=torch.int64)
+    parts = [ref[i * 2 : i * 2 + 2] for i in range(4)]
+    into = [shards[i * 2 : i * 2 + 2] for i in range(4)]
+    got = conveyor.get(parts, into=into)
+    assert all(one is target for one, target in zip(got, into, strict=True))
+    assert shards.equal(whole)
+    columns = {i: torch.zeros(8, 2, dtype=torch.int64) for i in range(3)}
+    conveyor.get({i: ref[:, 2 * i : 2 * i + 2] for i in range(3)}, into=columns, timeout=10)
+    assert torch.cat([columns[i] for i in range(3)], 1).equal(whole)
+    with pytest.raises(ValueError, match=r"shape \[2, 6\]"):
+        conveyor.get([ref[:2]], into=[torch.zeros(3, 6, dtype=torch.int64)])
+
+
 def test_nothing_is_left(holder, wait_until):
     wait_until(lambda: TABLE.all() == [])
+
+
+@pytest.mark.parametrize("key", ["other", "_taken", "_apart"])
+def test_a_part_of_a_part_is_all_that_comes_whatever_it_is_called(holder, key):
+    inner = holder.named.remote(key)["a"][key]
+    conveyor.wait([inner])
+    assert len(inner._unfetched().where.ranges) == 16  # one run, of the part's bytes
+    assert conveyor.get(inner).tolist() == [1.0] * 100

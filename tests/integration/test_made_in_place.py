@@ -73,3 +73,64 @@ def test_other_values_are_not_asked_for_their_base():
         assert conveyor.get(graph.execute(Proxy())) == 3
         del kept
     assert Proxy.asked == 0
+
+
+class Maker:
+    """What it makes in place, and where that lay."""
+
+    def __init__(self):
+        self.kept = None
+        self.address = 0
+
+    def let_go(self, size):
+        made = conveyor.empty(size)
+        made[:] = 1.0
+        self.address = made.ctypes.data
+        return made
+
+    def keep(self, size):
+        self.kept = conveyor.empty(size)
+        self.kept[:] = 1.0
+        self.address = self.kept.ctypes.data
+        return self.kept
+
+    def view_of_kept(self, size):
+        return self.keep(size)[1:]
+
+    async def from_coroutine(self, size):
+        return self.let_go(size)
+
+    async def kept_from_coroutine(self, size):
+        return self.keep(size)
+
+    def write(self):
+        self.kept[:] = 5.0
+
+    def lies_there_again(self, size):
+        """Whether the next array lies where the last one did: that is nobody's any more."""
+        before = self.address
+        return conveyor.empty(size).ctypes.data == before
+
+
+@pytest.mark.usefixtures("fresh_session")
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_result_that_its_method_lets_go_of_is_not_copied(concurrency, wait_until):
+    size = 1 << 17
+    maker = conveyor.remote(max_concurrency=concurrency)(Maker).remote()
+    for method in (maker.let_go, maker.from_coroutine):
+        held = conveyor.get(method.remote(size))
+        assert held.sum() == size
+        # It has moved: what it was made in is the reader's.
+        assert not conveyor.get(maker.lies_there_again.remote(size))
+        del held
+
+
+@pytest.mark.usefixtures("fresh_session")
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_result_that_its_method_keeps_is_copied(concurrency):
+    size = 1 << 17
+    maker = conveyor.remote(max_concurrency=concurrency)(Maker).remote()
+    for method in (maker.keep, maker.kept_from_coroutine, maker.view_of_kept):
+        got = conveyor.get(method.remote(size))
+        conveyor.get(maker.write.remote())
+        assert set(got) == {1.0}

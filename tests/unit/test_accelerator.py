@@ -1,6 +1,8 @@
 """The simulated accelerator: order, overlap, and what a missing wait does."""
 
 import contextlib
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -268,6 +270,52 @@ def test_pinned_memory_is_known_and_forgotten(sim):
         sim.unpin(address)
     with pytest.raises(RuntimeError, match="by pages"):
         sim.pin(address + 1, 10)
+
+
+@pytest.fixture
+def shared(sim):
+    """Memory of the host that others keep: its file, a mapping and a tensor of it."""
+    nbytes = 1 << 20
+    file = os.memfd_create("shared")
+    os.ftruncate(file, nbytes)
+    memory = mmap.mmap(file, nbytes)
+    memory.write(b"x" * nbytes)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    sim.pin(tensor.data_ptr(), nbytes)
+    yield file, memory, tensor
+    sim.synchronize()
+    sim.unpin(tensor.data_ptr())
+    os.close(file)
+
+
+def test_a_copy_of_memory_that_others_keep_has_what_is_there_when_it_is_made(sim, shared, gate):
+    _, memory, tensor = shared
+    assert sim.machine.pinned() == [(tensor.data_ptr(), tensor.data_ptr() + tensor.numel())]
+    hold(gate)
+    there = sim.empty(tensor.numel())
+    sim.copy(there, tensor)
+    back = tensor[:4096]
+    sim.copy(back, there[:4096])
+    with pytest.raises(RuntimeError, match=r"a copy from or to the memory at .* is under way"):
+        sim.unpin(tensor.data_ptr())
+    memory[5000:5001] = b"y"
+    gate.set()
+    assert there[5000].item() == ord("y")
+    assert there[5001].item() == ord("x")
+
+
+def test_pages_that_are_lost_while_they_are_pinned_are_seen(sim, shared):
+    file, memory, tensor = shared
+    there = sim.empty(tensor.numel())
+    memory[:] = b"z" * len(memory)  # to write there is no loss
+    sim.copy(there, tensor)
+    assert there[0].item() == ord("z")
+    punch = ctypes.CDLL(None).fallocate
+    assert punch(file, 3, ctypes.c_long(0), ctypes.c_long(1 << 20)) == 0
+    memory[:] = b"w" * len(memory)
+    sim.copy(there, tensor)
+    with pytest.raises(RuntimeError, match="has lost its pages while it was pinned"):
+        sim.synchronize()
 
 
 def test_what_is_installed_stays(sim):

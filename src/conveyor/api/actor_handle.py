@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
-from conveyor.api.transports import check_snapshot, check_transport
+from conveyor.api.transports import check_has_transport, check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.dag.methods import bind
 from conveyor.exceptions import RuntimeStateError
@@ -129,8 +129,12 @@ class ActorMethod(Generic[P, ResultT]):
             check_usable(handle)
         self._entry.check(handle._id.name, args, kwargs)
         info = self._entry.info
+        if info.received:
+            args, kwargs = self._entry.unread(args, kwargs)  # type: ignore[assignment]
         started: ResultT
         returns = self._returns
+        if type(returns) is tuple:
+            check_has_transport(handle, returns[1])
         if info.is_generator and count_of(returns) == 1:
             name, is_async = info.name, info.is_async
             started = runtime.stream(handle._id, name, is_async, args, kwargs, OPEN, returns)

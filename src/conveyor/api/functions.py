@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
+from conveyor import _core
 from conveyor.api.actor_handle import ActorHandle, ActorProxy, check_usable
 from conveyor.api.methods import make_table
 from conveyor.api.transports import check_get_options, check_snapshot, check_transport
@@ -44,11 +45,12 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
         refs: a reference, as returned by ``remote``, ``put`` and a graph's ``execute``, or a list
             of references. It can be got again, and gives another value like it.
         timeout: seconds to wait for all of them; without it, as long as it takes.
-        into: of one reference: a tensor or an array that its value is written to, and that is returned; or a
-            list of them, one for each tensor and array in the value.
+        into: of one reference: a tensor or an array that its value is written to, and that is returned; a
+            list of them, one for each tensor and array in the value; or a mapping, such as a ``state_dict``,
+            with one wherever the value has one. Of several references: a list, or mapping, with as much for
+            each of them.
         rays: ``_use_object_store`` and ``_tensor_transport``, by which Ray's programs say how a value is
-        to be
-            fetched that has stayed on its actor. The way is found without them.
+            to be fetched that has stayed on its actor. The way is found without them.
 
     Raises:
         TaskError: the method raised; also an instance of the exception's own class.
@@ -60,14 +62,20 @@ def get(refs: Any, *, timeout: float | None = None, into: Any = None, **rays: An
         check_get_options(rays)
     # The class of a ref is a native one, whose isinstance() costs more than a look at a list's type.
     if type(refs) is not list and isinstance(refs, Ref):
-        return refs.get(timeout) if into is None else _get_into(refs, into, timeout)
+        if into is not None:
+            return _get_into(refs, into, timeout)
+        return refs.get(timeout)
     if into is not None:
-        raise TypeError(f"into= is for the value of one reference, not of a {type(refs).__name__}")
+        if not isinstance(refs, (list, tuple, Mapping)):
+            raise TypeError(f"get takes references, not a {type(refs).__name__}")
+        each = import_later("conveyor.direct.into").get_each_into
+        return _core.with_fetch_limit(timeout, each, refs, into, timeout)
     return context.current().get(refs, timeout)
 
 
 def _get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
-    return import_later("conveyor.direct.into").get_into(ref, into, timeout)
+    get_into = import_later("conveyor.direct.into").get_into
+    return _core.with_fetch_limit(timeout, get_into, ref, into, timeout)
 
 
 def put(

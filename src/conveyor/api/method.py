@@ -7,12 +7,21 @@ with the method's own types. Ray's typed actors work in the same way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from conveyor.api.methods import MARK, SNAPSHOT_MARK, TRANSPORT_MARK, check_num_returns
+from conveyor.api.methods import (
+    MARK,
+    RECEIVED_MARK,
+    SNAPSHOT_MARK,
+    TRANSPORT_MARK,
+    check_num_returns,
+)
 from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
+from conveyor.later import import_later
 
 if TYPE_CHECKING:
     from typing import Concatenate, Literal, ParamSpec, Protocol
@@ -82,6 +91,7 @@ def method(
     num_returns: Literal[1] = 1,
     tensor_transport: str | None = None,
     snapshot: bool = False,
+    receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
     **rays: Any,
 ) -> Mark: ...
 @overload
@@ -90,6 +100,7 @@ def method(
     num_returns: int,
     tensor_transport: str | None = None,
     snapshot: bool = False,
+    receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
     **rays: Any,
 ) -> MarkOfMany: ...
 
@@ -99,6 +110,7 @@ def method(
     num_returns: int = 1,
     tensor_transport: str | None = None,
     snapshot: bool = False,
+    receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
     **rays: Any,
 ) -> Any:
     """Declare how an actor's method is called. ::
@@ -121,13 +133,18 @@ def method(
             fetches them there. ``"auto"`` leaves the way to us; a name of ``conveyor.transport`` asks for
             that transport. See the guide's page on direct objects.
         snapshot: with a transport: what stays is a copy, as the value was when it was returned. Otherwise
-        it is
-            the actor's own memory, and what it writes there later is seen by whoever fetches it after that.
+            it is the actor's own memory, and what it writes there later is seen by whoever fetches it
+            after that.
+        receive_into: arguments that are received into tensors and arrays which the actor has already, by the
+            names of their parameters: for each the attribute that has them (``"weights"``, or a path, also of
+            a method without arguments: ``"model.state_dict"``), or a function of the actor. They take what
+            ``get(into=)`` takes. The method finds these very objects in its argument. A call whose argument
+            does not fit raises ``ValueError``; the method has not run then, and nothing has been written.
         rays: other options of Ray's, which have nothing to do here and are taken with a warning.
 
     Raises:
-        TypeError: an option that does not exist.
-        ValueError: no such transport.
+        TypeError: an option that does not exist, or ``receive_into`` is of no method of an instance.
+        ValueError: no such transport, or no such parameter.
     """
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
@@ -136,12 +153,46 @@ def method(
     take_out(rays, METHOD_OPTIONS, "a method")
     for name in rays:
         raise TypeError(
-            f"unknown method option {name!r}; known are num_returns, snapshot, tensor_transport"
+            f"unknown method option {name!r}; known are num_returns, receive_into, snapshot, "
+            "tensor_transport"
         )
     check_num_returns(num_returns)
     transport = check_transport(tensor_transport)
     check_snapshot(snapshot, transport)
-    return lambda function: _mark(function, num_returns, transport, snapshot)
+    places = _checked_places(receive_into)
+    return lambda function: _mark(
+        _receiving(function, places) if places else function, num_returns, transport, snapshot
+    )
+
+
+def _checked_places(places: Any) -> dict[str, Any]:
+    if places is None:
+        return {}
+    if not isinstance(places, Mapping):
+        raise TypeError(f"receive_into is a mapping of parameters to attributes, not {places!r}")
+    for name, place in places.items():
+        if not isinstance(name, str) or not (isinstance(place, str) or callable(place)):
+            raise TypeError(
+                "receive_into has for a parameter's name the name of an attribute, or a function of the "
+                f"actor; not {place!r} for {name!r}"
+            )
+    return dict(places)
+
+
+def _receiving(function: Any, places: dict[str, Any]) -> Any:
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"receive_into is for methods of an instance, not for {function!r}")
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    some = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [one.name for one in parameters if one.kind not in some]
+    for name in places:
+        if name not in named:
+            raise ValueError(
+                f"receive_into names {name!r}, which is no parameter of {function.__name__}()"
+            )
+    made = import_later("conveyor.direct.receiving").receiving(function, places)
+    setattr(made, RECEIVED_MARK, tuple(places))
+    return made
 
 
 def _mark(function: Any, num_returns: int, transport: str | None, snapshot: bool) -> Any:

@@ -9,7 +9,10 @@ from typing import Any
 
 from conveyor.checks import check_count
 from conveyor.dag.methods import check_arguments
+from conveyor.later import import_later
 from conveyor.runtime.protocol import MethodInfo, Returns
+from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.streams import StreamRef
 
 #: Where `method` leaves what it was told; copied along by `functools.wraps`.
 MARK = "__conveyor_num_returns__"
@@ -17,6 +20,8 @@ MARK = "__conveyor_num_returns__"
 TRANSPORT_MARK = "__conveyor_tensor_transport__"
 #: And whether as they were when they were returned.
 SNAPSHOT_MARK = "__conveyor_snapshot__"
+#: And which of its arguments it receives into memory of its own.
+RECEIVED_MARK = "__conveyor_received__"
 
 
 def check_num_returns(num_returns: Any) -> None:
@@ -56,6 +61,25 @@ class MethodEntry:
                 self.most = float("inf")
             elif parameter.kind is parameter.KEYWORD_ONLY and required:
                 self.least = float("inf")
+
+    def unread(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, where refs for memory of the method's own stand for what is not fetched before."""
+        unread, received = (
+            import_later("conveyor.runtime.refs.unread").UnreadRef,
+            self.info.received,
+        )
+        names = list(self.info.signature.parameters) if self.info.signature else []
+
+        def stand_in(name: str, value: Any) -> Any:
+            is_ref = isinstance(value, Ref) and not isinstance(value, StreamRef)
+            return unread(value) if is_ref and name in received else value
+
+        return (
+            tuple([stand_in(names[i] if i < len(names) else "", a) for i, a in enumerate(args)]),
+            {name: stand_in(name, a) for name, a in kwargs.items()},
+        )
 
     def check(self, actor: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise a ``TypeError`` unless the method can be called with these arguments."""
@@ -124,6 +148,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
         signature=_signature(cls, name, raw),
         tensor_transport=getattr(function, TRANSPORT_MARK, None),
         snapshot=getattr(function, SNAPSHOT_MARK, False),
+        received=getattr(function, RECEIVED_MARK, ()),
     )
 
 

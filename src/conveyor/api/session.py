@@ -6,15 +6,17 @@ import os
 from types import NoneType
 from typing import Any
 
+from conveyor import _core
 from conveyor.api.options import runtime_env
 from conveyor.api.unused import INIT_OPTIONS, take_out
-from conveyor.checks import check_bytes, check_flag
+from conveyor.checks import check_bytes, check_env_vars, check_flag
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
 
 _ENGINES = ("local", "inline")
+_DEBUG_WRITES = "CONVEYOR_DEBUG_WRITES"
 
 # Addresses of Ray's that mean this machine.
 _HERE = ("auto", "local")
@@ -27,6 +29,7 @@ def init(
     log_to_driver: bool = True,
     grace_seconds: float | None = None,
     handle_sigterm: bool = True,
+    debug_writes: bool | None = None,
     **options: Any,
 ) -> None:
     """Start a session. Optional: what needs one starts it with the defaults.
@@ -43,6 +46,9 @@ def init(
         handle_sigterm: end the session in good order when this process gets SIGTERM; then it dies of
             the signal as always. Only if nothing else handles it, and the session is started on the
             main thread.
+        debug_writes: look for writes to memory of direct objects that others can fetch, by checksums: who
+            gets such a value raises ``SharedWriteError``. Default: whether ``CONVEYOR_DEBUG_WRITES`` in the
+            environment is 1.
         **options: the engine's own options: ``arena_bytes`` (the memory cap), ``env_vars`` of all actors,
             ``preload`` (modules that are imported once, before actors start, and that all of them have then:
             an actor that needs torch starts in a fraction of the time, and shares its memory),
@@ -63,6 +69,8 @@ def init(
     check_flag(ignore_reinit_error, "ignore_reinit_error")
     check_flag(log_to_driver, "log_to_driver")
     check_flag(handle_sigterm, "handle_sigterm")
+    if debug_writes is not None:
+        check_flag(debug_writes, "debug_writes")
     for name in ("local_mode", "raise_descriptor_limit"):
         check_flag(options.get(name, False), name)
     address = options.pop("address", None)
@@ -92,13 +100,16 @@ def init(
         options["grace_seconds"] = grace_seconds
     if not handle_sigterm:
         options["handle_sigterm"] = False
+    if debug_writes is not None:
+        variables = {_DEBUG_WRITES: str(int(debug_writes))}  # of actors
+        options["env_vars"] = {**check_env_vars(options.get("env_vars")), **variables}
     # The lock under which `context.current` starts a default session, so that there is only one.
     with context._lock:
         running = context.running()
         if running is not None and running.ending:
             running.shutdown()  # what an interrupted one has left
         if context.running() is None:
-            context.begin(lambda: _start(engine, options))
+            context.begin(lambda: _start(engine, options, debug_writes))
             return
     if not ignore_reinit_error:
         raise RuntimeStateError(
@@ -142,7 +153,10 @@ def _default_engine() -> str:
     return engine
 
 
-def _start(engine: str, options: dict[str, Any]) -> Runtime:
+def _start(engine: str, options: dict[str, Any], debug_writes: bool | None = None) -> Runtime:
+    if debug_writes is None:
+        debug_writes = os.environ.get(_DEBUG_WRITES) == "1"
+    _core.check_writes(debug_writes)
     # Imported when needed: `import conveyor` stays fast, and a broken engine hurts nobody else.
     module = import_later(f"conveyor.engine.{engine}.engine")
     runtime: Runtime = module.start(**options)

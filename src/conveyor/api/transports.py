@@ -36,9 +36,21 @@ def check_transport(value: Any, option: str = "tensor_transport") -> str | None:
         for one in known:
             if one.lower() == name:
                 return one
+        if import_later("conveyor.direct.managers.registry").is_known(name):
+            return name
         listed = ", ".join(sorted({*known, OBJECT_STORE}))
         raise ValueError(f"invalid tensor transport: {value!r}; known are {listed}")
     return name
+
+
+def check_has_transport(actor: Any, name: str) -> None:
+    """Raise unless an actor can use a transport, which may be one of the user's own.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if name not in known_transports:
+        import_later("conveyor.direct.managers.registry").check_has_transport(actor, name)
 
 
 def check_snapshot(snapshot: Any, transport: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.codec.afresh import afresh
-from conveyor.codec.alone import held_alone
+from conveyor.codec.alone import REFERENCES_OF_A_LOCAL, held_alone
 from conveyor.codec.arena_full import arena_full
 from conveyor.codec.claims import Reader
 from conveyor.codec.definitions import SentDefinitions
@@ -23,6 +23,7 @@ from conveyor.codec.unpickling import loads
 from conveyor.exceptions import RuntimeStateError, SerializationError
 
 __all__ = [
+    "REFERENCES_OF_A_LOCAL",
     "SENT",
     "Reader",
     "SentDefinitions",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from conveyor import _core
+
 
 def held_alone(value: Any) -> bool:
     """Whether ``value`` is a tensor and no other tensor or array refers to its memory."""
@@ -19,7 +21,21 @@ def held_alone(value: Any) -> bool:
         # What a tensor has that nobody shares: measured, because this look at it counts as well.
         fresh = torch.frombuffer(bytearray(8), dtype=torch.uint8).view(2, 4)
         _alone_count = count(fresh.untyped_storage()._cdata)
+    # A gradient, say, has one reference of Python's, and others of torch's.
+    held = getattr(value, "_use_count", None)
+    if held is None or held() > 1:
+        return False
     return bool(count(value.untyped_storage()._cdata) <= _alone_count)
 
 
 _alone_count = 0
+
+
+def _references_of_a_local() -> int:
+    value = object()
+    return _core.refcount(value)
+
+
+#: What a native function counts of a value that only a local variable of its caller refers to: measured,
+#: because it differs between versions of Python.
+REFERENCES_OF_A_LOCAL = _references_of_a_local()

@@ -117,6 +117,11 @@ def placing(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         _beside.tensors = before
 
 
+def object_at(place: int) -> Any:
+    """What has come for that place, as it is."""
+    return _beside.tensors[place]
+
+
 def _from_beside(
     place: int,
     shape: tuple[int, ...],

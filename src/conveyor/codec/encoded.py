@@ -10,6 +10,9 @@ PICKLE = 16
 DEFINING = 17
 """Codec: the same, behind the definitions that it needs."""
 
+DIRECT = 21
+"""Codec: where a value is that has stayed."""
+
 FLAG_DEFINITIONS = 1
 """The frame has a header: every reader must decode it, or at least announce it."""
 FLAG_REFS = 4
@@ -27,6 +30,8 @@ Reducer: TypeAlias = Callable[[Any], Any]
 ReducerFactory: TypeAlias = "Callable[[dict[Any, Any]], dict[type, Reducer]]"
 """Makes reducers that may keep notes in a dict, which is emptied after every value."""
 
+FINAL = "final"
+"""Among the notes: an error that the value is not pickled again for. It is not about pickling."""
 KEPT = "kept"
 """Among the notes: what the writer keeps as long as anybody has the frame."""
 SENT = "sent"

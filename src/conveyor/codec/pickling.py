@@ -17,6 +17,7 @@ from conveyor.codec import byvalue, claims
 from conveyor.codec.definitions import SentDefinitions, definitions_of
 from conveyor.codec.encoded import (
     DEFINING,
+    FINAL,
     FLAG_BOUND,
     FLAG_DEFINITIONS,
     FLAG_REFS,
@@ -30,7 +31,7 @@ from conveyor.codec.encoded import (
 )
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import pack
-from conveyor.codec.staged import STAGED
+from conveyor.codec.staged import STAGED, raw
 from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _KEEP_BELOW = 1 << 16
 
 _factories: list[ReducerFactory] = []
+_over: list[Callable[[dict[type, Reducer], dict[Any, Any]], dict[type, Reducer]]] = []
 _waiting: dict[str, Callable[[], None]] = {}
 _fast_pool: list[_FastPickler] = []
 _full_pool: list[FullPickler] = []
@@ -71,12 +73,22 @@ def _reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
     made: dict[type, Reducer] = {}
     for factory in _factories:
         made.update(factory(notes))
+    for over in _over:
+        made.update(over(made, notes))
     return made
 
 
 def add_reducers(factory: ReducerFactory) -> None:
     """Have both picklers use these reducers, for values to come."""
     _factories.append(factory)
+    drop_picklers()
+
+
+def add_reducers_over(
+    over: Callable[[dict[type, Reducer], dict[Any, Any]], dict[type, Reducer]],
+) -> None:
+    """Have both picklers use these reducers, which are made of those that there are, and of the notes."""
+    _over.append(over)
     drop_picklers()
 
 
@@ -152,13 +164,14 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         pickler.notes[SENT] = sent
         if sent.keeper is not None:
             sent.keeper.begin()
-        failed = False
+        failed = staged = False
         try:
             pickler.dump(value)
             if pickler.buffers and STAGED in pickler.notes:
-                pickler.notes.pop(STAGED).finish()
+                pickler.notes.pop(STAGED).finish(pickler.buffers)
+                staged = True
         except BaseException as error:
-            if not _may_be_tried_again(error):
+            if not _may_be_tried_again(error, pickler.notes):
                 claims.drop_noted(pickler.notes, sent.readers)
                 raise
             failed = True
@@ -172,7 +185,7 @@ def dump(value: Any, sent: SentDefinitions | None) -> Encoded:
         meta = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         buffers = None
         if pickler.buffers:
-            buffers = [b.raw() for b in pickler.buffers]
+            buffers = [raw(b) if staged else b.raw() for b in pickler.buffers]
             pickler.buffers.clear()
             pickler.notes.clear()  # only what has a buffer makes notes
         if len(meta) < _KEEP_BELOW:
@@ -196,9 +209,11 @@ def _encoded(codec: int, flags: int, meta: bytes, buffers: list[Any] | None, kep
     return (codec, flags, meta, buffers, kept) if kept else (codec, flags, meta, buffers)
 
 
-def _may_be_tried_again(error: BaseException) -> bool:
+def _may_be_tried_again(error: BaseException, notes: dict[Any, Any]) -> bool:
     """Whether another pickler may do what has failed with ``error``."""
-    return not isinstance(error, SerializationError) and is_fault(error)
+    if isinstance(error, SerializationError) or notes.pop(FINAL, None) is error:
+        return False
+    return is_fault(error)
 
 
 def _dump_fully(
@@ -215,7 +230,7 @@ def _dump_fully(
     made = pickler.notes.pop(claims.CLAIMS, None)
     kept = pickler.notes.pop(KEPT, None)
     meta = pickler.payload()
-    buffers = [b.raw() for b in pickler.buffers] if pickler.buffers else None
+    buffers = [raw(b) for b in pickler.buffers] if pickler.buffers else None
     definitions = None
     for key in pickler.groups:
         if key not in sent.groups:
@@ -280,10 +295,10 @@ def _attempt(
     try:
         pickler.dump(value)
         if STAGED in pickler.notes:
-            pickler.notes.pop(STAGED).finish()
+            pickler.notes.pop(STAGED).finish(pickler.buffers)
     except BaseException as error:
         claims.drop_noted(pickler.notes, sent.readers)
-        if not _may_be_tried_again(error):
+        if not _may_be_tried_again(error, pickler.notes):
             raise
         return error
     return None
@@ -340,7 +355,7 @@ def _dump_in_band(value: Any, sent: SentDefinitions) -> bytes:
     try:
         fast.dump(value)
     except BaseException as error:
-        if not _may_be_tried_again(error):
+        if not _may_be_tried_again(error, fast.notes):
             claims.drop_noted(fast.notes, sent.readers)
             raise
     else:

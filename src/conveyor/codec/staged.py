@@ -1,16 +1,23 @@
 """Tensors of devices travel in frames by way of the host, through memory that is pinned.
 
-At the writer the copies of all tensors of a value are enqueued while it is pickled, and waited for once. At
-the reader its bytes are copied to pinned memory, and from there on the current stream, ahead of whatever the
-reader enqueues next: it does not wait.
+At the writer the copies of all tensors of a value are enqueued when it has been pickled, and waited for once.
+They go to the block of the arena that the frame is sent with. At the reader the copies from there are
+enqueued on the current stream, ahead of whatever the reader enqueues next: it does not wait. Where a block is
+not pinned (``codec/pinned.py``) a copy goes by way of other memory that is.
 """
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from conveyor import _core
 from conveyor import device as devices
+from conveyor.codec import pinned
 from conveyor.codec.layouts import unexpanded
+from conveyor.codec.pinned import Block
 from conveyor.device import Device, Stream
 from conveyor.exceptions import SerializationError
 
@@ -20,41 +27,148 @@ if TYPE_CHECKING:
 STAGED = "staged"
 """Among the notes: the :class:`Staged` of the value that is pickled."""
 
+#: Buffers of a frame lie at multiples of this.
+_ALIGN = 64
+#: Of buffers of the host, which are copied to the block with the GIL, so many bytes at most.
+_BESIDE = 1 << 20
+
 
 class Staged:
-    """Copies of a value's tensors to the host, which are under way."""
+    """A value's tensors of devices, whose bytes are fetched when it has been pickled.
 
-    def __init__(self) -> None:
-        self._streams: dict[tuple[str, int], Stream] = {}
+    framed: the value is sent in a frame, with a block of the arena.
+    """
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Enqueue a copy of a contiguous tensor of a device: a tensor of the host, whose values are there
-        after :meth:`finish`."""
+    def __init__(self, framed: bool) -> None:
+        self._framed = framed
+        #: With what stands for each, and the stream that its values come on.
+        self._tensors: dict[int, tuple[pickle.PickleBuffer, torch.Tensor, Stream]] = {}
+        self._streams: list[Stream] = []
+
+    def buffer(self, tensor: torch.Tensor) -> pickle.PickleBuffer:
+        """What stands for the bytes of a contiguous tensor of a device until :meth:`finish`."""
+        place = pickle.PickleBuffer(bytearray())  # writable, as a tensor is
         device = devices.of(tensor)
         assert device is not None
-        here = device.empty_pinned(tensor.numel() * tensor.element_size())
-        here = here.view(tensor.dtype).view(tensor.shape)
-        device.copy(here, tensor)
-        index = tensor.device.index
-        self._streams[device.kind, index] = device.current_stream(index)
-        return here
+        self._tensors[id(place)] = place, tensor, device.current_stream(tensor.device.index)
+        return place
 
-    def finish(self) -> None:
-        """Wait until the values are there.
+    def finish(self, buffers: list[Any]) -> None:
+        """Put the tensors' bytes in the places of what stands for them. Wait until they are there.
 
         Raises:
             SerializationError: something has gone wrong on a device.
         """
-        streams = list(self._streams.items())
-        self._streams.clear()
-        for (kind, index), stream in streams:
+        places = [place for place, buffer in enumerate(buffers) if id(buffer) in self._tensors]
+        if not places:
+            return
+        tensors = {place: self._tensors[id(buffers[place])][1:] for place in places}
+        sizes = [tensor.nbytes for tensor, _ in tensors.values()]
+        block = self._block(sizes, [b for b in buffers if id(b) not in self._tensors])
+        if block is not None:
+            return self._fill(block, buffers, tensors)
+        here = [self._take(tensor, stream) for tensor, stream in tensors.values()]
+        self._synchronize()
+        for place, copied in zip(places, here, strict=True):
+            buffers[place] = pickle.PickleBuffer(copied.numpy())
+
+    def _take(self, tensor: torch.Tensor, stream: Stream) -> torch.Tensor:
+        here = stream.device.empty_pinned(tensor.nbytes)
+        self._copy(here, tensor, stream)
+        return here
+
+    def _copy(self, target: torch.Tensor, tensor: torch.Tensor, stream: Stream) -> None:
+        self._streams.append(stream)
+        with stream.device.using(stream):
+            stream.device.copy(target, _bytes_of(tensor))
+
+    def _block(self, sizes: Sequence[int], others: Sequence[Any]) -> _core.Buffer | None:
+        """Memory of the arena for all buffers of a frame. ``None``: it is to be copied there later."""
+        process = pinned.current() if self._framed else None
+        nbytes = sum(map(_aligned, sizes))
+        if process is None or nbytes < pinned.LEAST:
+            return None
+        beside = sum(_aligned(other.raw().nbytes) for other in others)
+        if beside > min(nbytes, _BESIDE):
+            return None
+        return process.allocate(nbytes + beside)
+
+    def _fill(
+        self,
+        block: _core.Buffer,
+        buffers: list[Any],
+        tensors: dict[int, tuple[torch.Tensor, Stream]],
+    ) -> None:
+        process = pinned.current()
+        assert process is not None
+        kinds: dict[str, Block | None] = {}
+        by_the_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+        at = 0
+        try:
+            for place, buffer in enumerate(buffers):
+                if place not in tensors:
+                    memory = buffer.raw()
+                    part = buffers[place] = block.part(at, memory.nbytes)
+                    at += _aligned(memory.nbytes)
+                    memoryview(part)[:] = memory
+                    continue
+                tensor, stream = tensors[place]
+                part = buffers[place] = block.part(at, tensor.nbytes)
+                at += _aligned(tensor.nbytes)
+                device, target = stream.device, pinned.over(part.address, tensor.nbytes)
+                if device.kind not in kinds:
+                    kinds[device.kind] = process.take(block, device)
+                if kinds[device.kind] is None:
+                    by_the_way.append((target, self._take(tensor, stream)))
+                else:
+                    self._copy(target, tensor, stream)
+            self._synchronize()
+        except BaseException:
+            # No device may write there any more when the block is another value's.
+            self._calm()
+            raise
+        finally:
+            for pinned_block in kinds.values():
+                if pinned_block is not None:
+                    process.give_back(pinned_block)
+        for target, here in by_the_way:
+            target.copy_(here)
+
+    def _synchronize(self) -> None:
+        for stream in self._streams:
             try:
                 stream.synchronize()
             except Exception as error:  # a simulated kernel's may be any
                 raise SerializationError(
-                    f"the device {kind}:{index} has failed before a tensor of it could be sent: "
-                    f"{type(error).__name__}: {error}"
+                    f"the device {stream.device.kind}:{stream.index} has failed before a tensor of it could "
+                    f"be sent: {type(error).__name__}: {error}"
                 ) from error
+        self._streams.clear()
+
+    def _calm(self) -> None:
+        for stream in self._streams:
+            with suppress(Exception):  # one error is enough
+                stream.synchronize()
+        self._streams.clear()
+
+
+def raw(buffer: Any) -> Any:
+    """What a frame takes along of one of a pickle's buffers."""
+    return buffer if type(buffer) is _core.Buffer else buffer.raw()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, whatever its shape."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    begin = tensor.storage_offset() * tensor.element_size()
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(storage, begin, (tensor.nbytes,), (1,))
 
 
 def check(on: torch.Tensor | torch.UntypedStorage) -> None:
@@ -94,16 +208,7 @@ def bring(made: torch.Tensor, device: Device, identity: str | None) -> torch.Ten
     Raises:
         SerializationError: this process has no device of the kind.
     """
-    kind = device.kind
-    if kind not in _usable:
-        why_not = device.viable()
-        if why_not is not None:
-            raise SerializationError(
-                f"a tensor that is to be on a device of the kind {kind!r} has come to a process that has "
-                f"none ({why_not}): call .cpu() on it before it is sent, or mark its node with "
-                f"with_tensor_transport(device='cpu')"
-            )
-        _usable.add(kind)
+    _check_usable(device)
     index = _index_of(device, identity)
     if not made.numel():
         return device.empty(0, index).view(made.dtype).as_strided(made.shape, made.stride())
@@ -117,6 +222,46 @@ def bring(made: torch.Tensor, device: Device, identity: str | None) -> torch.Ten
     return there.view(made.dtype).as_strided(once.shape, strides).expand(made.shape)
 
 
+def bring_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tensor | None:
+    """Copy what came in a frame to the device, from where it lies: a tensor of bytes there, for the current
+    stream. ``None``: that memory is not pinned.
+
+    Raises:
+        SerializationError: this process has no device of the kind.
+    """
+    process = pinned.current()
+    block = None if process is None else process.take(buffer, device)
+    if process is None or block is None:
+        return None
+    enqueued = False
+    try:
+        _check_usable(device)
+        index = _index_of(device, identity)
+        there = device.empty(buffer.nbytes, index)
+        device.copy(there, pinned.over(buffer.address, buffer.nbytes))
+        enqueued = True
+        process.hold(device.current_stream(index).record(), buffer, block)
+        return there
+    except BaseException:
+        if enqueued:  # the block must not be another value's while the device reads it
+            device.synchronize(index)
+        process.give_back(block)
+        raise
+
+
+def _check_usable(device: Device) -> None:
+    kind = device.kind
+    if kind not in _usable:
+        why_not = device.viable()
+        if why_not is not None:
+            raise SerializationError(
+                f"a tensor that is to be on a device of the kind {kind!r} has come to a process that has "
+                f"none ({why_not}): call .cpu() on it before it is sent, or mark its node with "
+                f"with_tensor_transport(device='cpu')"
+            )
+        _usable.add(kind)
+
+
 def _index_of(device: Device, identity: str | None) -> int:
     if identity is not None:
         for index in range(device.count()):
@@ -125,13 +270,10 @@ def _index_of(device: Device, identity: str | None) -> int:
     return device.current_index()
 
 
-def reduced(contiguous: Any, staged: Staged | None) -> torch.Tensor:
-    """Make a tensor of the host of one that is anywhere: at once, if ``staged`` is none."""
-    if contiguous.is_cpu:
-        return contiguous
-    if staged is not None:
-        return staged.take(contiguous)
-    alone = Staged()
-    here = alone.take(contiguous)
-    alone.finish()
-    return here
+def fetched(contiguous: torch.Tensor) -> pickle.PickleBuffer:
+    """The bytes of a tensor of a device, at once."""
+    alone = Staged(framed=False)
+    buffers: list[Any] = [alone.buffer(contiguous)]
+    alone.finish(buffers)
+    memory: pickle.PickleBuffer = buffers[0]
+    return memory

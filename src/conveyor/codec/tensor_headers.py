@@ -65,3 +65,18 @@ def describes(header: bytes, tensor: torch.Tensor) -> bool:
     end = fixed.size + length
     shape = struct.unpack_from(f"<{ndim}q", header, end)
     return shape == tensor.shape and header[fixed.size : end].decode() == dtype_name(tensor.dtype)
+
+
+def shaped(header: bytes, memory: torch.Tensor) -> torch.Tensor:
+    """The tensor that a header describes, in ``memory``, a tensor of its bytes."""
+    import torch
+
+    flags, length, ndim = fixed.unpack_from(header)
+    end = fixed.size + length
+    made = memory.view(getattr(torch, header[fixed.size : end].decode()))
+    shape = struct.unpack_from(f"<{ndim}q", header, end)
+    if flags & STRIDED:
+        made = made.as_strided(shape, struct.unpack_from(f"<{ndim}q", header, end + 8 * ndim))
+    else:
+        made = made.view(shape)
+    return made.requires_grad_() if flags & REQUIRES_GRAD else made

@@ -27,13 +27,14 @@ from conveyor.codec.layouts import (
     widest,
 )
 from conveyor.codec.sparse import reduce_sparse
-from conveyor.codec.staged import STAGED, Staged, bring, check, place_for, reduced
+from conveyor.codec.staged import STAGED, Staged, bring, bring_bytes, check, fetched, place_for
 from conveyor.codec.tensor_headers import (
     EMPTY,
     REQUIRES_GRAD,
     STRIDED,
     fixed,
     make_header,
+    shaped,
 )
 from conveyor.device import Device
 from conveyor.storages import check_storage
@@ -318,7 +319,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
         header = make_header(tensor.dtype, tuple(tensor.shape), strides, tensor.requires_grad)
         buffer = None
         if memory.numel():
-            buffer = pickle.PickleBuffer(memory_of(reduced(memory, staged())))
+            buffer = buffer_of(memory)
         if target == "cpu":
             return rebuild, (header, buffer)
         return _rebuild_on, (header, buffer, *place_for(tensor, target))
@@ -328,8 +329,19 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
         sent = notes.get(SENT)
         if sent is None or sent.in_band:
             return None
-        found: Staged = notes.setdefault(STAGED, Staged())
+        found: Staged | None = notes.get(STAGED)
+        if found is None:
+            # Whoever has readers sends what it pickles in a frame.
+            found = notes[STAGED] = Staged(framed=bool(sent.readers))
         return found
+
+    def buffer_of(contiguous: torch.Tensor) -> pickle.PickleBuffer:
+        if contiguous.is_cpu:
+            return pickle.PickleBuffer(memory_of(contiguous))
+        later = staged()
+        if later is not None:
+            return later.buffer(contiguous)
+        return fetched(contiguous)
 
     def reduce_storage(storage: torch.UntypedStorage) -> Any:
         sent = notes.get(SENT)
@@ -342,7 +354,7 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
         if not storage.nbytes():
             return _rebuild_storage, (None, *where)
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return _rebuild_storage, (pickle.PickleBuffer(memory_of(reduced(whole, staged()))), *where)
+        return _rebuild_storage, (buffer_of(whole), *where)
 
     def reduce_typed_storage(storage: torch.storage.TypedStorage) -> Any:
         return _rebuild_typed_storage, (storage._untyped_storage, storage.dtype)
@@ -356,6 +368,9 @@ def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
 
 
 def _rebuild_on(header: bytes, buffer: Any, device: Device, identity: str | None) -> torch.Tensor:
+    there = None if buffer is None else bring_bytes(buffer, device, identity)
+    if there is not None:
+        return shaped(header, there)
     made = rebuild(header, buffer)
     return bring(made.detach(), device, identity).requires_grad_(made.requires_grad)
 
@@ -365,6 +380,11 @@ def _rebuild_storage(
 ) -> torch.UntypedStorage:
     import torch
 
+    there = None
+    if buffer is not None and device is not None:
+        there = bring_bytes(buffer, device, identity)
+    if there is not None:
+        return there.untyped_storage()
     if buffer is None:
         made = torch.empty(0, dtype=torch.uint8)
     else:

@@ -10,9 +10,27 @@ from conveyor.codec.definitions import KnownDefinitions
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.faults import is_fault
 from conveyor.codec.header import unpack
-from conveyor.exceptions import ActorDiedError, ObjectLostError, SerializationError
+from conveyor.exceptions import (
+    ActorDiedError,
+    InjectedFault,
+    ObjectLostError,
+    SerializationError,
+    SharedWriteError,
+    TransportError,
+    WaitTimeoutError,
+)
 
 _known_to_all = KnownDefinitions()
+
+#: What comes of a part that has stayed elsewhere, and cannot be fetched.
+_FETCHING = (
+    ActorDiedError,
+    InjectedFault,
+    ObjectLostError,
+    SharedWriteError,
+    TransportError,
+    WaitTimeoutError,
+)
 
 
 def load(
@@ -26,7 +44,7 @@ def load(
         return pickle.loads(pickled, buffers=buffers)
     except (SerializationError, MemoryError):  # it may be tried again when there is memory
         raise
-    except (ActorDiedError, ObjectLostError):  # a part of it has stayed elsewhere, and is gone
+    except _FETCHING:
         raise
     except BaseException as error:
         if not is_fault(error):

@@ -195,9 +195,13 @@ class Device(ABC):
 
     @abstractmethod
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """Describe all of the memory that a tensor lies in, its storage, to another process. A handle is
-        opened once, in one process: each reader gets one of its own. The tensor must be kept here as long as
-        it is open there, and events say when its values are there."""
+        """Describe all of the memory that a tensor lies in, its storage, to other processes. They open it any
+        number of times. The tensor must be kept here as long as it is open there, and events say when its
+        values are there.
+
+        Raises:
+            RuntimeError: the device cannot share memory of this kind.
+        """
 
     @abstractmethod
     def open_memory(self, handle: bytes) -> torch.Tensor:

@@ -5,12 +5,14 @@ It has been tried with a stand-in for ``torch.cuda`` only: nobody has run it on 
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from conveyor.device import cuda_memory
 from conveyor.device.base import Device, Event, Stream
 from conveyor.later import LaterModule, import_later
 
@@ -148,7 +150,10 @@ class CudaDevice(Device):
     def pin(self, address: int, nbytes: int) -> None:
         """As the base says. It is portable: all GPUs know it."""
         torch.cuda.init()  # the calls of the runtime need a context
-        _check(torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE), "cudaHostRegister")
+        code = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)
+        if int(code):
+            _forget_error()
+        _check(code, "cudaHostRegister")
 
     def unpin(self, address: int) -> None:
         """As the base says."""
@@ -161,20 +166,21 @@ class CudaDevice(Device):
         return None
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """As the base says. torch keeps the memory until it has been opened and let go of."""
-        shared = tensor.untyped_storage()._share_cuda_()
-        return pickle.dumps((self.identity(tensor.device.index), shared[1:]))
+        """As the base says."""
+        storage, index = tensor.untyped_storage(), tensor.device.index
+        torch.cuda.init()
+        handle, offset = cuda_memory.export(index, storage.data_ptr())
+        return pickle.dumps((self.identity(index), handle, offset, storage.nbytes()), 5)
 
     def open_memory(self, handle: bytes) -> torch.Tensor:
         """As the base says."""
-        identity, shared = pickle.loads(handle)
+        identity, shared, offset, nbytes = pickle.loads(handle)
         here = [i for i in range(self.count()) if self.identity(i) == identity]
         if not here:
             raise RuntimeError(f"this process cannot reach the GPU {identity}")
         torch.cuda.init()
-        storage = torch.UntypedStorage._new_shared_cuda(here[0], *shared)
-        where = torch.device("cuda", here[0])
-        return torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
+        opened = cuda_memory.Opened(here[0], shared, offset, nbytes)
+        return torch.as_tensor(opened, device=torch.device("cuda", here[0]))
 
     def _index(self, index: int | None) -> int:
         return self.current_index() if index is None else index
@@ -187,6 +193,13 @@ _PORTABLE = 1
 def _native(stream: Stream) -> Any:
     assert isinstance(stream, CudaStream)
     return stream.stream
+
+
+def _forget_error() -> None:
+    """Have the runtime forget this thread's last error: torch would tell whoever enqueues the next kernel."""
+    last = getattr(ctypes.CDLL(None), "cudaGetLastError", None)
+    if last is not None:
+        last()
 
 
 def _check(code: Any, call: str) -> None:

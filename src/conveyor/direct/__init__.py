@@ -1,16 +1,20 @@
 """Objects that stay on the actor that made them.
 
-What ``codec.direct`` asks of a process is answered here: ``table`` is what it keeps for others, ``fetching``
-gets what others keep, ``freed`` waits until nobody needs something any more.
+What ``codec.direct`` asks of a process is answered here: ``table`` keeps values for others, and ``fetching``
+gets theirs; ``choice`` and ``devices`` are the ways past reading, ``managers`` a user's. ``parts``, ``into``,
+``skeleton``, ``leaves`` and ``memory`` are about parts, and memory that is there; ``targets`` and
+``receiving`` say beforehand where values go. ``listing``, ``routes`` and ``freed`` answer questions.
+``permission``, ``writes`` and ``transfers`` are about who may, who wrote, and tests.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from conveyor.codec.direct import Direct, Located, names_of
+from conveyor.codec.direct import Beside, Direct, Located, Route, names_of
 from conveyor.codec.frames import decode
-from conveyor.direct.fetching import fetch
+from conveyor.direct.choice import route_for
+from conveyor.direct.fetching import decode_with, fetch
 from conveyor.direct.parts import part_of
 from conveyor.direct.permission import let_session_read
 from conveyor.direct.table import TABLE, Decode, Stored
@@ -46,8 +50,17 @@ class _Holder:
     def __init__(self) -> None:
         self._me: _Me | None = None
 
+    def route(self, direct: Direct) -> Route | None:
+        return route_for(direct.transport)
+
     def keep(
-        self, direct: Direct, codec: int, meta: bytes, buffers: list[Any]
+        self,
+        direct: Direct,
+        codec: int,
+        meta: bytes,
+        buffers: list[Any],
+        route: Route | None,
+        tensors: list[Any],
     ) -> tuple[Located, Stored] | None:
         me = self._me
         if me is None or me.process is not context.current().process:
@@ -58,14 +71,21 @@ class _Holder:
         value = direct.value
         if direct.snapshot:
             buffers = [bytearray(buffer) for buffer in buffers]
-            value = decode(codec, meta, buffers)
-        stored = TABLE.keep(value, buffers, direct.transport)
+            tensors = [tensor if route is None else route.copied(tensor) for tensor in tensors]
+            value = decode_with(codec, meta, buffers, tensors, decode)
+        stored = TABLE.keep(value, buffers, direct.transport, route, tensors, direct.snapshot)
+        if stored is None:
+            return None
         what = direct.transport, direct.snapshot
         names = me.names.get(what)
         if names is None:
             names = me.names[what] = names_of(direct.transport, me.name, direct.snapshot)
-        where = Located(*me.place, stored.number, stored.anchor, names, stored.ranges, codec, meta)
-        return where, stored
+        aside = b""
+        if stored.beside is not None:
+            on, note, _ = stored.beside
+            aside = Beside(on, on.specs(tensors), note).pack()
+        place = *me.place, stored.number, stored.anchor
+        return Located(*place, names, stored.ranges, codec, meta, aside), stored
 
     def begin(self) -> None:
         context.current().process.keeping.start()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import Any
 
 from conveyor import _core
-from conveyor.codec.direct import Located, receiving
+from conveyor.codec.beside import placing
+from conveyor.codec.direct import Beside, Located, receiving
 from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
+from conveyor.direct.transfers import go_on
+from conveyor.direct.writes import changed
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -25,7 +29,10 @@ def fetch(where: Located, decode: Decode) -> Any:
         ActorDiedError: the process that kept it has died.
         ObjectLostError: it is kept no more, because whoever owned the reference has died.
         RuntimeStateError: this process belongs to no session.
+        WaitTimeoutError, InjectedFault: a test holds it back, or has it fail.
+        SharedWriteError: it was written to since it is kept, and the session looks for that.
         OSError: the system refuses for another reason.
+        TransportError: a device cannot be opened here, or a transport could not bring it.
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.joined and not where.snapshot:
@@ -33,6 +40,8 @@ def fetch(where: Located, decode: Decode) -> Any:
             receiving.taken.append(stored)
         return stored.value
     runtime = _running()
+    if runtime.process.board.transfers(where.slot):
+        go_on(where, runtime)
     source = where.pid, where.ranges, where.anchor, where.number
     try:
         if where.joined:
@@ -43,9 +52,42 @@ def fetch(where: Located, decode: Decode) -> Any:
             buffers = _fetched(source, runtime.process.arena)
     except OSError as error:
         raise _why(where, error, runtime) from None
-    value = decode(where.codec, where.meta, buffers)
+    tensors = _beside(where, runtime) if where.beside else None
+    value = decode_with(where.codec, where.meta, buffers, tensors, decode)
     # As indexing gives it: numpy has scalars, which are no arrays.
     return value[()] if where.joined and is_array(value) and value.ndim == 0 else value
+
+
+def decode_with(
+    codec: int,
+    meta: bytes,
+    buffers: list[Any],
+    tensors: Sequence[Any] | None,
+    decode: Decode,
+) -> Any:
+    """Decode a value, of which ``tensors`` have come in another way."""
+    if not tensors:
+        return decode(codec, meta, buffers)
+    with placing(tensors):
+        return decode(codec, meta, buffers)
+
+
+def _beside(where: Located, runtime: Any) -> Sequence[Any]:
+    """What is got in another way than by reading."""
+    route, specs, note = Beside.unpack(where.beside)
+    failed: Exception | None = None
+    tensors: Sequence[Any] = ()
+    try:
+        tensors = route.fetch(where, specs, note)
+    except Exception as error:  # also of libraries that a device or a transport is made of
+        failed = error
+    try:  # whatever has come may be anything if it is kept no more
+        _core.read_peer_joined(where.pid, b"", where.anchor, where.number, _core.Buffer.own(0))
+    except OSError as error:
+        raise _why(where, error, runtime) from failed
+    if failed is not None:
+        raise failed
+    return tensors
 
 
 def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_core.Buffer]:
@@ -61,6 +103,8 @@ def read_into(where: Located, memories: list[memoryview]) -> None:
     Raises as :func:`fetch`.
     """
     runtime = _running()
+    if runtime.process.board.transfers(where.slot):
+        go_on(where, runtime)
     try:
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
     except OSError as error:
@@ -87,16 +131,21 @@ def _room_for(size: int) -> _core.Buffer:
 def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     if runtime.process.board.gone(where.slot, where.incarnation) or error.errno == errno.ESRCH:
         return ActorDiedError(
-            f"{where.holder} has died, and with it a value of {_size(where)} that it kept",
-            where.holder,
+            f"{where.keeper} has died, and with it a value of {_size(where)} that it kept",
+            where.keeper,
         )
     if error.errno in (errno.ESTALE, errno.EFAULT):
         return ObjectLostError(
-            f"a value of {_size(where)} that {where.holder} kept is kept no more: the process that owned the "
+            f"a value of {_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
             "reference to it has died, or has let go of it while it was under way"
         )
+    if error.errno == errno.EBADMSG:
+        return changed(where, runtime.process.board)
     return error
 
 
 def _size(where: Located) -> str:
-    return f"{sum(_core.lengths_of(where.ranges)):,} bytes"
+    nbytes = sum(_core.lengths_of(where.ranges))
+    if where.beside:
+        return f"{nbytes:,} bytes, and what goes by a route," if nbytes else "what goes by a route"
+    return f"{nbytes:,} bytes"

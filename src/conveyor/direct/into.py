@@ -2,80 +2,247 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+import struct
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from conveyor import _core
+from conveyor.checks import check_timeout
 from conveyor.codec import arrays, tensor_headers
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.direct import Located, Unfetched
 from conveyor.codec.tensors import TENSOR
+from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
-from conveyor.direct.memory import address_of, is_array, is_plain, is_tensor, lies_at, memory_of
+from conveyor.direct.leaves import Path, is_leaf, leaves_of, named, with_leaves
+from conveyor.direct.memory import address_of, is_array, is_tensor, lies_at, nbytes_of, room_in
+from conveyor.direct.skeleton import Skeleton
 from conveyor.runtime.refs.ref import Ref
 
 
 def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
-    """The value of ``ref`` in the memory of ``into``: a tensor or an array, or a list of them, one for each
-    tensor and array in the value, in the order in which they are found there.
+    """The value of ``ref`` in the memory of ``into``: a tensor or an array; a list of them, one for each
+    tensor and array in the value, in the order in which they are found there; or a mapping, or nested lists
+    and mappings, with one wherever the value has one.
 
-    Returns ``into`` itself for a single one, else the value, whose tensors and arrays lie in that memory
-    if it has come from another process.
+    Returns ``into`` itself for a single one, else the value with these in the places of its own.
 
     Raises:
-        TypeError: one of them is neither, or not in the host's memory.
+        TypeError: one of them is neither, or of a device that is not known.
         ValueError: one of them is read-only or not contiguous, or they do not fit the value. Nothing has been
             written then.
         ActorDiedError, ObjectLostError, WaitTimeoutError: as ``get``.
     """
-    single = is_tensor(into) or is_array(into)
-    if not single and not isinstance(into, (list, tuple)):
-        raise TypeError(
-            f"into= takes a tensor, an array, or a list of them, not a {type(into).__name__}"
-        )
-    targets = [into] if single else list(into)
-    memories = [memory_of(target) for target in targets]
+    targets = Targets(into)
     ref._settled(timeout)
-    value = ref._unfetched()
-    if isinstance(value, Unfetched):
-        value = _fetch(value, targets, memories)
+    return receive(ref._unfetched(), targets)
+
+
+def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
+    """The value of each of ``refs`` in the memory of what has the same place in ``into``: lists, or mappings
+    with the same keys. All are waited for first.
+
+    Raises as :func:`get_into`; those before the one that does not fit have been written then.
+    """
+    if isinstance(refs, Mapping):
+        if not isinstance(into, Mapping) or set(refs) != set(into):
+            raise ValueError("into= for a mapping of references is a mapping with the same keys")
+        ahead = [(refs[key], Targets(into[key])) for key in refs]
     else:
-        # A part of one element is a scalar, of NumPy's.
-        leaves = [value] if single and hasattr(value, "dtype") else list(leaves_of(value))
-        _check(leaves, targets)
-        _copy(leaves, targets)
-    return into if single else value
+        if not isinstance(into, (list, tuple)) or len(refs) != len(into):
+            raise ValueError(
+                f"into= for {len(refs)} references is a list with something to take each of them"
+            )
+        ahead = [(ref, Targets(one)) for ref, one in zip(refs, into, strict=True)]
+    for ref, _ in ahead:
+        if not isinstance(ref, Ref):
+            raise TypeError(f"get takes references, and one is a {type(ref).__name__}")
+    timeout = check_timeout(timeout)
+    end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+    for ref, _ in ahead:
+        ref._settled(timeout if end is None else max(end - time.monotonic(), 0.0))
+    received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
+    return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
 
 
-def _fetch(unfetched: Unfetched, targets: list[Any], memories: list[Any]) -> Any:
+class Targets:
+    """Tensors and arrays that a value is to be written to. Raises as :func:`get_into`.
+
+    single: there is one, which is not in a container.
+    """
+
+    def __init__(self, into: Any, what: str = "into=") -> None:
+        self._what = what
+        self.single = is_leaf(into)
+        # By their order, or else by their paths.
+        flat = isinstance(into, (list, tuple)) and not any(map(_is_container, into))
+        self._all: dict[Any, Any] = dict(enumerate(into) if flat else leaves_of(into))
+        self._by_path = not flat and not self.single
+        if (self._by_path and not self._all) or not (
+            self.single or isinstance(into, (list, tuple, Mapping))
+        ):
+            raise TypeError(
+                f"{what} takes a tensor, an array, or a list of them, or a mapping with some of them in it, "
+                f"not a {type(into).__name__}{' without any' if self._by_path else ''}"
+            )
+        self.rooms = {id(one): room_in(one) for one in self._all.values()}
+
+    @property
+    def all(self) -> list[Any]:
+        """All of them, in order."""
+        return list(self._all.values())
+
+    def for_leaves(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+        """The one for each of the tensors and arrays that a value has.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        targets = self._by_paths(found) if self._by_path else self._in_order(found)
+        for (path, leaf), target in zip(found, targets, strict=True):
+            there, given = _described(leaf), _described(target)
+            if there != given:
+                of = "" if len(found) == 1 else named([path]) + " of "
+                raise ValueError(
+                    f"{of}the value is {_in_words(there)}, and what is to take it is {_in_words(given)}"
+                )
+        return targets
+
+    def _in_order(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+        targets = self.all
+        if len(targets) == len(found):
+            return targets
+        # What is in it twice may be taken once.
+        once = list(dict.fromkeys(id(leaf) for _, leaf in found))
+        if len(targets) != len(once):
+            raise ValueError(
+                f"the value has {len(found)} tensors and arrays, and there are {len(targets)} to take them"
+            )
+        return [targets[once.index(id(leaf))] for _, leaf in found]
+
+    def _by_paths(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+        paths = dict(found)
+        lacking = [path for path in paths if path not in self._all]
+        unknown = [path for path in self._all if path not in paths]
+        if lacking or unknown:
+            wrong = []
+            if lacking:
+                wrong.append(f"{self._what} has nothing to take {named(lacking)}")
+            if unknown:
+                wrong.append(f"the value has nothing for {named(unknown)}")
+            raise ValueError(", and ".join(wrong))
+        return [self._all[path] for path, _ in found]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (list, tuple, Mapping))
+
+
+def receive(value: Any, targets: Targets) -> Any:
+    """``value``, which may be elsewhere, in the memory of ``targets``; see :func:`get_into`."""
+    fresh = False
+    if isinstance(value, Unfetched):
+        where = value.where
+        # A part is less than what is kept, and a snapshot is read as by others.
+        here = None if where.joined or where.snapshot else value.here()
+        fresh = here is None
+        value = _fetched(value, targets) if here is None else here.value
+    if targets.single and hasattr(value, "dtype") and not is_leaf(value):
+        value = _as_array(value)  # a part of one element is a scalar, of NumPy's
+    found = list(leaves_of(value))
+    taking = targets.for_leaves(found)
+    _check_untied(found, taking)
+    _copy([leaf for _, leaf in found], taking)
+    if targets.single:
+        return taking[0]
+    ahead = iter(taking)
+    return with_leaves(value, lambda _: next(ahead), fresh)
+
+
+def _as_array(scalar: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(scalar)
+
+
+def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
+    """The value, of which as much lies in the memory of ``targets`` as can be read there at once."""
     where = unfetched.where
-    # A part is less than what is kept, and a snapshot is read as by others.
-    here = None if where.joined or where.snapshot else unfetched.here()
-    if here is not None:
-        leaves = list(leaves_of(here.value))
-        _check(leaves, targets)
-        _copy(leaves, targets)
-        return here.value
-    if len(targets) == 1 and not where.joined and _is_like(where, targets[0]):
-        read_into(where, memories)
-        return targets[0]
+    if targets.single:
+        [target] = targets.all
+        room = targets.rooms[id(target)]
+        if room is not None and _is_like(where, target):
+            _tell_autograd([target])
+            _read(where, [room])
+            return target
+    try:
+        skeleton = Skeleton(where)
+    except Exception:  # there is no room, or the user's code expects what is not there yet
+        return unfetched.fetch()
+    found = list(leaves_of(skeleton.value))
+    if is_array(skeleton.value) and not found:
+        return unfetched.fetch()
+    taking = targets.for_leaves(found)
+    _check_untied(found, taking)
+    if where.joined:
+        return unfetched.fetch()
+    memories: dict[int, Any] = {}
+    for (_, leaf), target in zip(found, taking, strict=True):
+        number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
+        if number is not None and room is not None:
+            memories.setdefault(number, room)
+    del skeleton, found
+    if not memories or _overlap(memories.values()):
+        return unfetched.fetch()
     lengths = _core.lengths_of(where.ranges)
-    if lengths != [memory.nbytes for memory in memories]:
-        # What has no elements has no memory of its own.
-        memories = [memory for memory in memories if memory.nbytes]
-    if lengths == [memory.nbytes for memory in memories] and _fits(unfetched, lengths, targets):
-        read_into(where, memories)
-        value = unfetched.decode_with(memories)
-        if all(map(lies_at, leaves_of(value), map(address_of, targets))):
-            return value
-    # It does not fit, parts of it share memory, or it lies in another order: it is put together elsewhere.
-    value = unfetched.fetch()
-    leaves = list(leaves_of(value))
-    _check(leaves, targets)
-    _copy(leaves, targets)
-    return value
+    every = [memories.get(i) or _core.Buffer.own(n) for i, n in enumerate(lengths)]
+    _tell_autograd(taking)
+    _read(where, every)
+    return unfetched.decode_with(every)
+
+
+def _check_untied(found: Sequence[tuple[Path, Any]], taking: Sequence[Any]) -> None:
+    """Raise if a target is to take two parts of the value that are not the same memory: the last would be in
+    both places."""
+    first: dict[int, tuple[Path, Any]] = {}
+    for (path, leaf), target in zip(found, taking, strict=True):
+        known, other = first.setdefault(id(target), (path, leaf))
+        if other is not leaf and (
+            address_of(other) != address_of(leaf) or nbytes_of(other) != nbytes_of(leaf)
+        ):
+            raise ValueError(f"one target is to take both {named([known])} and {named([path])}")
+
+
+def _overlap(memories: Iterable[memoryview]) -> bool:
+    """Whether some of them share memory, as targets do that are tied in another way than the value is."""
+    places = sorted(
+        (start, start + length)
+        for start, length in struct.iter_unpack("<QQ", _core.ranges_of(list(memories)))
+        if length
+    )
+    return any(end > start for (_, end), (start, _) in pairwise(places))
+
+
+def _tell_autograd(targets: Sequence[Any]) -> None:
+    """That these are written to: a gradient for which one of them was saved then raises, as it would after
+    any other write. Before the write, which may fail halfway."""
+    for target in targets:
+        if is_tensor(target) and not target.is_inference():
+            import torch
+
+            torch.autograd.graph.increment_version(target)
+
+
+def _read(where: Located, memories: list[Any]) -> None:
+    if where.joined:  # its ranges lie one behind the other in the only one
+        [memory] = memories
+        memories, at = [], 0
+        for length in _core.lengths_of(where.ranges):
+            memories.append(memory[at : at + length])
+            at += length
+    read_into(where, memories)
 
 
 def _is_like(where: Located, target: Any) -> bool:
@@ -83,48 +250,6 @@ def _is_like(where: Located, target: Any) -> bool:
     if where.codec == TENSOR and is_tensor(target):
         return tensor_headers.describes(where.meta, target)
     return where.codec == ARRAY and is_array(target) and arrays.describes(where.meta, target)
-
-
-def _fits(unfetched: Unfetched, lengths: Sequence[int], targets: Sequence[Any]) -> bool:
-    """Whether what is fetched can be read to the targets as it lies.
-
-    The value is decoded over memory that nobody uses: a ``__setstate__`` may write to it, or fail.
-    """
-    starts = [*accumulate((length + 63 & ~63 for length in lengths), initial=0)]
-    try:
-        room = memoryview(mmap.mmap(-1, starts.pop() or 1))
-        parts = [room[start : start + n] for start, n in zip(starts, lengths, strict=True)]
-        leaves = list(leaves_of(unfetched.decode_with(parts)))
-    except Exception:  # there is no room, or the user's code expects what is not there yet
-        return False
-    _check(leaves, targets)
-    return all(map(is_plain, leaves))
-
-
-def leaves_of(value: Any) -> Iterator[Any]:
-    """The tensors and arrays in lists, tuples and dicts."""
-    if is_tensor(value) or is_array(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from leaves_of(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from leaves_of(one)
-
-
-def _check(leaves: Sequence[Any], targets: Sequence[Any]) -> None:
-    if len(leaves) != len(targets):
-        raise ValueError(
-            f"the value has {len(leaves)} tensors and arrays, and there are {len(targets)} to take them"
-        )
-    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
-        which = f"number {number} of " if len(leaves) > 1 else ""
-        found, given = _described(leaf), _described(target)
-        if found != given:
-            raise ValueError(
-                f"{which}the value is {_in_words(found)}, and what is to take it is {_in_words(given)}"
-            )
 
 
 def _described(leaf: Any) -> tuple[str, tuple[int, ...]]:
@@ -137,11 +262,29 @@ def _in_words(described: tuple[str, tuple[int, ...]]) -> str:
 
 
 def _copy(leaves: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Write what does not lie there already."""
+    streams: dict[Any, Any] = {}
     for leaf, target in zip(leaves, targets, strict=True):
+        if leaf is target:
+            continue
         if is_tensor(target):
-            import torch
+            _copy_to_tensor(leaf, target, streams)
+        elif not lies_at(leaf, address_of(target)):
+            target[...] = leaf.detach().cpu().numpy() if is_tensor(leaf) else leaf
+    for stream in streams.values():
+        stream.synchronize()
 
-            with torch.no_grad():
-                target.copy_(leaf if is_tensor(leaf) else torch.as_tensor(leaf))
-        else:
-            target[...] = leaf.detach().numpy() if is_tensor(leaf) else leaf
+
+def _copy_to_tensor(leaf: Any, target: Any, streams: dict[Any, Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        source = leaf if is_tensor(leaf) else torch.as_tensor(leaf)
+        device = devices.of(target)
+        if device is not None:
+            # The host waits once, for all of them.
+            index = target.device.index
+            streams.setdefault((device.kind, index), device.current_stream(index))
+            device.copy(target.detach(), source.detach())
+        elif source.device.type != "cpu" or not lies_at(source, address_of(target)):
+            target.copy_(source)

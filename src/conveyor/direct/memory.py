@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from conveyor.device import registry as devices
+
 
 def is_tensor(value: Any) -> bool:
     """Whether it is a torch tensor; torch is not imported for it."""
@@ -72,6 +74,13 @@ def address_of(value: Any) -> int:
     return address
 
 
+def memory_at(value: Any) -> tuple[int, int]:
+    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows."""
+    if is_tensor(value) or is_array(value):
+        return address_of(value), value.nbytes
+    return 0, 0
+
+
 def memory_of(value: Any) -> memoryview:
     """The bytes of a tensor or an array, to be written to.
 
@@ -98,3 +107,24 @@ def memory_of(value: Any) -> memoryview:
 
     # NumPy hands out no memory of dates, say.
     return memoryview(np.asarray(value).reshape(-1).view("u1"))  # type: ignore[arg-type]
+
+
+def nbytes_of(value: Any) -> int:
+    """The bytes of the elements of a tensor or an array."""
+    return int(value.numel() * value.element_size() if is_tensor(value) else value.nbytes)
+
+
+def room_in(value: Any) -> memoryview | None:
+    """The same as :func:`memory_of`; ``None`` for a tensor of a device, which is copied to by its device.
+
+    Raises:
+        TypeError: it is neither a tensor nor an array, or a tensor of no device that is known here.
+        ValueError: its elements do not lie one behind the other, or cannot be written to.
+    """
+    if not is_tensor(value) or value.device.type == "cpu":
+        return memory_of(value)
+    if value.device.type == "meta" or devices.of(value) is None:
+        raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
+    if not value.is_contiguous() or value.is_conj() or value.is_neg():
+        raise ValueError("what is read into must be contiguous")
+    return None

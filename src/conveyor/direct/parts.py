@@ -1,52 +1,91 @@
-"""A part of an array or a tensor that has stayed elsewhere: only that is fetched."""
+"""A part of a value that has stayed elsewhere: only that is fetched."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
+from conveyor import _core
 from conveyor.codec import arrays, tensor_headers
 from conveyor.codec.arrays import ARRAY
+from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.direct import Located
+from conveyor.codec.encoded import FLAG_DEFINITIONS, FLAG_REFS, PICKLE
+from conveyor.codec.frames import decode, encode
 from conveyor.codec.tensors import TENSOR
+from conveyor.direct.leaves import is_leaf
+from conveyor.direct.memory import is_tensor
+from conveyor.direct.skeleton import Skeleton
 
+_RANGE = struct.Struct("<QQ")
 #: All of a dimension.
 _ALL: Any = slice(None)
 
 Index = tuple[Any, ...]
+#: Of a dimension the first element, how many, and how far they are apart.
+Picked = tuple[int, int, int]
+
+#: ns that a run of bytes costs, and a byte that is fetched. Between many short runs lies less than they cost.
+_NS_OF_RUN = 500
+_NS_OF_BYTE = 0.25
+#: A frame says of each run where it is.
+_MOST_RUNS = 1 << 20
 
 
 def part_of(where: Located, index: Index) -> Located | None:
     """Where ``value[index]`` lies; ``None``: the value is none of which a part could be fetched.
 
     Raises:
-        IndexError: there is no such part.
+        LookupError: there is no such part.
     """
     header: Any = {ARRAY: arrays, TENSOR: tensor_headers}.get(where.codec)
-    found = None if header is None else header.shape_of(where.meta)
-    if found is None or len(where.ranges) != 16:
+    if header is None:
+        return _of_container(where, index)
+    if not all(
+        one is None or one is ... or isinstance(one, slice) or _is_int(one) for one in index
+    ):
         return None
+    found = header.shape_of(where.meta)
+    if found is None or len(where.ranges) != 16:
+        return _of_container(where, index)
     shape, size = found
     picked = _picked(shape, index)
     if picked is None:
-        return None
-    address, _ = struct.unpack("<QQ", where.ranges)
-    ranges = _ranges(address, shape, picked, size)
+        return _of_container(where, index)
+    address, _ = _RANGE.unpack(where.ranges)
+    whole = [n for _, n, _ in picked]
+    if 0 in whole:
+        level, ranges = len(shape), b""
+    else:
+        level, ranges = _runs(address, shape, picked, size)
     # A dimension that one element is taken of is not there any more.
-    left = tuple([n for (_, n), one in itertools.zip_longest(picked, index) if not _is_int(one)])
-    return where._replace(ranges=ranges, meta=header.with_shape(where.meta, left), joined=True)
+    given = [*index, *[_ALL] * (len(shape) - len(index))]
+    if not ranges or _is_exact(shape, picked, level):
+        left = tuple([n for n, one in zip(whole, given, strict=True) if not _is_int(one)])
+        return where._replace(ranges=ranges, meta=header.with_shape(where.meta, left), joined=True)
+    # Whole blocks come, of which the part is taken where they are.
+    _, count, step = picked[level]
+    block = (*whole[:level], (count - 1) * step + 1, *shape[level + 1 :])
+    rest = [(0, count, step), *picked[level + 1 :]]
+    inner = [0 if _is_int(one) else _ALL for one in given[:level]]
+    for one, (first, n, apart) in zip(given[level:], rest, strict=True):
+        inner.append(first if _is_int(one) else slice(first, first + (n - 1) * apart + 1, apart))
+    meta = _pickled(_taken, where.codec, header.with_shape(where.meta, block), tuple(inner))
+    return where._replace(ranges=ranges, codec=PICKLE, meta=meta, joined=True)
 
 
 def _is_int(one: Any) -> bool:
     return isinstance(one, Integral) and not isinstance(one, bool)
 
 
-def _picked(shape: Sequence[int], index: Index) -> list[tuple[int, int]] | None:
-    """Of each dimension the first element and how many; ``None`` if they do not follow each other."""
+def _picked(shape: Sequence[int], index: Index) -> list[Picked] | None:
+    """What is picked of each dimension; ``None`` if it is not so simple."""
     if not all(isinstance(one, slice) or _is_int(one) for one in index):
         return None
     if len(index) > len(shape):
@@ -56,31 +95,161 @@ def _picked(shape: Sequence[int], index: Index) -> list[tuple[int, int]] | None:
         if _is_int(one):
             if not -n <= one < n:
                 raise IndexError(f"a value of shape {list(shape)} has no part {index!r}")
-            picked.append((int(one) % n, 1))
+            picked.append((int(one) % n, 1, 1))
             continue
         start, stop, step = one.indices(n)
-        if step != 1:
+        if step < 1:
             return None
-        picked.append((start, max(stop - start, 0)))
+        picked.append((start, len(range(start, stop, step)), step))
     return picked
 
 
-def _ranges(address: int, shape: Sequence[int], picked: list[tuple[int, int]], size: int) -> bytes:
-    """The runs of bytes that are picked, in order."""
-    if any(count == 0 for _, count in picked):
-        return b""
-    # The dimensions behind the last one that is not taken whole are one run.
-    whole = len(shape)
-    while whole and picked[whole - 1] == (0, shape[whole - 1]):
-        whole -= 1
-    inner = max(whole - 1, 0)
+def _runs(address: int, shape: Sequence[int], picked: list[Picked], size: int) -> tuple[int, bytes]:
+    """Return a dimension, and the runs of bytes to be fetched, in order. A run covers what is picked of that
+    dimension, and all of those behind it. Fewer and longer runs may be less work than those that are
+    picked."""
     strides = [size * math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    length = size * math.prod(count for _, count in picked[inner:])
+    best: tuple[float, int, int] | None = None
+    many = 1
+    for level in range(len(shape) + 1):
+        length = size
+        if level < len(shape):
+            _, count, step = picked[level]
+            length = ((count - 1) * step + 1) * strides[level]
+        cost = many * (_NS_OF_RUN + _NS_OF_BYTE * length)
+        if best is None or (many <= _MOST_RUNS and cost < best[0]):
+            best = cost, level, length
+        if level < len(shape):
+            many *= picked[level][1]
+    assert best is not None
+    _, level, length = best
     begin = address
-    steps = []
-    for (start, count), stride in zip(picked, strides, strict=True):
+    for (start, _, _), stride in zip(picked[: level + 1], strides, strict=False):
         begin += start * stride
-        steps.append(range(0, count * stride, stride))
-    runs = [begin + sum(offsets) for offsets in itertools.product(*steps[:inner])]
-    numbers = [number for run in runs for number in (run, length)]
-    return struct.pack(f"<{len(numbers)}Q", *numbers)
+    steps = []
+    for (_, count, step), stride in zip(picked[:level], strides, strict=False):
+        steps.append(range(0, count * step * stride, step * stride))
+    return level, _table(begin, steps, length)
+
+
+def _table(begin: int, steps: list[range], length: int) -> bytes:
+    *outer, inner = steps or [range(1)]
+    starts = array("Q")
+    for offsets in itertools.product(*outer):
+        first = begin + sum(offsets)
+        starts.extend(range(first, first + inner.stop, inner.step))
+    table = array("Q", bytes(2 * starts.itemsize * len(starts)))
+    table[0::2] = starts
+    table[1::2] = array("Q", [length]) * len(starts)
+    return table.tobytes()
+
+
+def _is_exact(shape: Sequence[int], picked: list[Picked], level: int) -> bool:
+    """Whether the runs hold what is picked, and nothing else."""
+    if level == len(shape):
+        return True
+    _, count, step = picked[level]
+    behind = zip(shape[level + 1 :], picked[level + 1 :], strict=True)
+    return (step == 1 or count == 1) and all((0, n, 1) == one for n, one in behind)
+
+
+def _of_container(where: Located, index: Index) -> Located | None:
+    """Where a part of any other value lies: what is in the value is known without its memory."""
+    # What is taken of whole blocks has no ranges of its own parts.
+    if where.joined and where.codec == PICKLE and where.meta.startswith(_TAKES, _PICKLE_HEAD):
+        return None
+    try:
+        skeleton = Skeleton(where)
+    except Exception:  # there is no room, or the user's code expects what is not there
+        return None
+    if is_leaf(skeleton.value) and where.codec == PICKLE:
+        # An array that was pickled is one all the same.
+        whole = _located(skeleton, where, skeleton.value)
+        return part_of(whole, index) if whole and whole.codec in (ARRAY, TENSOR) else None
+    try:
+        part = skeleton.value[index[0] if len(index) == 1 else index]
+    except LookupError:
+        if skeleton.blind:
+            raise
+        return None
+    except Exception:  # it has no parts; who gets the whole is told
+        return None
+    return _located(skeleton, where, part)
+
+
+def _located(skeleton: Skeleton, where: Located, part: Any) -> Located | None:
+    """Where something lies that is in the value."""
+    try:
+        encoded = encode(part)
+    except Exception:  # it is not to be sent alone
+        return None
+    codec, flags, meta, buffers = encoded[:4]
+    made = None
+    # What was made of the contents of its memory would be wrong.
+    if len(encoded) == 4 and not flags & FLAG_REFS and skeleton.blind:
+        made = _lying(skeleton, where, codec, meta, buffers or [])
+    if made is None and flags & FLAG_DEFINITIONS:
+        SentDefinitions().undo(meta)  # its claims
+    return made
+
+
+def _lying(
+    skeleton: Skeleton, where: Located, codec: int, meta: bytes, buffers: list[Any]
+) -> Located | None:
+    tables: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    lying = list(_RANGE.iter_unpack(_core.ranges_of(buffers)))
+    # What lies between two of them, so that each begins where its elements may, is bytes of the longest.
+    spare = max(lying, key=lambda one: one[1], default=(0, 0))[0]
+    at = 0
+    for address, length in lying:
+        gap = skeleton.sources_of(spare, -at % 64)
+        if gap is not None:
+            tables.append(gap)
+            at += -at % 64
+        table = skeleton.sources_of(address, length)
+        if table is None:
+            return None
+        tables.append(table)
+        places.append((at, at + length))
+        at += length
+    if len(buffers) > 1:
+        codec, meta = PICKLE, _pickled(_apart, codec, meta, places)
+    return where._replace(ranges=b"".join(tables), codec=codec, meta=meta, joined=True)
+
+
+class _Call:
+    """It is pickled as a call, with a buffer as the last argument."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._made = function, (*args, pickle.PickleBuffer(bytearray()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made
+
+
+def _pickled(function: Callable[..., Any], *args: Any) -> bytes:
+    return pickle.dumps(_Call(function, args), 5, buffer_callback=lambda _: None)
+
+
+def _taken(codec: int, meta: bytes, index: Index, buffer: Any) -> Any:
+    """A part of what is described, in memory of its own."""
+    value = decode(codec, meta, [buffer])
+    if not is_tensor(value):
+        return value[index].copy()
+    return value.detach()[index].clone().requires_grad_(value.requires_grad)
+
+
+def _apart(codec: int, meta: bytes, places: list[tuple[int, int]], buffer: Any) -> Any:
+    """A value of several buffers, which have come as one."""
+    memory = memoryview(buffer).cast("B")
+    pieces = [memory[start:end] for start, end in places]
+    aligned = [
+        p if not start % 64 else bytearray(p) for p, (start, _) in zip(pieces, places, strict=True)
+    ]
+    return decode(codec, meta, aligned)
+
+
+#: Protocol and frame, which every pickle begins with; and how one that calls ``_taken`` goes on.
+_PICKLE_HEAD = 11
+_TAKES = pickle.dumps(_taken, 5)[_PICKLE_HEAD:-1].removesuffix(b"\x94")

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from conveyor import _core
+from conveyor.codec.direct import Beside, Located, Unfetched
+from conveyor.direct.listing import id_of
 from conveyor.direct.table import TABLE
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import located
 
 
+def _where(ref: Ref) -> Located | None:
+    found = located(ref.to_send())
+    snapshot = ref._outcome
+    if found is not None or type(snapshot) is not _core.Snapshot or not snapshot.keeps:
+        return found
+    # A copy of a ref to one of several results has come as a value that says where its value is.
+    value = ref._unfetched()
+    return value.where if isinstance(value, Unfetched) else None
+
+
 def route_of(ref: Ref) -> str:
-    """``"frame"``, ``"here"`` or ``"read"``; see ``Ref.route``."""
-    where = located(ref.to_send())
+    """``"frame"``, ``"here"``, ``"read"``, or the name of a route; see ``Ref.route``."""
+    where = _where(ref)
     if where is None:
         return "frame"
-    return "read" if where.snapshot or TABLE.find(where.number) is None else "here"
+    if not where.snapshot and TABLE.find(where.number) is not None:
+        return "here"
+    return Beside.unpack(where.beside).route.name if where.beside else "read"
 
 
 def transport_of(ref: Ref) -> str | None:
     """See ``Ref.tensor_transport``."""
-    where = located(ref.to_send())
+    where = _where(ref)
     return None if where is None else where.transport
+
+
+def value_id_of(ref: Ref) -> str | None:
+    """See ``Ref.value_id``."""
+    where = _where(ref)
+    return None if where is None else id_of(where.number)

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import struct
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from conveyor import _core
+from conveyor.codec.direct import Route
+from conveyor.direct.memory import memory_at
+from conveyor.direct.writes import in_words, keeper_and_method
+from conveyor.exceptions import SharedWriteError
 
+_log = logging.getLogger(__name__)
 _RANGE = struct.Struct("<QQ")
+
+
+class OnRoute(NamedTuple):
+    """What others get of a value in another way than by reading.
+
+    route: that way.
+    note: what it has said of the tensors.
+    tensors: what it offers.
+    """
+
+    route: Route
+    note: bytes
+    tensors: list[Any]
 
 
 class Stored:
@@ -21,8 +39,10 @@ class Stored:
     number: which no other one has, in any process of any session.
     value: itself.
     ranges: address and length of each part of its memory that others may read.
-    transport: the name that was asked for.
-    since: when it was kept, by ``time.monotonic()``.
+    beside: what others get in another way.
+
+    What others may want to know of it stands in this process's directory (``native/directory.h``), from where
+    ``direct.listing`` has it.
     """
 
     __slots__ = (
@@ -30,10 +50,9 @@ class Stored:
         "_anchor",
         "_buffers",
         "_table",
+        "beside",
         "number",
         "ranges",
-        "since",
-        "transport",
         "value",
     )
 
@@ -44,27 +63,24 @@ class Stored:
         value: Any,
         buffers: list[Any],
         ranges: bytes,
-        transport: str,
+        anchor: _core.Anchor,
+        beside: OnRoute | None = None,
     ) -> None:
         self._table = table
         self.number = number
         self.value = value
         self._buffers = buffers  # they keep the memory, whatever becomes of the value
         self.ranges = ranges
-        self.transport = transport
-        self.since = time.monotonic()
-        # Last: what others may read by the number is there.
-        self._anchor: _core.Anchor | None = _core.Anchor(number)
+        self.beside = beside
+        self._anchor: _core.Anchor | None = anchor
 
     def __del__(self) -> None:
         # First: who reads the memory meanwhile finds that it may be anybody's.
         self._anchor = None
         self._table.forget(self.number)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all of its ranges."""
-        return sum(length for _, length in _RANGE.iter_unpack(self.ranges))
+        if self.beside is not None:
+            route, note, tensors = self.beside
+            route.forget(self.number, note, tensors)
 
     @property
     def anchor(self) -> int:
@@ -73,29 +89,126 @@ class Stored:
         return self._anchor.address
 
 
+class Watched(Stored):
+    """One whose memory is looked at when it is got or let go of: nobody may have written to it meanwhile."""
+
+    __slots__ = ("_checksum", "_keeper", "_method", "_told", "_value")
+
+    def __init__(
+        self,
+        table: Table,
+        number: int,
+        value: Any,
+        buffers: list[Any],
+        ranges: bytes,
+        lying: bytes,
+        what: tuple[str, str, bool],
+        beside: OnRoute | None,
+    ) -> None:
+        self._checksum = _core.checksum_of(ranges)
+        self._keeper, self._method = keeper_and_method()
+        self._told = False
+        names = table.names(*what, self._method)
+        anchor = _core.Anchor(number, lying, names, self._checksum)
+        super().__init__(table, number, value, buffers, ranges, anchor, beside)
+
+    @property
+    def value(self) -> Any:
+        """As of any.
+
+        Raises:
+            SharedWriteError: it was written to.
+        """
+        wrong = self._wrong()
+        if wrong:
+            raise SharedWriteError(wrong)
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._value = value
+
+    def __del__(self) -> None:
+        if self._anchor is not None and not self._told and (wrong := self._wrong()):
+            _log.error("%s", wrong)
+        super().__del__()
+
+    def _wrong(self) -> str:
+        if _core.checksum_of(self.ranges) == self._checksum:
+            return ""
+        self._told = True
+        nbytes = sum(length for _, length in _RANGE.iter_unpack(self.ranges))
+        return in_words(self.number, self._keeper, nbytes, self._method)
+
+
 class Table:
     """All that is kept here."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is kept."""
         # Each process counts from a random number: who reads another one's memory finds none that it knows.
         self._numbers: Iterator[int] = itertools.count(_first_number())
         # Each value takes itself out. A dictionary of the standard library's that does so costs more than all
         # else here.
         self._stored: dict[int, weakref.ref[Stored]] = {}
-        #: Of each value its ranges.
+        self._names: dict[tuple[Any, ...], _core.LastingText] = {}
+        #: Of each value where its memory lies, on devices too.
         self._lying: dict[int, bytes] = {}
 
-    def keep(self, value: Any, buffers: list[Any], transport: str) -> Stored:
-        """Keep a value; ``buffers`` is the memory that others may read."""
+    def keep(
+        self,
+        value: Any,
+        buffers: list[Any],
+        transport: str,
+        route: Route | None = None,
+        tensors: Sequence[Any] = (),
+        snapshot: bool = False,
+    ) -> Stored | None:
+        """Keep a value; ``buffers`` is the memory that others may read, and ``tensors`` what they get by
+        ``route``. ``None``: they cannot get those."""
         number, ranges = next(self._numbers), _core.ranges_of(buffers)
-        self._lying[number] = ranges
+        beside = None
+        if route is not None and tensors:
+            note = route.offer(number, list(tensors))
+            if note is None:
+                return None
+            beside = OnRoute(route, note, list(tensors))
+        lying = ranges
+        if tensors:
+            lying += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
+        self._lying[number] = lying
         try:
-            stored = Stored(self, number, value, buffers, ranges, transport)
+            on = "" if beside is None else beside.route.name
+            if _core.checks_writes():
+                stored: Stored = Watched(
+                    self, number, value, buffers, ranges, lying, (transport, on, snapshot), beside
+                )
+            else:
+                names = self._names.get((transport, on, snapshot))
+                if names is None:
+                    names = self.names(transport, on, snapshot)
+                anchor = _core.Anchor(number, lying, names)
+                stored = Stored(self, number, value, buffers, ranges, anchor, beside)
         except BaseException:
             self._lying.pop(number, None)
+            if beside is not None:
+                beside.route.forget(number, beside.note, beside.tensors)
             raise
         self._stored[number] = weakref.ref(stored)
         return stored
+
+    def names(self, *what: Any) -> _core.LastingText:
+        """What the directory says of a value: its transport, its route, whether it is a snapshot, and the
+        method that has returned it, if that is known."""
+        found = self._names.get(what)
+        if found is None:
+            transport, route, snapshot, *method = what
+            text = "\0".join([transport, route, "snapshot" * snapshot, *method])
+            found = self._names[what] = _core.LastingText(text.encode())
+        return found
 
     def forget(self, number: int) -> None:
         """The value of that number is garbage."""
@@ -112,16 +225,16 @@ class Table:
         found = [
             ref() for ref in list(self._stored.values())
         ]  # one step, whatever other threads do
-        return sorted([one for one in found if one is not None], key=lambda one: one.since)
+        return sorted([one for one in found if one is not None], key=lambda one: one.number)
 
-    def holding(self, address: int, nbytes: int) -> int:
-        """How many have some of their memory among these bytes.
+    def holding(self, address: int, nbytes: int) -> set[int]:
+        """The numbers of those that have some of their memory among these bytes.
 
         Who asks keeps none of them meanwhile: whoever else waits for them to go would find them here, and
         hear of nothing afterwards.
         """
-        found = list(self._lying.values())  # one step, whatever other threads do
-        return sum(_lies_in(ranges, address, nbytes) for ranges in found)
+        found = list(self._lying.items())  # one step, whatever other threads do
+        return {number for number, ranges in found if _lies_in(ranges, address, nbytes)}
 
 
 def _lies_in(ranges: bytes, address: int, nbytes: int) -> bool:
@@ -137,7 +250,7 @@ def _first_number() -> int:
 
 def _forget_in_child() -> None:
     """What a forked child has inherited is its parent's."""
-    TABLE.__init__()  # type: ignore[misc]
+    TABLE.clear()
 
 
 #: This process's.

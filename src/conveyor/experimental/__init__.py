@@ -8,15 +8,58 @@ from conveyor.later import names_later
 
 if TYPE_CHECKING:
     from conveyor.direct.freed import wait_tensor_freed
+    from conveyor.direct.managers.manager import (
+        CommunicatorMetadata,
+        FetchRequest,
+        TensorTransportManager,
+        TensorTransportMetadata,
+    )
+    from conveyor.direct.managers.registry import register_tensor_transport
+    from conveyor.direct.targets import set_target_device_for_ref, set_target_for_ref
     from conveyor.experimental import channel, collective
+    from conveyor.experimental.nixl_memory import (
+        deregister_nixl_memory,
+        register_nixl_memory,
+        register_nixl_memory_pool,
+        set_nixl_cuda_stream,
+    )
 
-__all__ = ["channel", "collective", "wait_tensor_freed"]
+__all__ = [
+    "CommunicatorMetadata",
+    "FetchRequest",
+    "TensorTransportManager",
+    "TensorTransportMetadata",
+    "channel",
+    "collective",
+    "deregister_nixl_memory",
+    "register_nixl_memory",
+    "register_nixl_memory_pool",
+    "register_tensor_transport",
+    "set_nixl_cuda_stream",
+    "set_target_device_for_ref",
+    "set_target_for_ref",
+    "wait_tensor_freed",
+]
+
+_NIXL = "conveyor.experimental.nixl_memory"
+_MANAGER = "conveyor.direct.managers.manager"
 
 __getattr__, __dir__ = names_later(
     globals(),
     {
+        "CommunicatorMetadata": _MANAGER,
+        "FetchRequest": _MANAGER,
+        "TensorTransportManager": _MANAGER,
+        "TensorTransportMetadata": _MANAGER,
         "channel": "conveyor.experimental.channel",
         "collective": "conveyor.experimental.collective",
+        "deregister_nixl_memory": _NIXL,
+        "register_nixl_memory": _NIXL,
+        "register_nixl_memory_pool": _NIXL,
+        "set_nixl_cuda_stream": _NIXL,
+        "set_target_device_for_ref": "conveyor.direct.targets",
+        "set_target_for_ref": "conveyor.direct.targets",
+        "register_tensor_transport": "conveyor.direct.managers.registry",
         "wait_tensor_freed": "conveyor.direct.freed",
     },
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,11 @@ from conveyor import _core
 from conveyor.checks import check_timeout
 from conveyor.codec import SentDefinitions
 from conveyor.codec.direct import Direct
-from conveyor.runtime import threads
+from conveyor.runtime import registrations
 from conveyor.runtime.calls.call import CLOSE, METHOD, OPEN
 from conveyor.runtime.calls.generators import Key
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.streams import CallStream, Incarnation
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.results import get_all
@@ -51,48 +51,6 @@ class PutRef(Ref):
 _NOWHERE: Any = SimpleNamespace(gate=None)
 
 
-class Pump:
-    """Sends calls that could not be sent at once (an argument was not there, the mailbox was full),
-    when nobody else is waiting who would. One thread, there only while there is something to do."""
-
-    def __init__(self, inbox: _core.Inbox, ring: Callable[[], object]) -> None:
-        self._inbox = inbox
-        self._ring = ring  # wakes those who wait for the inbox
-        #: Reentrant: a signal handler may end the session in the middle of :meth:`add`.
-        self.lock = threading.RLock()
-        self._links: set[Link] = set()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def add(self, link: Link) -> None:
-        with self.lock:
-            self._links.add(link)
-            if self._thread is None and not self._closed:
-                self._thread = threads.start(self._run, "pump")
-
-    def close(self) -> None:
-        """Send nothing more. What the thread refers to is free when this returns."""
-        with self.lock:
-            self._closed = True
-            thread = self._thread
-        if thread is not None:
-            self._ring()
-            thread.join()
-
-    def _run(self) -> None:
-        while True:
-            seen = self._inbox.count
-            with self.lock:
-                links = list(self._links)
-            flushed = [link for link in links if not self._closed and link.flush()]
-            with self.lock:
-                self._links.difference_update(link for link in flushed if not link.has_pending)
-                if not self._links or self._closed:
-                    self._thread = None
-                    return
-            self._inbox.wait(seen)
-
-
 class CallingRuntime:
     """Calls and results, the same in the driver and in an actor."""
 
@@ -105,7 +63,7 @@ class CallingRuntime:
         #: What is left to be done for what is garbage here.
         self.chores = chores
         self.pid = os.getpid()
-        self.pump = Pump(process.inbox, process.ring)
+        self.pump = Pump(process.inbox)
         self.watcher = Watcher(process.inbox, process.ring)
         #: By the number of the actor.
         self.links: dict[int, Link] = {}
@@ -142,6 +100,12 @@ class CallingRuntime:
         made = self._board.sights
         call = method, args, dict(kwargs) if kwargs else None, returns, what, made
         return self._known_link(actor).call(call)
+
+    def find_transport(self, name: str) -> bytes | None:
+        return registrations.KNOWN.get(name)
+
+    def add_transport(self, name: str, registration: bytes) -> None:
+        registrations.add(name, registration)
 
     def _known_link(self, actor: ActorId) -> Incarnation:
         """As ``link`` gives it, and again the same one for as long as it can be used."""

@@ -18,6 +18,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
+from conveyor.runtime.pinning import Pinning
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
@@ -98,6 +99,7 @@ class Process:
         self.slot = slot
         #: This process among those that have had its slot, as others know it.
         self.identity: Reader = slot, board.incarnation(slot)
+        board.publish_directory(slot)
         self.arena_size = arena
         self.inbox = _core.Inbox(board, slot, eventfd, threading.main_thread().ident or 0)
         spin = spin_of_environment()
@@ -120,6 +122,8 @@ class Process:
         #: Lets go of what is kept for others.
         self.keeping = Keeping(self.ring)
         self.arena = _core.Arena(arena_fd, arena.file, arena.cap, board, slot, arena.idle)
+        #: Gives up what devices have pinned of arenas.
+        self.pinning = Pinning(board, slot, self.arena, arena.idle)
         #: Of the peers, by slot: which of its processes it is, and its arena.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
         self._peers_lock = threading.Lock()
@@ -197,6 +201,7 @@ class Process:
             if not ending.begun_here():  # else all of its memory goes at once
                 for part in reading:
                     last.callback(part.leave)
+            last.callback(self.pinning.close)  # first: while what it has pinned is mapped
 
     def forget(self, slot: int) -> None:
         """``slot`` is no peer any more; values received from it stay as long as they are held."""

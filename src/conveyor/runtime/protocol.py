@@ -36,6 +36,7 @@ class MethodInfo(Struct, frozen=True):
     An asynchronous generator is both a generator and async. ``signature`` is without ``self``
     (``None`` where Python cannot tell). ``tensor_transport``: how its results are to be moved, which stay
     with the actor (``None``: they do not), and ``snapshot`` whether as they were when they were returned.
+    ``received``: the names of parameters whose arguments it receives into memory of its own.
     """
 
     name: str
@@ -45,6 +46,7 @@ class MethodInfo(Struct, frozen=True):
     signature: inspect.Signature | None
     tensor_transport: str | None = None
     snapshot: bool = False
+    received: tuple[str, ...] = ()
 
 
 class ProcessOptions(Struct, frozen=True):
@@ -188,6 +190,14 @@ class Runtime(Protocol):
     def wait(
         self, refs: Sequence[Any], num_returns: int, timeout: float | None
     ) -> tuple[list[Any], list[Any]]: ...
+
+    def find_transport(self, name: str) -> bytes | None:
+        """How the transport of that name was registered in this session; see ``direct.managers``."""
+        ...
+
+    def add_transport(self, name: str, registration: bytes) -> None:
+        """Have the processes of this session find it. ``ValueError``: another one has the name."""
+        ...
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None: ...
 

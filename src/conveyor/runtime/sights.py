@@ -23,6 +23,11 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
+def passing_on() -> bool:
+    """Whether what this thread gets is for others."""
+    return _passing.depth > 0
+
+
 def tells(error: BaseException) -> bool:
     """Whether who is about to get ``error`` learns of a call that has failed."""
     return bool(failed_calls(error)) and not _passing.depth

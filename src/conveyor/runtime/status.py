@@ -39,6 +39,8 @@ class ActorStatus:
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
+    fetches_from: whose memory it wants to read a value from, where that is held back
+        (``conveyor.testing.hold_transfers``).
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     """
@@ -53,6 +55,7 @@ class ActorStatus:
     since: float | None = None
     waits_for: EdgeWait | None = None
     blocked_on: str | None = None
+    fetches_from: str | None = None
     error: str | None = None
     stack: str | None = None
 
@@ -71,6 +74,9 @@ class ActorStatus:
             )
             if self.blocked_on is not None:
                 text += f", which waits for {self.blocked_on}"
+        if self.fetches_from is not None:
+            held = f"fetching a value that {self.fetches_from} keeps, which is held back"
+            text += f", {held}" if text else held
         if self.state == "stopped":
             # Not dead: SIGCONT, or the debugger's "continue", and nothing is lost.
             return "stopped (by a signal, or by a debugger)" + (f" while {text}" if text else "")
@@ -119,6 +125,9 @@ def actor_status(
             time.time() - (_core.monotonic_ns() - since_ns) / 1e9,
             blocked_on=board.name(waits[0][0]) if waits else None,
         )
+    source = board.fetches_from(slot)
+    if source >= 0:
+        status = replace(status, fetches_from=board.name(source))
     return replace(status, state="stopped") if pid and _is_stopped(pid) else status
 
 

@@ -1,8 +1,21 @@
-"""For tests: a transport that goes wrong on purpose, and the checks that every transport must pass."""
+"""For tests: transports and transfers that go wrong on purpose, and the checks that every transport must
+pass: those of graphs, and those of direct objects."""
 
 from __future__ import annotations
 
+from conveyor.exceptions import InjectedFault
 from conveyor.testing.conformance import Check, check_transport, transport_checks
-from conveyor.testing.faulty import FaultyTransport, InjectedFault
+from conveyor.testing.faulty import FaultyTransport
+from conveyor.testing.managers import check_tensor_transport_manager
+from conveyor.testing.transfers import fail_transfers, hold_transfers
 
-__all__ = ["Check", "FaultyTransport", "InjectedFault", "check_transport", "transport_checks"]
+__all__ = [
+    "Check",
+    "FaultyTransport",
+    "InjectedFault",
+    "check_tensor_transport_manager",
+    "check_transport",
+    "fail_transfers",
+    "hold_transfers",
+    "transport_checks",
+]

@@ -10,12 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from conveyor.exceptions import InjectedFault
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Transport, Wire
 from conveyor.transport.registry import get
-
-
-class InjectedFault(Exception):
-    """What goes wrong in a :class:`FaultyTransport`."""
 
 
 class FaultyTransport(Transport):

@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import conveyor
+import conveyor.compat.ray.experimental as _experimental
 from conveyor import *  # noqa: F403
 from conveyor.api.transports import check_transport
-from conveyor.compat.ray import experimental  # type: ignore[no-redef]
+from conveyor.direct.managers.registry import is_two_sided
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import located
 
-__all__ = [*conveyor.__all__, "experimental", "get"]
+__all__ = [*conveyor.__all__, "experimental", "get", "put"]
+
+# In the place of ours, which has come with all other names.
+experimental = _experimental  # type: ignore[misc]
 
 #: Transports over which Ray's ``get`` fetches nothing: both ends would have to take part.
 _OF_GROUPS = frozenset(("gloo", "nccl"))
@@ -42,6 +46,28 @@ def get(  # type: ignore[no-redef]
     return conveyor.get(refs, timeout=timeout)
 
 
+def put(  # type: ignore[no-redef]
+    value: Any,
+    *,
+    tensor_transport: str | None = None,
+    snapshot: bool = False,
+    _tensor_transport: str | None = None,
+) -> Any:
+    """``conveyor.put``, which refuses what Ray's refuses.
+
+    Raises:
+        ValueError: the transport is one that needs a group.
+    """
+    asked = tensor_transport if _tensor_transport is None else _tensor_transport
+    transport = check_transport(asked)
+    if transport in _OF_GROUPS:
+        raise ValueError(
+            f"put() takes one-sided transports only, such as nixl: {asked!r} is two-sided: both ends would "
+            "have to take part"
+        )
+    return conveyor.put(value, tensor_transport=transport, snapshot=snapshot)
+
+
 def _refs(refs: Any) -> list[Any]:
     if isinstance(refs, Ref):
         return [refs]
@@ -57,7 +83,7 @@ def _refuse_groups(ref: Any, timeout: float | None) -> None:
     if not ref.done() or ref.has_failed():
         return
     where = located(ref.to_send())
-    if where is not None and where.transport in _OF_GROUPS:
+    if where is not None and (where.transport in _OF_GROUPS or is_two_sided(where.transport)):
         raise ValueError(
             "Currently ray.get() only supports OBJECT_STORE and NIXL tensor transport, got "
             f"TensorTransportEnum.{where.transport.upper()}, please specify the correct tensor transport in "

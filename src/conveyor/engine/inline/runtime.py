@@ -385,4 +385,5 @@ class InlineRuntime(CallingRuntime):
             steps.callback(close_all, self._fds)
             steps.callback(self._crossing.close)
             steps.callback(self.watcher.close)
+            steps.callback(self.pump.close)
             steps.callback(self.exports.close, error)

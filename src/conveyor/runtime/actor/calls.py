@@ -11,12 +11,11 @@ from conveyor.codec import encode_error
 from conveyor.exceptions import ActorStartError, SerializationError
 from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.call_failure import UNREAD, CallFailure
+from conveyor.runtime.actor.mailbox import Mailbox
 from conveyor.runtime.actor.unwanted import until
 from conveyor.runtime.calls.call import MISSED, START, Call
-from conveyor.runtime.calls.link_segment import link_limits, reply_offset
 from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_result
-from conveyor.runtime.process import RESULT_BIT, Place
 from conveyor.runtime.waiting.works import call_of
 
 if TYPE_CHECKING:
@@ -40,38 +39,6 @@ _made: ContextVar[int] = ContextVar("conveyor_made", default=0)
 
 #: Calls served from one mailbox before others have a turn.
 _TURN = 16
-
-
-class Mailbox:
-    """The actor's end of one caller's link."""
-
-    def __init__(
-        self,
-        process: Process,
-        segment: _core.Segment,
-        caller: tuple[int, int],
-        arena: _core.ArenaView,
-        bit: int,
-    ) -> None:
-        """``caller``: its place on the board, and which of the processes there it is; ``arena``: its own."""
-        self.bit = bit
-        self.caller = caller
-        there = Place(*caller, RESULT_BIT)
-        name = process.board.name(there.slot)
-        self.reader = process.reader(
-            segment, 0, 0, there, arena, f"calls from {name}", shared=False
-        )
-        self.replies = process.writer(segment, reply_offset(segment), [there], "results of calls")
-        self.limits = link_limits(segment)
-        # Coroutines of calls, and how many cancellations they have been looked through for.
-        self.running: dict[int, asyncio.Task[Any]] = {}
-        self.cancellations = 0
-        # Calls that run side by side may answer side by side.
-        self.reply_lock = threading.Lock()
-
-    def reply_error(self, tag: int, meta: bytes) -> None:
-        with self.reply_lock:
-            self.replies.send_error(meta, tag)
 
 
 class Calls:
@@ -260,13 +227,13 @@ class Calls:
     ) -> None:
         name, args, kwargs, _, _, _ = call
         try:
-            result = function(*args, **kwargs) if kwargs else function(*args)
+            results = [function(*args, **kwargs) if kwargs else function(*args)]
         except SystemExit:
             raise
         except BaseException as error:
             self._reply_error(mailbox, tag, error, name)
         else:
-            self._reply(mailbox, tag, call, result)
+            self._reply(mailbox, tag, call, results)
 
     def _submit(self, mailbox: Mailbox, tag: int, call: Call, function: Callable[..., Any]) -> None:
         assert self.pool is not None
@@ -326,7 +293,7 @@ class Calls:
             async with coroutines.slots:
                 coroutines.begin_call(does)
                 self._process.inbox.running_call(name, tag)
-                result = await function(*args, **(kwargs or {}))
+                results = [await function(*args, **(kwargs or {}))]
         except SystemExit:
             coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
             raise
@@ -336,7 +303,7 @@ class Calls:
             self._reply_error(mailbox, tag, error, name)
         else:
             try:
-                self._reply(mailbox, tag, call, result)
+                self._reply(mailbox, tag, call, results)
             except SystemExit:
                 coroutines.leave(lambda: self._process.inbox.running_call(name, tag))
                 raise
@@ -363,7 +330,8 @@ class Calls:
         if self._inbox.inherited:
             _core.end_forked_child(f"{self._instance.name}.{name}")
 
-    def _reply(self, mailbox: Mailbox, tag: int, call: Call, result: Any) -> None:
+    def _reply(self, mailbox: Mailbox, tag: int, call: Call, results: list[Any]) -> None:
+        result = results.pop()  # nobody else of us has it: what was made in place moves
         name, _, _, returns, what, _ = call
         self._came_back(name)
         try:

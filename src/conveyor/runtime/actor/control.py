@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from conveyor import _core
 from conveyor.codec import encode_error
 from conveyor.exceptions import GraphTornDownError
-from conveyor.runtime.actor.calls import Calls, Mailbox
+from conveyor.runtime.actor.calls import Calls
 from conveyor.runtime.actor.ground import Ground
+from conveyor.runtime.actor.mailbox import Mailbox
 from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
 from conveyor.runtime.actor.program import Part, make_part
 from conveyor.runtime.actor.unwanted import until

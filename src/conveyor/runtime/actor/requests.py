@@ -59,6 +59,19 @@ class Find(Request, frozen=True):
     name: str
 
 
+class FindTransport(Request, frozen=True):
+    """How the transport with this name was registered: bytes, or ``None``."""
+
+    name: str
+
+
+class AddTransport(Request, frozen=True):
+    """The asking actor has registered a transport: ``None``."""
+
+    name: str
+    registration: bytes
+
+
 class Kill(Request, frozen=True):
     """The end of an actor: ``None``."""
 

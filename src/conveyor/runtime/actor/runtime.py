@@ -26,12 +26,14 @@ from conveyor.runtime.actor.collectives import ActorCollectives
 from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
+    AddTransport,
     ComesBack,
     Connect,
     Connected,
     Create,
     Disconnect,
     Find,
+    FindTransport,
     Kill,
     Lay,
     LayAgain,
@@ -153,7 +155,7 @@ class ActorRuntime(CallingRuntime):
                 arena,
                 actor.name,
                 lambda: self._requests.death(actor, slot, incarnation),
-                self.pump.add,
+                self.pump,
                 label=self.label,
                 why_refused=lambda: self._requests.refusal(actor, number),
             )
@@ -223,6 +225,14 @@ class ActorRuntime(CallingRuntime):
 
     def kill(self, actor: ActorId, no_restart: bool = True, graceful: bool = False) -> None:
         self._requests.ask(Kill(actor, no_restart, graceful))
+
+    def find_transport(self, name: str) -> bytes | None:
+        found: bytes | None
+        found, _ = self._requests.ask(FindTransport(name))
+        return found
+
+    def add_transport(self, name: str, registration: bytes) -> None:
+        self._requests.ask(AddTransport(name, registration))
 
     # Graphs that this actor executes
 

@@ -40,6 +40,7 @@ class Worker:
         self.hello = hello
         board = _core.Board.attach(board_fd)
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
+        _core.check_writes(os.environ.get("CONVEYOR_DEBUG_WRITES") == "1")
         driver = hello.driver_slot, board.incarnation(hello.driver_slot)
         arena_of_driver = self.process.adopt(*driver, driver_arena, driver_event)
         self.ground = Ground(hello, self.process)

@@ -11,7 +11,7 @@ from conveyor.codec import SentDefinitions, claims, decode_error, encode_error
 from conveyor.codec.encoded import DEFINING
 from conveyor.codec.frames import decode, encode
 from conveyor.exceptions import SerializationError
-from conveyor.runtime.calls.call import start
+from conveyor.runtime.calls.call import Call, start
 from conveyor.runtime.calls.unsendable import blame_constructor
 from conveyor.runtime.refs.ref import Ref
 
@@ -40,6 +40,12 @@ class Unmade:
 
     def __call__(self) -> Any:
         raise decode_error(self._meta)
+
+
+def unmade(error: BaseException, actor: str) -> Call:
+    """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor would wait
+    for it for ever."""
+    return start((Unmade.why(error, actor),))
 
 
 class Constructor(Struct, frozen=True):

@@ -13,11 +13,12 @@ from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
 from conveyor.runtime.calls.arguments import lacked, outcome_of, with_values
-from conveyor.runtime.calls.call import MISSED, START, Call, count_of, start
+from conveyor.runtime.calls.call import MISSED, START, Call, count_of
 from conveyor.runtime.calls.call_ref import CallRef
-from conveyor.runtime.calls.constructor import Unmade
+from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
+from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.elements import elements_of
@@ -57,7 +58,7 @@ class Link:
         arena: _core.ArenaView,
         actor_name: str,
         on_death: Callable[[], ActorDiedError],
-        keep_going: Callable[[Link], None],
+        pump: Pump,
         kind: int = _core.KIND_CALL,
         label: Callable[[int, int], str | None] | None = None,
         why_refused: Callable[[], ConveyorError] | None = None,
@@ -76,7 +77,7 @@ class Link:
         self._is_control = kind == _core.KIND_CONTROL
         self.actor_name = actor_name
         self._on_death = on_death
-        self._keep_going = keep_going
+        self._pump = pump
         #: Guards the calls that wait here, and their order. Reentrant: a finalizer may drop the last handle,
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
@@ -114,7 +115,7 @@ class Link:
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
-                            call, has_refs = self._unmade(failed.error), False
+                            call, has_refs = unmade(failed.error, self.actor_name), False
                         else:
                             sent = CallRef(self, -1, method)
                             instead = instead_of(
@@ -136,11 +137,6 @@ class Link:
         if returns == 1:
             return ref
         return elements_of(ref, count_of(returns))
-
-    def _unmade(self, error: BaseException) -> Call:
-        """The constructor's call, if its arguments cannot be had: without one, whoever calls the actor
-        would wait for it for ever."""
-        return start((Unmade.why(error, self.actor_name),))
 
     @property
     def gone(self) -> bool:
@@ -192,12 +188,13 @@ class Link:
             waiting = bool(self._pending)
         if waiting:
             try:
-                self._keep_going(self)
+                self._pump.add(self)
             except BaseException:
                 # Nobody would send it: then it shall not be sent later, by chance, either.
                 with self.lock:
                     if self._withdraw(ref):
                         raise
+            self.flush()  # what it waits for may have come before the pump knew of it
         return ref
 
     def _place(self, ref: Ref) -> int | None:
@@ -257,7 +254,7 @@ class Link:
                     outcome = outcome.with_traceback(None)
                     _, args, _, _, what, _ = call
                     if what == START and type(args[0]) is not Unmade and not self.gone:
-                        self._pending[0] = (ref, self._unmade(outcome), False)
+                        self._pending[0] = (ref, unmade(outcome, self.actor_name), False)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):
@@ -273,6 +270,7 @@ class Link:
                 self._pending.popleft()
                 ref._number = number
             then, self._then = self._then, None
+        self._pump.sent(self)
         if then is not None:
             then()
         return True
@@ -307,10 +305,13 @@ class Link:
             value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
             if value is not EMPTY:
                 return value
-        with self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0) as wait:
-            return self._wait(ref, Patience(timeout), wait)
+        waiting = self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0)
+        with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
+            return self._wait(ref, Patience(timeout), wait, attending)
 
-    def _wait(self, ref: Ref, patience: Patience, wait: Wait | None) -> Any:
+    def _wait(
+        self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
+    ) -> Any:
         board, inbox = self._process.board, self._process.inbox
         while True:
             seen, asked = inbox.count, inbox.asked
@@ -326,6 +327,7 @@ class Link:
             if ref._number < 0:
                 inbox.wait(seen, step)
             else:
+                attending.end()
                 # A refusal changes nothing that the gate looks at: it only rings.
                 every_ring = wait is not None or self._refusal is not None
                 value = get_or_wait(ref, inbox, seen, step, deaths, every_ring)

@@ -13,6 +13,7 @@ from conveyor import _core
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.calls.link_segment import link_depth, link_segment
 from conveyor.runtime.calls.links import Link
+from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.driver.record import ActorRecord, Label
 from conveyor.runtime.driver.table import DRIVER_SLOT
 from conveyor.runtime.message import greeting
@@ -23,7 +24,7 @@ class Household(Struct, frozen=True):
     """What all actors' processes have from the driver.
 
     process: the driver's own. session: its name. arena_fd, eventfd: what whoever writes to the driver
-    needs. label: names a (graph, node). keep_going: sends what waits in a link once it can be sent.
+    needs. label: names a (graph, node). pump: sends what waits in a link once it can be sent.
     """
 
     process: Process
@@ -31,7 +32,7 @@ class Household(Struct, frozen=True):
     arena_fd: int
     eventfd: int
     label: Label
-    keep_going: Callable[[Link], None]
+    pump: Pump
 
 
 class Birth:
@@ -122,7 +123,7 @@ class Birth:
             record.arena,
             record.id.name,
             record.death,
-            house.keep_going,
+            house.pump,
             kind,
             label=house.label,
         )

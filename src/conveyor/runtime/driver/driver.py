@@ -107,7 +107,7 @@ class Driver(CallingRuntime):
             self._arena_fd,
             self._eventfd,
             self.label,
-            self.pump.add,
+            self.pump,
         )
         self.table = Table(board, self.label, hosts.on_thread)
         self.supervisor = Supervisor(

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
-from conveyor.runtime import threads
+from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor.requests import (
+    AddTransport,
     CloseEnd,
     CloseGroup,
     ComesBack,
@@ -29,6 +30,7 @@ from conveyor.runtime.actor.requests import (
     Done,
     Failed,
     Find,
+    FindTransport,
     HoldEnd,
     JoinGroup,
     Kill,
@@ -247,6 +249,13 @@ class Switchboard:
         self._table.share(found[0])
         return found, []
 
+    def _find_transport(self, _caller: ActorRecord, request: FindTransport) -> _Answer:
+        return registrations.KNOWN.get(request.name), []
+
+    def _add_transport(self, _caller: ActorRecord, request: AddTransport) -> _Answer:
+        registrations.add(request.name, request.registration)
+        return None, []
+
     def _kill(self, caller: ActorRecord, request: Kill) -> _Answer:
         # Who ends itself must not wait for that.
         wait = request.actor != caller.id
@@ -353,6 +362,8 @@ class Switchboard:
         WhyRefused: _why_refused,
         Create: _create,
         Find: _find,
+        FindTransport: _find_transport,
+        AddTransport: _add_transport,
         Kill: _kill,
         WhyDead: _why_dead,
         Lay: _lay,

@@ -50,6 +50,8 @@ class EffectRef(GraphRef):
         return self._result.to_send()
 
     def get(self, timeout: float | None = None) -> Any:
+        if self._is_received():
+            return self._received(timeout)
         return self._after_effects(self._result.get, timeout)
 
     def _settled(self, timeout: float | None) -> Any:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from conveyor import _core
+from conveyor.codec.direct import DIRECT, Located
 from conveyor.runtime import threads
 from conveyor.runtime.refs.messages import all_of, receive_message, send_message
 from conveyor.system_limits import explained
@@ -127,4 +128,7 @@ def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core
     """The snapshot whose parts have come, with its descriptor if it has one."""
     in_file = parts[3] is None
     with explained("receive a value"):
-        return _core.Snapshot.received(*parts, all_of(fds, 1)[0] if in_file else -1)
+        snapshot = _core.Snapshot.received(*parts, all_of(fds, 1)[0] if in_file else -1)
+    if snapshot.codec == DIRECT:
+        snapshot.note_kept(Located.unpack(snapshot.meta).number)
+    return snapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from conveyor import _core
 from conveyor.codec import direct
 from conveyor.runtime.refs.ref import Itself, Ref
 from conveyor.runtime.sights import PassingOn
@@ -18,6 +19,12 @@ class DerivedRef(Ref):
     def __init__(self, whole: Ref) -> None:
         super().__init__(whole._source, -1)
         self._whole = whole
+
+    def get(self, timeout: float | None = None) -> Any:
+        return _core.with_fetch_limit(timeout, self._got, timeout)
+
+    def _got(self, timeout: float | None) -> Any:
+        raise NotImplementedError
 
     def _unfetched(self) -> Any:
         raise NotImplementedError

@@ -23,7 +23,9 @@ class ElementRef(DerivedRef):
         super().__init__(whole)
         self._index = index
 
-    def get(self, timeout: float | None = None) -> Any:
+    def _got(self, timeout: float | None) -> Any:
+        if self._is_received():
+            return self._received(timeout)
         self._settled(timeout)  # before: who waits may be doing something else meanwhile
         return direct.fetched(self._unfetched())
 

@@ -18,8 +18,9 @@ class PartRef(DerivedRef):
         super().__init__(whole)
         self._index = index if isinstance(index, tuple) else (index,)
 
-    def get(self, timeout: float | None = None) -> Any:
-        """The part."""
+    def _got(self, timeout: float | None) -> Any:
+        if self._is_received():
+            return self._received(timeout)
         self._settled(timeout)  # before: who waits may be doing something else meanwhile
         value = self._whole._unfetched()
         if isinstance(value, direct.Unfetched):

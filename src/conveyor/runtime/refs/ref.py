@@ -16,7 +16,8 @@ from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.outcome import Failure
-from conveyor.runtime.sights import learn, tells
+from conveyor.runtime.refs.placed import Placed
+from conveyor.runtime.sights import learn, passing_on, tells
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 from conveyor.system_limits import explained
@@ -89,7 +90,7 @@ class Source(Protocol):
         ...
 
 
-class Ref(_RefCore[ValueT]):
+class Ref(_RefCore[ValueT], Placed):
     """The result of one execution or call, which may not be there yet; ``Ref[int]`` gives an ``int``.
 
     It can be got any number of times, awaited, and waited for together with others
@@ -172,14 +173,14 @@ class Ref(_RefCore[ValueT]):
 
     def _unfetched(self) -> Any:
         """Its value, which is there, with ``Unfetched`` in the place of what has stayed elsewhere."""
-        outcome = self._outcome
-        if type(outcome) is not _Snapshot:
-            return self.get()
-        self._hold(outcome)
-        return outcome.decode(False)
+        return self._value_of(self._settled(None), False)
 
     def _get(self, timeout: float | None) -> Any:
-        outcome = self._settled(timeout)
+        if self._is_received():
+            return self._received(timeout)
+        return self._value_of(self._settled(timeout), True)
+
+    def _value_of(self, outcome: Any, fetches: bool) -> Any:
         if type(outcome) is Failure:
             if tells(outcome.error) and (runtime := context.running()) is not None:
                 learn(outcome.error, runtime.process.board)
@@ -187,7 +188,14 @@ class Ref(_RefCore[ValueT]):
         if type(outcome) is not _Snapshot:
             return outcome
         self._hold(outcome)
-        return outcome.decode()
+        return outcome.decode(fetches)
+
+    def _is_received(self) -> bool:
+        """Whether ``get`` gives its value in memory that was named before (``set_target_for_ref``)."""
+        return self._targets is not None and not passing_on()
+
+    def _received(self, timeout: float | None) -> Any:
+        return import_later("conveyor.direct.targets").receive(self, self._targets, timeout)
 
     def _error_of(self, outcome: Failure) -> BaseException:
         if outcome.may_have_others:
@@ -214,24 +222,12 @@ class Ref(_RefCore[ValueT]):
     def _settle(self, timeout: float | None) -> Any:
         if timeout is None:
             timeout = self._source.get_timeout
-        # One thread takes the result out of the channel; others who want it wait for that one.
-        if not self._claim():
-            end = None if timeout is None else time.monotonic() + timeout
-            runtime = context.current()
-            with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
-                wait_until(
-                    runtime.inbox,
-                    lambda: self._outcome is not EMPTY or self._claim(),
-                    timeout,
-                    lambda: self._source.describe(self),
-                    lambda: "another thread of this process is getting it",
-                    wait,
-                )
-            if self._outcome is not EMPTY:
-                return self._outcome
-            if end is not None:
-                timeout = max(end - time.monotonic(), 0.0)
+        # One thread takes the result out of the channel; others who want it wait for that one. Who has the
+        # claim is told by an object of its own: a signal handler may raise before it is known here.
+        by = object()
         try:
+            if not self._claim(by):
+                timeout = self._wait_for_others(by, timeout)
             while self._outcome is EMPTY:
                 try:
                     value = self._source.wait_for(self, timeout)
@@ -244,7 +240,22 @@ class Ref(_RefCore[ValueT]):
                     self._fail(ended.error)
             return self._outcome
         finally:
-            self._unclaim()
+            self._unclaim(by)
+
+    def _wait_for_others(self, by: object, timeout: float | None) -> float | None:
+        """Wait until the outcome or the claim is here. Returns what is left of the timeout."""
+        end = None if timeout is None else time.monotonic() + timeout
+        runtime = context.current()
+        with runtime.lanes.waiting(lambda n: blockers_of(self, n), True) as wait:
+            wait_until(
+                runtime.inbox,
+                lambda: self._outcome is not EMPTY or self._claim(by),
+                timeout,
+                lambda: self._source.describe(self),
+                lambda: "another thread of this process is getting it",
+                wait,
+            )
+        return None if end is None else max(end - time.monotonic(), 0.0)
 
     def _arrived(self, value: Any) -> None:
         """What came out of the channel, as it is kept, is the outcome."""
@@ -293,20 +304,6 @@ class Ref(_RefCore[ValueT]):
         """A name of the ref, which no other one of the session has but its copies in other processes."""
         process, number = context.current().exports.name(self)
         return f"{process:08x}{number:016x}"
-
-    def route(self) -> str:
-        """How its value, which is waited for, is got in this process: ``"frame"``, it came with the ref;
-        ``"here"``, it has stayed, in this very process; ``"read"``, it has stayed elsewhere, and is read
-        there.
-        """
-        found: str = import_later("conveyor.direct.routes").route_of(self)
-        return found
-
-    def tensor_transport(self) -> str | None:
-        """The transport with which its value, which is waited for, has stayed where it was made; ``None``: it
-        came with the ref."""
-        found: str | None = import_later("conveyor.direct.routes").transport_of(self)
-        return found
 
     def __getitem__(self, index: Any) -> Ref[Any]:
         """A ref to ``value[index]``, a part of the value. Of an array or a tensor that has stayed on its

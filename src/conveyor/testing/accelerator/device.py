@@ -103,7 +103,7 @@ class SimDevice(Device):
         memory = _Pages(-1, max(nbytes, 1))
         made = torch.frombuffer(memory, dtype=torch.uint8)
         address = made.data_ptr()
-        self.pin(address, nbytes or 1)
+        self.machine.pin(address, nbytes or 1, ours=True)
         memory.pinned = self.machine.unpinned, address
         return made[:nbytes]
 

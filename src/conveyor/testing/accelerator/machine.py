@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from conveyor.later import LaterModule
 from conveyor.testing.accelerator.heap import Heap, Opened
+from conveyor.testing.accelerator.pages import Pages
 from conveyor.testing.accelerator.settings import KernelTime, Settings
 from conveyor.testing.accelerator.storages import Memory, over
 from conveyor.testing.accelerator.streams import SimStream
@@ -64,6 +65,9 @@ class Machine:
         #: Pinned memory of the host: where each part begins, and where it ends.
         self._pinned: dict[int, int] = {}
         self._begins: list[int] = []
+        #: Of memory that somebody else keeps: how many copies from and to it are under way, and its pages.
+        self._copies: dict[int, int] = {}
+        self._pages: dict[int, Pages] = {}
         #: What is pinned no more. It is appended to wherever memory ends, also within what is below.
         self.unpinned: deque[int] = deque()
 
@@ -192,8 +196,8 @@ class Machine:
                 if rest > 0:
                     self.ending.wait(rest)
 
-    def pin(self, address: int, nbytes: int) -> None:
-        """Note pinned memory of the host."""
+    def pin(self, address: int, nbytes: int, *, ours: bool = False) -> None:
+        """Note pinned memory of the host. ``ours``: what a copy needs of it is kept."""
         page = mmap.PAGESIZE
         if nbytes <= 0 or address % page:
             raise RuntimeError(
@@ -210,14 +214,24 @@ class Machine:
                 raise RuntimeError(f"memory at {address:#x} is pinned already")
             self._begins.insert(place, address)
             self._pinned[address] = address + nbytes
+            if not ours:
+                self._copies[address] = 0
+                self._pages[address] = Pages(address, nbytes)
 
     def unpin(self, address: int) -> None:
         """Forget pinned memory."""
         with self._lock:
             self._forget_unpinned()
-            if self._pinned.pop(address, None) is None:
+            if address not in self._pinned:
                 raise RuntimeError(f"nothing is pinned at {address:#x}")
+            if self._copies.get(address):
+                raise RuntimeError(f"a copy from or to the memory at {address:#x} is under way")
+            del self._pinned[address]
             self._begins.remove(address)
+            self._copies.pop(address, None)
+            pages = self._pages.pop(address, None)
+        if pages is not None:
+            pages.close()
 
     def _forget_unpinned(self) -> None:
         while self.unpinned:
@@ -228,9 +242,39 @@ class Machine:
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Whether all of this is."""
         with self._lock:
-            self._forget_unpinned()
-            place = bisect.bisect_right(self._begins, address)
-            return place > 0 and self._pinned[self._begins[place - 1]] >= address + nbytes
+            return self._pin_of(address, nbytes) is not None
+
+    def pinned(self) -> list[tuple[int, int]]:
+        """Of what :meth:`pin` has pinned, and others keep: where each part begins, and where it ends."""
+        with self._lock:
+            return sorted((begin, self._pinned[begin]) for begin in self._copies)
+
+    def begin_copy(self, address: int, nbytes: int) -> int | None:
+        """A copy from or to this is enqueued: the number for :meth:`end_copy`. ``None``: the memory is not
+        pinned, or is kept."""
+        with self._lock:
+            begin = self._pin_of(address, nbytes)
+            if begin is None or begin not in self._copies:
+                return None
+            self._copies[begin] += 1
+            return begin
+
+    def end_copy(self, begin: int) -> None:
+        """It is done."""
+        with self._lock:
+            self._copies[begin] -= 1
+
+    def check_pages(self, begin: int) -> None:
+        """Raise an error if pinned memory has other pages by now."""
+        if self._pages[begin].changed():
+            raise RuntimeError(f"the memory at {begin:#x} has lost its pages while it was pinned")
+
+    def _pin_of(self, address: int, nbytes: int) -> int | None:
+        self._forget_unpinned()
+        place = bisect.bisect_right(self._begins, address)
+        if place > 0 and self._pinned[self._begins[place - 1]] >= address + nbytes:
+            return self._begins[place - 1]
+        return None
 
     def end(self) -> None:
         """The interpreter ends: no thread may be in the middle of an operation then."""

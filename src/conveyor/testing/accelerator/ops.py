@@ -228,13 +228,28 @@ class Operations:
         on_host, direction = (source, f"to {KIND}") if there.type == KIND else (target, "to host")
         index = there.index if there.type == KIND else here.index
         stream = self._machine.current_stream(index)
-        from_, to = _here(source, whole=True), _here(target, whole=True)
+        waits = not non_blocking or not self._is_pinned(on_host)
+        storage = on_host.untyped_storage()
+        pinned = None
+        if not waits:
+            pinned = self._machine.begin_copy(storage.data_ptr(), storage.nbytes())
+        if pinned is None:
+            from_, to = _here(source, whole=True), _here(target, whole=True)
+        else:  # nobody keeps it for the device
+            from_, to = twin(source), twin(target)
         nbytes, copying = source.numel() * source.element_size(), _copying(from_, to)
-        number = stream.enqueue(
-            f"copy {direction}",
-            lambda: self._machine.engine(index, direction, nbytes, copying),
-        )
-        if not non_blocking or not self._is_pinned(on_host):
+
+        def work() -> None:
+            try:
+                if pinned is not None:
+                    self._machine.check_pages(pinned)
+                self._machine.engine(index, direction, nbytes, copying)
+            finally:
+                if pinned is not None:
+                    self._machine.end_copy(pinned)
+
+        number = stream.enqueue(f"copy {direction}", work)
+        if waits:
             stream.wait_for(number)
         return target
 

@@ -30,13 +30,13 @@ _GRACE = 1.0
 class _Part(NamedTuple):
     """The tensors of a transfer that are on one device of the writer.
 
-    number: of their stretch, which its ``handles`` open, one for each reader.
+    number: of their stretch, which ``memory`` opens.
     filled: the handle of the event.
     places: which tensors of the transfer they are.
     """
 
     number: int
-    handles: tuple[bytes, ...]
+    memory: bytes
     filled: bytes
     places: tuple[int, ...]
 
@@ -83,7 +83,7 @@ class DeviceIpcConduit(Conduit):
         #: With overlap, by the device, where the work of this end is enqueued.
         self._streams: dict[int, Stream] = {}
         # Of the writer.
-        self._stretches = Stretches(device, len(wire.members) - 1)
+        self._stretches = Stretches(device)
         self._under_way: dict[int, _Transfer] = {}
         self._reads: dict[bytes, Event] = {}
         # Of a reader: by number, what it has opened, with the event; its own events by the device.
@@ -110,7 +110,7 @@ class DeviceIpcConduit(Conduit):
         try:
             for index, mine in places.items():
                 stretch = self._fill(index, [tensors[place] for place in mine], stretches)
-                told = stretch.number, stretch.handles, stretch.filled_handle, tuple(mine)
+                told = stretch.number, stretch.memory_handle, stretch.filled_handle, tuple(mine)
                 parts.append(_Part(*told))
         except BaseException:
             withdraw()
@@ -279,7 +279,7 @@ class DeviceIpcConduit(Conduit):
 
     def _open(self, part: _Part) -> tuple[Any, Event]:
         if part.number not in self._opened:
-            memory = self._device.open_memory(part.handles[self._wire.rank - 1])
+            memory = self._device.open_memory(part.memory)
             filled = self._device.open_event(part.filled, memory.device.index)
             self._opened[part.number] = memory, filled
         return self._opened[part.number]

@@ -18,14 +18,14 @@ class Stretch:
 
     number: what readers know it by.
     memory: a tensor of bytes, made for the stream ``home``.
-    handles: what each reader opens it by: one each, since a handle is opened once.
+    memory_handle: what readers open it by.
     filled: happens when the tensors are in it; ``filled_handle`` is what readers open that by.
     """
 
     number: int
     memory: Any
     home: Stream
-    handles: tuple[bytes, ...]
+    memory_handle: bytes
     filled: Event
     filled_handle: bytes
     #: Events of readers, which happen when they have read it.
@@ -35,9 +35,8 @@ class Stretch:
 class Stretches:
     """All that one end has."""
 
-    def __init__(self, device: Device, readers: int) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._readers = readers
         self._made = 0
         #: The last ones that have come back are at the end.
         self._free: list[Stretch] = []
@@ -86,9 +85,9 @@ class Stretches:
             memory = device.empty(size, stream.index)
         filled = device.new_event(stream.index, interprocess=True)
         filled.record(stream)
-        handles = tuple([device.export_memory(memory) for _ in range(self._readers)])
+        handle = device.export_memory(memory)
         self._made += 1
-        return Stretch(self._made, memory, stream, handles, filled, filled.handle())
+        return Stretch(self._made, memory, stream, handle, filled, filled.handle())
 
     @staticmethod
     def _wait_for_reads(stretch: Stretch, stream: Stream) -> None:

@@ -1,0 +1,64 @@
+// Blocks that this process has pinned for a device.
+#include "bind.h"
+#include "exit.h"
+#include "made_in_place.h"
+#include "pins.h"
+
+namespace conveyor {
+namespace {
+
+// The block that a buffer lies in, if it is in use by its owner: it does not come back to its writer meanwhile.
+struct InBlock {
+  std::shared_ptr<Mapping> mapping{};
+  char* base = nullptr;
+  uint32_t use = 0;  // which value it is of those that the block has had
+  std::shared_ptr<Returns> returns{};
+};
+
+InBlock block_of(const Buffer& b, const std::shared_ptr<Board>& board, uint32_t slot) {
+  if (b.lease && !b.lease->inherited()) return {b.lease->shared_mapping(), b.lease->block(), b.lease->generation(), b.lease->returns()};
+  if (!b.made || b.made->sent || b.made->inherited()) return {};
+  const Block& block = *b.made->block;
+  return {block.mapping, block.base, block.generation + 1, {board, &board->slot(slot)->returns}};
+}
+
+}  // namespace
+
+void bind_pins(nb::module_& m) {
+  nb::class_<BlockPin>(m, "BlockPin")
+      .def_prop_ro("address", [](BlockPin& p) { return reinterpret_cast<uintptr_t>(p.address()); })
+      .def_prop_ro("nbytes", &BlockPin::size)
+      .def_prop_ro("inherited", &BlockPin::inherited)
+      .def("release", &BlockPin::release);
+
+  nb::class_<PinWords>(m, "PinWords")
+      .def("__init__", [](PinWords* self, std::shared_ptr<Board> board, uint32_t slot) {
+             if (slot >= board->slots()) throw nb::value_error("no such slot");
+             new (self) PinWords(std::move(board), slot);
+           }, "board"_a, "slot"_a)
+      .def("hold", &PinWords::hold, "some"_a)
+      .def("wait", [](PinWords& words, double seconds) {
+             Unlocked unlocked;
+             return words.wait(uint64_t(seconds * 1e9));
+           }, "seconds"_a)
+      .def("answer", &PinWords::answer)
+      .def("wake", &PinWords::wake)
+      .def("block", [](PinWords& words, const Buffer& b) -> nb::object {
+             const InBlock found = block_of(b, words.board(), words.slot());
+             if (found.base == nullptr) return nb::none();
+             const size_t backed = reinterpret_cast<const BlockHeader*>(found.base)->backed;
+             return nb::make_tuple(reinterpret_cast<uintptr_t>(found.base), backed, found.use);
+           }, "buffer"_a)
+      .def("mark", [](PinWords& words, const Buffer& b) -> nb::object {
+             InBlock found = block_of(b, words.board(), words.slot());
+             if (found.base == nullptr) return nb::none();
+             try {
+               return nb::cast(new BlockPin(std::move(found.mapping), found.base, std::move(found.returns), words.board(), words.slot()), nb::rv_policy::take_ownership);
+             } catch (const std::system_error& error) {  // as many have marked it as can
+               if (error.code().value() != ENOSPC) throw;
+               return nb::none();
+             }
+           }, "buffer"_a);
+}
+
+}  // namespace conveyor

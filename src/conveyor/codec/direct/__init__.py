@@ -1,0 +1,129 @@
+"""Values that stay in the process that made them.
+
+The frame of a :class:`Direct` says where the value is: whoever decodes it fetches the memory from there. What
+is kept as long as anybody has the frame is the value itself, so nobody finds it gone who could still ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec import pickling
+from conveyor.codec.beside import Collected
+from conveyor.codec.definitions import SentDefinitions
+from conveyor.codec.direct.holder import Holder, holder, keep_beside
+from conveyor.codec.direct.located import Located, names_of
+from conveyor.codec.direct.receiving import Receiving, receiving
+from conveyor.codec.direct.routes import Beside, Route
+from conveyor.codec.direct.unfetched import Unfetched, fetched, itself
+from conveyor.codec.direct.value import Direct
+from conveyor.codec.encoded import (
+    DIRECT,
+    FINAL,
+    FLAG_DEFINITIONS,
+    FLAG_REFS,
+    SENT,
+    Encoded,
+    Reducer,
+    ReducerFactory,
+)
+
+__all__ = [
+    "DIRECT",
+    "Beside",
+    "Direct",
+    "Holder",
+    "Located",
+    "Receiving",
+    "Route",
+    "Unfetched",
+    "decode",
+    "encode",
+    "fetched",
+    "holder",
+    "keep",
+    "keep_beside",
+    "names_of",
+    "receiving",
+    "reducers",
+]
+
+EncodeAny = Callable[[Any, "SentDefinitions | None"], Encoded]
+"""As :func:`conveyor.codec.frames.encode`."""
+
+
+def keep(value: Direct, encode_any: EncodeAny) -> tuple[bytes, Any] | None:
+    """Keep a value here. Returns the meta bytes that say where it is, and what keeps it. ``None``: it has
+    no memory that could stay, refers to refs, or could not be fetched by others, and travels as any other."""
+    route = holder().route(value)
+    if route is not None:
+        collected = route.collected()
+        made = _keep(value, pickling.dump if route.takes_all else encode_any, route, collected)
+        if made is not None or not collected.tensors:
+            return made
+    return _keep(value, encode_any)
+
+
+def _keep(
+    value: Direct,
+    encode_any: EncodeAny,
+    route: Route | None = None,
+    collected: Collected | None = None,
+) -> tuple[bytes, Any] | None:
+    # It brings its own definitions, so that any channel can carry it.
+    sent = SentDefinitions()
+    sent.collected = collected
+    encoded = encode_any(value.value, sent)
+    codec, flags, meta, buffers = encoded[:4]
+    tensors = [] if collected is None else collected.tensors
+    stays = None
+    if (buffers or tensors) and len(encoded) == 4 and not flags & FLAG_REFS:
+        stays = holder().keep(value, codec, meta, buffers or [], route, tensors)
+    if stays is None:
+        if flags & FLAG_DEFINITIONS:
+            SentDefinitions().undo(meta)  # its claims: it was encoded for no channel
+        return None
+    where, kept = stays
+    return where.pack(), kept
+
+
+def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
+    """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
+    made = keep(value, encode_any)
+    if made is None:
+        return encode_any(value.value, sent)
+    meta, kept = made
+    return DIRECT, 0, meta, None, kept
+
+
+def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
+    """The value, fetched unless the frame is decoded without. ``decode_any``:
+    :func:`conveyor.codec.frames.decode`."""
+    if not _core.fetches():
+        return Unfetched(meta, decode_any)
+    return holder().fetch(Located.unpack(meta), decode_any)
+
+
+def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:
+    """For those inside of other values: the elements of a result that has several, say."""
+
+    def make_reducers(notes: dict[Any, Any]) -> dict[type, Reducer]:
+        def reduce(direct: Direct) -> Any:
+            sent = notes.get(SENT)
+            try:
+                made = None if sent is None or sent.in_band else keep(direct, encode_any)
+            except Exception as error:
+                # A route has refused it. That is told as it is.
+                notes[FINAL] = error
+                raise
+            if made is None:
+                return itself, (direct.value,)
+            meta, kept = made
+            keep_beside(notes, kept)
+            return decode_any, (DIRECT, meta)
+
+        return {Direct: reduce, Unfetched: lambda value: value.reduced(notes)}
+
+    return make_reducers

@@ -1,0 +1,90 @@
+"""Where a value is that has stayed."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_head = struct.Struct("<HHIIIIIQQ")
+_JOINED = 1 << 15
+
+
+class Located(NamedTuple):
+    """Where a value is, as its frame says it.
+
+    slot, incarnation: its process on the board.
+    pid: of that process.
+    number: the value's, which no other one has, in any process.
+    anchor: the address of a word there that holds the number for as long as the value is kept.
+    names: :attr:`keeper`, :attr:`transport` and :attr:`snapshot`.
+    ranges: address and length of each of its buffers, as pairs of 64-bit numbers.
+    codec, meta: of the value, which is decoded with what the buffers hold.
+    beside: what :class:`~conveyor.codec.direct.routes.Beside` has packed, if some of the value's tensors are
+    got in another way than by reading.
+    joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
+    other.
+    """
+
+    slot: int
+    incarnation: int
+    pid: int
+    number: int
+    anchor: int
+    names: bytes
+    ranges: bytes
+    codec: int
+    meta: bytes
+    beside: bytes = b""
+    joined: bool = False
+
+    @property
+    def keeper(self) -> str:
+        """What that process is called."""
+        return self.names.split(b"\0")[1].decode()
+
+    @property
+    def transport(self) -> str:
+        """See :class:`Direct`."""
+        return self.names.split(b"\0")[0].decode()
+
+    @property
+    def snapshot(self) -> bool:
+        """Whether it is a copy that nobody writes to."""
+        return self.names.endswith(b"\0snapshot")
+
+    def pack(self) -> bytes:
+        """The meta bytes of the frame."""
+        slot, incarnation, pid, number, anchor, names, ranges, codec, meta, beside, joined = self
+        if joined:
+            codec |= _JOINED
+        sizes = len(names), slot, incarnation, pid, len(ranges), len(beside)
+        head = _head.pack(codec, *sizes, number, anchor)
+        return b"".join((head, names, ranges, beside, meta))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Located:
+        """What :meth:`pack` has made."""
+        codec, named, slot, incarnation, pid, ranging, aside, number, anchor = _head.unpack_from(
+            packed
+        )
+        names = _head.size + named
+        ranges = names + ranging
+        beside = ranges + aside
+        return cls(
+            slot,
+            incarnation,
+            pid,
+            number,
+            anchor,
+            packed[_head.size : names],
+            packed[names:ranges],
+            codec & ~_JOINED,
+            packed[beside:],
+            packed[ranges:beside],
+            codec >= _JOINED,
+        )
+
+
+def names_of(transport: str, keeper: str, snapshot: bool) -> bytes:
+    """For :class:`Located`."""
+    return "\0".join([transport, keeper, *["snapshot"] * snapshot]).encode()

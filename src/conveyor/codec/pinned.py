@@ -1,0 +1,316 @@
+"""Memory of arenas that devices have pinned: they read and write it themselves.
+
+A block of an arena that is used again and again by values of a device is pinned in each process that
+copies from or to it, once for a kind of device. Before that the process marks the block, and its owner gives
+no memory back that lies in a marked one (``native/pins.h``): so the pages under a device never change. What a
+process has not used for a while it gives up again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from conveyor import _core
+from conveyor.device import Device, Event
+
+if TYPE_CHECKING:
+    import logging
+
+    import torch
+
+#: Blocks with so many bytes are worth it. To pin one costs about as much as to copy what is in it a few
+#: times, and a device may know only so many.
+WORTH = 1 << 20
+#: Of these, parts with so many bytes are copied from where they lie; for smaller ones a copy costs less than
+#: what is done to keep track of it.
+LEAST = 1 << 16
+#: How many blocks a process has pinned at most.
+MOST = 64
+#: How many blocks it remembers that were used once.
+_REMEMBERED = 256
+#: Seconds after which a device that has refused to pin is asked again; twice as many each time.
+_PAUSES = 1.0, 64.0
+#: Seconds between two looks at copies that are under way.
+_LOOK = 0.05
+#: Seconds that the end of a session waits for copies.
+_PATIENCE = 1.0
+
+
+class Block:
+    """A block that a kind of device has pinned.
+
+    begin, end: where it lies.
+    """
+
+    __slots__ = ("begin", "copies", "device", "end", "mark", "used")
+
+    def __init__(self, device: Device, mark: _core.BlockPin) -> None:
+        self.device = device
+        self.mark = mark
+        self.begin = mark.address
+        self.end = mark.address + mark.nbytes
+        #: How many copies from or to it are under way.
+        self.copies = 0
+        self.used = 0.0
+
+
+class Pinned:
+    """What a process of a session has pinned."""
+
+    def __init__(
+        self,
+        words: _core.PinWords,
+        allocate: Callable[[int], _core.Buffer],
+        start: Callable[[], object],
+        idle: float,
+    ) -> None:
+        """``words``: where it is told that memory is short. ``allocate`` makes memory in the arena of this
+        process. ``start`` is called before anything is pinned, for a thread that calls :meth:`tidy` from then
+        on. ``idle``: seconds after which what is not used is given up."""
+        self._words = words
+        self._allocate = allocate
+        self._start = start
+        self._idle = idle
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may get a value, too
+        self._blocks: dict[tuple[str, int], Block] = {}
+        #: The value that a block had when it was used first.
+        self._seen: dict[tuple[str, int], int] = {}
+        #: Copies, with what keeps their memory theirs.
+        self._under_way: list[_UnderWay] = []
+        self._refused: dict[str, tuple[float, float]] = {}
+        self._look = 0.0  # when the thread looks next; 0: when it is woken
+        self._closed = False
+
+    def here(self) -> bool:
+        """Whether this is the process that it is of, and not a forked child."""
+        return self._pid == os.getpid()
+
+    def allocate(self, nbytes: int) -> _core.Buffer | None:
+        """Make memory in the arena, to be sent from there. ``None``: there is none."""
+        if self._closed or not self.here():
+            return None
+        with suppress(MemoryError):
+            return self._allocate(nbytes)
+        return None
+
+    def take(self, buffer: object, device: Device) -> Block | None:
+        """Find the block that all of ``buffer`` lies in, pinned for ``device``. A copy from or to it is
+        counted as under way until :meth:`give_back`. ``None``: it is not, and is not to be."""
+        if not isinstance(buffer, _core.Buffer) or buffer.nbytes < LEAST or not self.here():
+            return None
+        found = self._words.block(buffer)
+        if found is None or found[1] < WORTH:
+            return None
+        address, _, use = found
+        key = device.kind, address
+        with self._lock:
+            if self._closed:
+                return None
+            block = self._blocks.get(key)
+            if block is not None and buffer.address + buffer.nbytes > block.end:
+                # It has got more memory since, for a larger value.
+                if block.copies or not self._unpin(key):
+                    return None
+                block = self._pin(key, buffer, device)
+            elif block is None and self._again(key, use):
+                block = self._pin(key, buffer, device)
+            if block is not None:
+                block.copies += 1
+                block.used = time.monotonic()
+            return block
+
+    def give_back(self, block: Block) -> None:
+        """The copy is done, or was never begun."""
+        with self._lock:
+            block.copies -= 1
+            block.used = time.monotonic()
+            self._look_within(self._idle)
+
+    def hold(self, event: Event, buffer: _core.Buffer, block: Block) -> None:
+        """Keep ``buffer``, and its block pinned, until ``event`` has happened."""
+        with self._lock:
+            self._sweep()
+            self._under_way.append((event, buffer, block))
+            self._look_within(_LOOK)
+
+    def counts(self) -> tuple[int, int]:
+        """How many blocks are pinned, and how many copies are under way."""
+        with self._lock:
+            self._sweep()
+            return len(self._blocks), len(self._under_way)
+
+    # The thread's.
+
+    def pause(self) -> float:
+        """Say how many seconds there is nothing to do; 0: until it is woken."""
+        with self._lock:
+            now = time.monotonic()
+            if self._under_way:
+                seconds = _LOOK
+            else:
+                # Who gives back one that is in use has the thread look.
+                used = [block.used for block in self._blocks.values() if block.copies == 0]
+                seconds = max(min(used) + self._idle - now, 0.001) if used else 0.0
+            self._look = now + seconds if seconds else 0.0
+            return seconds
+
+    def tidy(self, asked: bool) -> bool:
+        """Let go of what is done and of what is not used any more; if somebody has ``asked``, of all that is
+        not needed just now. Whether anything is left."""
+        if asked:
+            for event, _, _ in list(self._under_way):
+                with suppress(Exception):  # whoever waits for the stream is told
+                    event.synchronize()
+        with self._lock:
+            self._sweep()
+            now = time.monotonic()
+            for key, block in list(self._blocks.items()):
+                if block.copies == 0 and (asked or self._closed or now - block.used >= self._idle):
+                    self._unpin(key)
+            return bool(self._blocks or self._under_way)
+
+    def close(self) -> None:
+        """The session is over. Copies that are not done within a second are left to the thread."""
+        with self._lock:
+            self._closed = True
+        deadline = time.monotonic() + _PATIENCE
+        while self.tidy(False) and time.monotonic() < deadline:
+            if not self._under_way:
+                break
+            time.sleep(0.001)
+        self._words.wake()
+
+    # With the lock.
+
+    def _again(self, key: tuple[str, int], use: int) -> bool:
+        """Whether the block is used for another value than the one it was used for first."""
+        first = self._seen.setdefault(key, use)
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return first != use
+
+    def _pin(self, key: tuple[str, int], buffer: _core.Buffer, device: Device) -> Block | None:
+        until, pause = self._refused.get(device.kind, (0.0, _PAUSES[0]))
+        if time.monotonic() < until or not self._room():
+            return None
+        # Somebody is to give it up again: where no thread is to be had, nothing is pinned.
+        with suppress(OSError):
+            self._start()
+            mark = self._words.mark(buffer)
+            if mark is None:
+                return None
+            block = Block(device, mark)
+            # Before it is pinned: what is raised meanwhile must not have the mark go.
+            self._blocks[key] = block
+            try:
+                if buffer.address + buffer.nbytes > block.end:
+                    raise ValueError("a value lies outside of its block")
+                device.pin(mark.address, mark.nbytes)
+            except Exception as error:
+                del self._blocks[key]
+                mark.release()
+                if device.kind not in self._refused:
+                    _logger().info(
+                        "the device %r does not pin shared memory (%s): values are copied to memory that "
+                        "it has pinned, and from there",
+                        device.kind,
+                        error,
+                    )
+                self._refused[device.kind] = time.monotonic() + pause, min(2 * pause, _PAUSES[1])
+                return None
+            self._refused.pop(device.kind, None)
+            self._seen.pop(key, None)
+            self._words.hold(True)
+            self._look_within(self._idle)
+            return block
+        return None
+
+    def _unpin(self, key: tuple[str, int]) -> bool:
+        """Whether it is pinned no more. What a device does not let go of stays marked, for good."""
+        block = self._blocks[key]
+        try:
+            block.device.unpin(block.begin)
+        except Exception as error:
+            _logger().warning("the device %r does not unpin memory: %s", block.device.kind, error)
+            block.copies += 1
+            return False
+        block.mark.release()
+        del self._blocks[key]
+        self._words.hold(bool(self._blocks or self._under_way))
+        return True
+
+    def _room(self) -> bool:
+        """Whether one block more may be pinned; the one that was used longest ago gives way."""
+        if len(self._blocks) < MOST:
+            return True
+        idle = [key for key, block in self._blocks.items() if block.copies == 0]
+        return bool(idle) and self._unpin(min(idle, key=lambda key: self._blocks[key].used))
+
+    def _sweep(self) -> None:
+        # A signal handler may get a value, and so come here, in the middle of it: each is counted down by
+        # who has taken it out of the list, in one step.
+        for copy in list(self._under_way):
+            event, _, block = copy
+            if _happened(event) and _taken_out(self._under_way, copy):
+                block.copies -= 1
+
+    def _look_within(self, seconds: float) -> None:
+        """Have the thread look that soon. It is woken only where it would come much too late."""
+        due = time.monotonic() + seconds
+        if self._look == 0.0 or self._look > due + _LOOK:
+            self._look = due
+            self._words.wake()
+
+
+def _logger() -> logging.Logger:
+    import logging  # few processes need it
+
+    return logging.getLogger("conveyor")
+
+
+def _happened(event: Event) -> bool:
+    try:
+        return event.query()
+    except Exception:  # a device that has failed does nothing more; who waits for it is told
+        return True
+
+
+def over(address: int, nbytes: int) -> torch.Tensor:
+    """Make a tensor of bytes over memory that somebody else keeps."""
+    import ctypes  # few processes need it
+
+    import torch
+
+    return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+
+
+_current: Pinned | None = None
+
+
+def current() -> Pinned | None:
+    """Find this process's. ``None``: it has no session."""
+    return _current
+
+
+def set_current(pinned: Pinned | None) -> None:
+    """Say which one it is from now on."""
+    global _current
+    _current = pinned
+
+
+def _taken_out(some: list[_UnderWay], one: _UnderWay) -> bool:
+    """Whether it was there, and is not any more."""
+    try:
+        some.remove(one)
+    except ValueError:
+        return False
+    return True
+
+
+_UnderWay = tuple[Event, "_core.Buffer", Block]

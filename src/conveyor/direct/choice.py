@@ -1,0 +1,21 @@
+"""Which way others get those tensors of a value that they cannot read where they lie."""
+
+from __future__ import annotations
+
+import sys
+
+from conveyor.codec.direct import Route
+from conveyor.dag.hints import known_transports
+from conveyor.later import import_later
+
+
+def route_for(transport: str) -> Route | None:
+    """For a value that is to stay, with the name of a transport. ``None``: it has no such tensors."""
+    if transport not in known_transports:
+        managed: Route | None = import_later("conveyor.direct.managers.registry").route(transport)
+        if managed is not None:
+            return managed
+    if "torch" in sys.modules and import_later("conveyor.device").in_use():
+        devices: Route = import_later("conveyor.direct.devices").DEVICES
+        return devices
+    return None

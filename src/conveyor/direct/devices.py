@@ -1,0 +1,188 @@
+"""Tensors of devices stay where they are: others map the memory, and copy what they want of it.
+
+The values may not be there yet when a method returns. The note names an event that happens when they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from conveyor import _core
+from conveyor import device as devices
+from conveyor.codec.beside import Collected
+from conveyor.codec.direct import Located, Route
+from conveyor.codec.parcels import TensorSpec
+from conveyor.device import Device, Event
+from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
+from conveyor.runtime import context
+from conveyor.transport.packing import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+
+class _Part(NamedTuple):
+    """The tensors of a value that are on one device.
+
+    device, identity: which.
+    filled: the handle of the event that happens when their values are there.
+    memories: the handles of the storages that they lie in.
+    lying: of each tensor its place in the value, which of the storages it lies in, and where it begins there.
+    """
+
+    device: Device
+    identity: str
+    filled: bytes
+    memories: list[bytes]
+    lying: list[tuple[int, int, int]]
+
+
+class Devices(Route):
+    """Memory of devices that other processes of this host open."""
+
+    name = "ipc"
+
+    def __init__(self) -> None:
+        #: Of each value that is kept here, events that others may wait for.
+        self._filled: dict[int, list[Event]] = {}
+
+    def collected(self) -> Collected:
+        """As the base says."""
+        return _Exportable(_accepted)
+
+    def offer(self, number: int, tensors: list[Any]) -> bytes | None:
+        """As the base says."""
+        places: dict[Any, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            places.setdefault(tensor.device, []).append(place)
+        events: list[Event] = []
+        try:
+            parts = [self._part(tensors, mine, events) for mine in places.values()]
+        except RuntimeError as error:
+            _tell_once(str(error))
+            return None
+        self._filled[number] = events
+        return pickle.dumps(parts, 5)
+
+    def fetch(self, where: Located, specs: Sequence[TensorSpec], note: bytes) -> list[Any]:
+        """As the base says. They come to the current device of this process.
+
+        Raises:
+            TransportError: this process has no such device, or cannot reach it.
+            ActorDiedError: the process that has them has died.
+        """
+        made: list[Any] = [None] * len(specs)
+        for part in pickle.loads(note):
+            _fetch(part, specs, made, where)
+        return made
+
+    def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
+        """As the base says."""
+        self._filled.pop(number, None)
+
+    @staticmethod
+    def _part(tensors: list[Any], mine: list[int], events: list[Event]) -> _Part:
+        first = tensors[mine[0]]
+        device = devices.of(first)
+        assert device is not None
+        index = first.device.index
+        filled = device.new_event(index, interprocess=True)
+        filled.record(device.current_stream(index))
+        events.append(filled)
+        memories: list[bytes] = []
+        seen: dict[int, int] = {}
+        lying = []
+        for place in mine:
+            storage = tensors[place].untyped_storage().data_ptr()
+            if storage not in seen:
+                seen[storage] = len(memories)
+                memories.append(device.export_memory(tensors[place]))
+            begin = tensors[place].data_ptr() - storage
+            lying.append((place, seen[storage], begin))
+        return _Part(device, device.identity(index), filled.handle(), memories, lying)
+
+    def __reduce__(self) -> str:
+        return "DEVICES"
+
+
+class _Exportable(Collected):
+    def wants(self, tensor: torch.Tensor) -> bool:
+        device = devices.of(tensor)
+        return device is not None and device.cannot_export(tensor) is None
+
+
+def _accepted(_tensor: Any) -> None:
+    return None
+
+
+def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Located) -> None:
+    device = part.device
+    why_not = device.viable()
+    if why_not is not None:
+        raise TransportError(
+            f"a value that {where.keeper} has kept has tensors on a device of the kind {device.kind!r}, and "
+            f"this process has none ({why_not}): return it without tensor_transport=, or with its tensors "
+            "moved by .cpu()"
+        )
+    index = device.current_index()
+    try:
+        opened = [device.open_memory(memory) for memory in part.memories]
+        filled = device.open_event(part.filled, index)
+    except RuntimeError as error:
+        raise TransportError(
+            f"this process cannot open memory of {where.keeper}'s {device.kind} device {part.identity}, "
+            f"where a value lies: {error}. It must see that device, too; otherwise return the value without "
+            "tensor_transport="
+        ) from error
+    _wait_for(filled, where)
+    stream = device.current_stream(index)
+    stream.wait_event(filled)
+    layout = Layout.of([specs[place] for place, _, _ in part.lying])
+    target = device.empty(layout.size, index)
+    for (place, memory, begin), tensor in zip(part.lying, layout.open(target), strict=True):
+        flat = tensor.view(-1).view(opened[memory].dtype)
+        device.copy(flat, opened[memory][begin : begin + flat.numel()])
+        made[place] = tensor
+    # What was opened may be let go of, and the frame with it, when this is done.
+    stream.record().synchronize()
+
+
+def _wait_for(filled: Event, where: Located) -> None:
+    """Wait until the values are there. Nobody rings for an event of a device, and a stream that waits for one
+    of a process that has died may wait for ever: so the host asks, less and less often."""
+    board = context.current().process.board
+    pause = 20e-6
+    while not filled.query():
+        if board.gone(where.slot, where.incarnation):
+            raise ActorDiedError(
+                f"{where.keeper} has died before tensors of a device had the values that it was computing",
+                where.keeper,
+            )
+        if _core.seconds_to_fetch() == 0:
+            raise WaitTimeoutError(
+                f"the timeout of get() is over: tensors of a device that {where.keeper} keeps do not have "
+                "their values yet"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+
+
+@functools.cache
+def _tell_once(why: str) -> None:
+    _log.warning(
+        "process %d copies tensors of devices to the host when they are returned, since others cannot open "
+        "their memory: %s",
+        os.getpid(),
+        why,
+    )
+
+
+DEVICES = Devices()

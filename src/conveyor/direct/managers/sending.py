@@ -1,0 +1,178 @@
+"""The producer's part of transfers in which both ends take part.
+
+A consumer connects to a socket of the producer's, asks, and waits there for the answer. Threads of the
+producer's send meanwhile, whatever its methods do. The connection says who is still there: that it ends is
+how each side learns of the other's end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+from conveyor.codec import loads
+from conveyor.direct.managers.wire import (
+    DONE,
+    Answer,
+    Ask,
+    of_this_user,
+    readable,
+    receive_one,
+    send_one,
+)
+from conveyor.direct.table import TABLE
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime import threads
+
+_log = logging.getLogger("conveyor")
+
+#: Seconds that a consumer has to say what it asks for.
+_PATIENCE = 30.0
+
+
+class Sender:
+    """Listens as long as there is a value here that can be asked for."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        #: Reentrant: values end in finalizers.
+        self._lock = threading.RLock()
+        self._listener: socket.socket | None = None
+        self._values = 0
+
+    def begin(self) -> bytes:
+        """There is one value more. Where it can be asked for."""
+        with self._lock:
+            if self._listener is None:
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    # No file: the name is nobody's when the socket is closed.
+                    listener.bind(b"\0conveyor-" + os.urandom(12).hex().encode())
+                    listener.listen(128)
+                    threads.start(self._listen, "sends", listener)
+                except BaseException:
+                    listener.close()
+                    raise
+                self._listener = listener
+            self._values += 1
+            address: bytes = self._listener.getsockname()
+            return address
+
+    def end(self) -> None:
+        """There is one less."""
+        with self._lock:
+            self._values -= 1
+            if self._values or self._listener is None:
+                return
+            listener, self._listener = self._listener, None
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # the thread closes it
+
+    def forget(self) -> None:
+        """What a forked child has inherited is its parent's."""
+        listener = self._listener
+        self._clear()
+        if listener is not None:
+            listener.close()
+
+    def _listen(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    asked, _ = listener.accept()
+                except InterruptedError:
+                    continue
+                except OSError:
+                    if self._listener is not listener:
+                        return
+                    # No descriptor, say: who asks is told nothing, and hears of no end either.
+                    _log.warning("process %d could not be asked for a value", os.getpid())
+                    threading.Event().wait(0.1)
+                    continue
+                try:
+                    threads.start(_serve, "send", asked)
+                except SystemLimitError:
+                    asked.close()
+
+
+def _serve(asked: socket.socket) -> None:
+    with asked, suppress(OSError):
+        if not of_this_user(asked):
+            return
+        asked.settimeout(_PATIENCE)
+        fields: Any = receive_one(asked)
+        if fields is not None:
+            asked.settimeout(None)
+            _send_as_asked(asked, Ask(*fields))
+
+
+def _send_as_asked(asked: socket.socket, ask: Ask) -> None:
+    stored = TABLE.find(ask.number)
+    if stored is None or stored.beside is None:
+        send_one(asked, Answer("the value is kept no more"))
+        return
+    route: Any = stored.beside.route
+    manager = route.manager
+    try:
+        communicator = loads(ask.communicator)
+        sending = _Sending(stored, communicator)
+    except Exception as error:
+        send_one(asked, Answer(f"{type(error).__name__}: {error}"))
+        return
+    with sending:
+        ready = readable([asked, sending.over])
+        if sending.over in ready:
+            send_one(asked, Answer(sending.error))
+        elif asked.recv(1) != DONE and manager.can_abort_transport():
+            # Whoever has asked has died, or has given up.
+            try:
+                manager.abort_transport(f"{ask.number:016x}", communicator)
+            except Exception:
+                _log.warning(
+                    "abort_transport() of the transport %r has failed", route.name, exc_info=True
+                )
+
+
+class _Sending:
+    """A thread that sends.
+
+    over: a descriptor that is readable when it has ended.
+    error: why it could not, then.
+    """
+
+    def __init__(self, stored: Any, communicator: Any) -> None:
+        self.error: str | None = None
+        self.over, self._end = os.pipe()
+        try:
+            threads.start(self._run, "sending", stored, communicator)
+        except BaseException:
+            os.close(self.over)
+            os.close(self._end)
+            raise
+
+    def __enter__(self) -> _Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.over)
+
+    def _run(self, stored: Any, communicator: Any) -> None:
+        route, note, tensors = stored.beside
+        try:
+            route.manager.send_multiple_tensors(list(tensors), loads(note).metadata, communicator)
+        except BaseException as error:  # a thread of ours has nobody else to tell
+            self.error = f"{type(error).__name__}: {error}"
+        finally:
+            with suppress(OSError):  # nobody waits for it
+                os.write(self._end, b".")  # a forked child may have this end, too
+            os.close(self._end)
+
+
+SENDER = Sender()
+os.register_at_fork(after_in_child=SENDER.forget)

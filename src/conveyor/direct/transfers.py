@@ -1,0 +1,50 @@
+"""What somebody fetches may be held back, and fail, because a test wants it to (``conveyor.testing``).
+
+Fetching takes no part of the keeper, so it is who fetches that waits. Words of the keeper's on the board say
+whether.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec.direct import Located
+from conveyor.exceptions import InjectedFault
+from conveyor.runtime.waiting.patience import wait_until
+
+_HELD, _FAILING = 1, 2
+
+
+def go_on(where: Located, runtime: Any) -> None:
+    """Return when the value may be fetched, or its keeper has died.
+
+    Raises:
+        WaitTimeoutError: the ``get`` that needs it has no longer.
+        InjectedFault: it is to fail.
+    """
+    process = runtime.process
+    board: _core.Board = process.board
+
+    def died() -> bool:
+        return board.gone(where.slot, where.incarnation)
+
+    def held() -> bool:
+        return bool(board.transfers(where.slot) & _HELD) and not died()
+
+    if held():
+        board.note_fetch(process.slot, where.slot)
+        try:
+            wait_until(
+                process.inbox,
+                lambda: not held(),
+                _core.seconds_to_fetch(),
+                lambda: f"a value that {where.keeper} keeps",
+                lambda: "conveyor.testing.hold_transfers holds it back",
+            )
+        finally:
+            board.note_fetch(process.slot, -1)
+    if board.transfers(where.slot) & _FAILING and not died():
+        raise InjectedFault(
+            f"conveyor.testing.fail_transfers: a value that {where.keeper} keeps cannot be fetched"
+        )

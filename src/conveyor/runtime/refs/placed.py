@@ -1,0 +1,33 @@
+"""Where the value of a ref is."""
+
+from __future__ import annotations
+
+from conveyor.later import import_later
+
+
+class Placed:
+    """What a ref says of that. All of it waits until the value is there."""
+
+    __slots__ = ()
+
+    def route(self) -> str:
+        """How its value is got in this process: ``"frame"``, it came with the ref; ``"here"``, it has stayed,
+        in this very process; ``"read"``, it has stayed elsewhere, and is read there; ``"ipc"``, it has
+        tensors of a device, whose memory is opened; else by the transport of that name, a user's.
+
+        It waits until the value is there.
+        """
+        found: str = import_later("conveyor.direct.routes").route_of(self)
+        return found
+
+    def tensor_transport(self) -> str | None:
+        """The transport with which its value has stayed where it was made; ``None``: it came with the ref. It
+        waits until the value is there."""
+        found: str | None = import_later("conveyor.direct.routes").transport_of(self)
+        return found
+
+    def value_id(self) -> str | None:
+        """The ``id`` of its value among :func:`conveyor.objects`; ``None``: it came with the ref. Refs that
+        name the same value have the same. It waits until the value is there."""
+        found: str | None = import_later("conveyor.direct.routes").value_id_of(self)
+        return found

@@ -1,0 +1,313 @@
+"""Tensors of devices that stay on the actor that made them, on their device."""
+
+import gc
+import threading
+
+import pytest
+from integration_helpers import WAIT, get
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import (
+    ActorDiedError,
+    ObjectLostError,
+    TransportError,
+    WaitTimeoutError,
+)
+from conveyor.experimental import wait_tensor_freed
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("numpy")
+
+from conveyor.testing import accelerator  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+class Holder:
+    def __init__(self):
+        self.sim = accelerator.install()
+        self.tensor = None
+        self.goes_on = threading.Event()
+
+    @conveyor.method(tensor_transport="auto")
+    def make(self, size=1000, where="sim", value=1.0):
+        self.tensor = torch.full((size,), value, device=where)
+        return self.tensor
+
+    @conveyor.method(tensor_transport="auto")
+    def mixed(self):
+        base = torch.arange(12.0, device="sim").reshape(3, 4)
+        return {
+            "views": [base, base[1], base.t()],
+            "host": torch.ones(3),
+            "other device": torch.full((5,), 2.0, device="sim:1"),
+            "parameter": torch.nn.Parameter(torch.ones(2, device="sim")),
+            "half": torch.ones(4, device="sim").bfloat16(),
+            "every other": base[:, ::2],
+            "empty": torch.empty(0, 3, device="sim"),
+            "text": "beside",
+        }
+
+    @conveyor.method(tensor_transport="auto", snapshot=True)
+    def copy(self):
+        self.tensor = torch.ones(10, device="sim")
+        return self.tensor
+
+    @conveyor.method(tensor_transport="auto")
+    def late(self):
+        """A tensor whose values are there when somebody says so."""
+        self.tensor = torch.zeros(10, device="sim")
+        accelerator.kernel(0, lambda t: (self.goes_on.wait(WAIT), t.fill_(7)), self.tensor)
+        return self.tensor
+
+    @conveyor.method(tensor_transport="auto", num_returns=2)
+    def two(self):
+        return torch.zeros(3, device="sim"), torch.ones(4, device="sim")
+
+    def add(self):
+        self.tensor += 1
+        self.sim.synchronize()
+
+    def add_when_free(self):
+        wait_tensor_freed(self.tensor[2:5], WAIT)
+        self.add()
+        return self.tensor.tolist()
+
+    def go_on(self):
+        self.goes_on.set()
+
+    def is_same(self, value):
+        return value is self.tensor
+
+    def total(self, value):
+        return value.sum().item(), str(value.device)
+
+    def room(self):
+        self.sim.synchronize()
+        gc.collect()
+        return self.sim.memory()[0]
+
+    def stored(self):
+        return [(one.nbytes, one.transport) for one in conveyor.objects() if one.route == "here"]
+
+
+Remote = conveyor.remote(Holder)
+Concurrent = conveyor.remote(max_concurrency=2)(Holder)
+
+
+@pytest.fixture(scope="module")
+def pair(leaves_nothing):
+    sim = accelerator.install()
+    torch.zeros(1, device="sim"), torch.zeros(1, device="sim:1")
+    with leaves_nothing():
+        conveyor.init(preload=["torch"])
+        actors = Remote.remote(), Remote.remote()
+        yield actors
+        del actors
+        conveyor.shutdown()
+        for index in range(2):
+            sim.synchronize(index)
+
+
+def test_a_tensor_stays_on_its_device(pair):
+    maker, other = pair
+    ref = maker.make.remote()
+    assert get(other.total.remote(ref)) == (1000.0, "sim:0")
+    got = get(ref)
+    assert (got.device.type, got.sum().item()) == ("sim", 1000.0)
+    assert get(maker.stored.remote()) == [(4000, "auto")]
+    assert ref.route() == "ipc"
+
+
+def test_it_is_not_copied_to_the_host(pair):
+    maker, _ = pair
+    ref = maker.make.remote()
+    conveyor.wait([ref])
+    sim = accelerator.install()
+    with accelerator.watching() as works:
+        get(ref)
+        sim.synchronize()
+    assert [work.name for work in works if "copy" in work.name] != []
+    assert not any("host" in work.name or "cpu" in work.name for work in works)
+
+
+def test_on_its_own_actor_it_is_the_same_object(pair):
+    maker, _ = pair
+    assert get(maker.is_same.remote(maker.make.remote())) is True
+
+
+def test_it_goes_with_its_last_reference(pair, wait_until):
+    maker, other = pair
+    before = get(maker.room.remote())
+    ref = maker.make.remote(1 << 20)
+    get(other.total.remote(ref))
+    del ref
+    get(maker.make.remote(1))
+    wait_until(lambda: get(maker.stored.remote()) == [], WAIT, "all to be let go of")
+    assert get(maker.room.remote()) >= before - 4096
+
+
+def test_a_value_of_many_kinds(pair):
+    maker, _ = pair
+    value = get(maker.mixed.remote())
+    assert value["host"].tolist() == [1, 1, 1]
+    assert value["host"].device.type == "cpu"
+    assert value["other device"].tolist() == [2.0] * 5
+    assert type(value["parameter"]) is torch.nn.Parameter
+    assert value["parameter"].requires_grad
+    assert value["half"].dtype is torch.bfloat16
+    assert value["every other"].tolist() == [[0, 2], [4, 6], [8, 10]]
+    assert tuple(value["empty"].shape) == (0, 3)
+    assert value["text"] == "beside"
+    whole, row, turned = value["views"]
+    row[0] = 50  # they lie in one storage, as they did
+    assert whole[1, 0].item() == turned[0, 1].item() == 50
+
+
+def test_several_results(pair):
+    maker, _ = pair
+    zeros, ones = maker.two.remote()
+    assert get(zeros).tolist() == [0] * 3
+    assert get(ones).tolist() == [1] * 4
+
+
+def test_what_its_actor_writes_is_seen(pair):
+    maker, other = pair
+    ref = maker.make.remote(10)
+    get(maker.add.remote())
+    assert get(other.total.remote(ref)) == (20.0, "sim:0")
+
+
+def test_a_snapshot_is_what_it_was(pair):
+    maker, other = pair
+    ref = maker.copy.remote()
+    get(maker.add.remote())
+    assert get(other.total.remote(ref)) == (10.0, "sim:0")
+    assert get(maker.is_same.remote(ref)) is False
+
+
+def test_whoever_fetches_waits_for_the_values(leaves_nothing, pair):
+    maker = Concurrent.remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    got = []
+    fetching = threading.Thread(target=lambda: got.append(get(ref).tolist()))
+    fetching.start()
+    get(maker.go_on.remote())
+    fetching.join(WAIT)
+    assert got == [[7.0] * 10]
+
+
+def test_waiting_until_it_is_freed(pair):
+    maker, other = pair
+    ref = maker.make.remote(10)
+    added = maker.add_when_free.remote()
+    with pytest.raises(WaitTimeoutError):
+        conveyor.get(added, timeout=0.05)
+    assert get(other.total.remote(ref)) == (10.0, "sim:0")
+    del ref
+    assert get(added) == [2.0] * 10
+
+
+def test_a_dead_actor_is_named(pair, wait_until):
+    maker = Remote.remote()
+    ref = maker.make.remote()
+    conveyor.wait([ref])
+    conveyor.kill(maker)
+
+    def is_named():  # until it is gone, its memory is there
+        try:
+            get(ref)
+        except (ActorDiedError, ObjectLostError) as error:
+            return "Holder" in str(error)
+        return False
+
+    wait_until(is_named, WAIT, "the death to be told")
+
+
+def test_an_actor_that_dies_while_it_computes_is_named(pair):
+    maker = Concurrent.remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    errors = []
+
+    def fetch():
+        try:
+            conveyor.get(ref)
+        except ActorDiedError as error:
+            errors.append(error)
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    conveyor.kill(maker)
+    fetching.join(WAIT)
+    assert ["Holder" in str(error) for error in errors] == [True]
+
+
+def test_a_device_that_cannot_be_reached_is_named(pair, monkeypatch):
+    maker, _ = pair
+    ref = maker.make.remote(10)
+    conveyor.wait([ref])
+    sim = accelerator.install()
+
+    def refuse(_self, _handle):
+        raise RuntimeError("it is hidden here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(sim), "open_memory", refuse)
+        with pytest.raises(TransportError, match=r"Holder.*sim:0.*it is hidden here"):
+            get(ref)
+    assert get(ref).tolist() == [1.0] * 10
+
+
+def test_into_memory_of_the_host(pair):
+    maker, _ = pair
+    target = torch.zeros(10)
+    assert conveyor.get(maker.make.remote(10), into=target) is target
+    assert target.tolist() == [1.0] * 10
+
+
+def test_the_driver_keeps_some_too(pair):
+    _, other = pair
+    mine = torch.ones(10, device="sim")
+    ref = conveyor.put(mine, tensor_transport="auto")
+    assert get(other.total.remote(ref)) == (10.0, "sim:0")
+    assert get(ref) is mine
+
+
+def test_a_result_of_a_graph_stays(pair):
+    maker, other = pair
+    with InputNode() as size:
+        graph = maker.make.bind(size).compile()
+    try:
+        ref = graph.execute(10)
+        assert get(other.total.remote(ref)) == (10.0, "sim:0")
+        assert ref.route() == "ipc"
+    finally:
+        graph.teardown()
+
+
+def test_where_memory_cannot_be_opened_by_others_it_is_copied(pair, monkeypatch, caplog):
+    _, other = pair
+    sim = accelerator.install()
+
+    def refuse(_tensor):
+        raise RuntimeError("no handle for memory of this kind")
+
+    monkeypatch.setattr(type(sim), "export_memory", lambda self, tensor: refuse(tensor))
+    ref = conveyor.put({"one": torch.ones(10, device="sim")}, tensor_transport="auto")
+    assert ref.route() in ("here", "read")
+    assert get(other.total.remote(ref["one"]))[0] == 10.0
+    assert "no handle" in caplog.text
+
+
+def test_a_timeout_ends_a_fetch_of_values_that_are_not_there(leaves_nothing, pair):
+    maker = Concurrent.remote()
+    ref = maker.late.remote()
+    conveyor.wait([ref])
+    for _ in range(2):  # also when it has come before
+        with pytest.raises(WaitTimeoutError, match="do not have their values yet"):
+            conveyor.get(ref, timeout=0.1)
+    get(maker.go_on.remote())
+    assert get(ref).tolist() == [7.0] * 10

@@ -1,0 +1,150 @@
+"""Calls that wait for an argument are sent when that is there, whoever else waits meanwhile."""
+
+import gc
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+from integration_helpers import WAIT, get
+
+import conveyor
+from conveyor.exceptions import WaitTimeoutError
+from conveyor.runtime import context
+
+pytestmark = pytest.mark.usefixtures("fresh_session")
+
+
+@conveyor.remote(max_concurrency=8)
+class Gate:
+    def __init__(self):
+        self.goes_on = threading.Event()
+        self.seen = threading.Event()
+
+    def wait(self, value=1):
+        self.goes_on.wait(WAIT)
+        return value
+
+    def go_on(self):
+        self.goes_on.set()
+
+    def add(self, value):
+        self.seen.set()
+        return value + 1
+
+    def has_seen(self):
+        return self.seen.wait(WAIT)
+
+
+class Slow:
+    """Something that takes long to be pickled."""
+
+    def __init__(self, goes_on):
+        self.goes_on = goes_on
+
+    def __reduce__(self):
+        self.goes_on.wait(WAIT)
+        return int, (5,)
+
+
+def interrupted(handler, body):
+    """Run ``body`` in the main thread, with ``handler`` in the middle of its wait."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return body()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_call_that_nobody_waits_for_is_sent():
+    first, second = Gate.remote(), Gate.remote()
+    second.add.remote(first.wait.remote())
+    get(first.go_on.remote())
+    assert get(second.has_seen.remote())
+
+
+def test_a_handler_that_waits_in_the_middle_of_a_wait():
+    first, second, third, other = (Gate.remote() for _ in range(4))
+    outer = second.add.remote(first.wait.remote())
+    inner = []
+
+    def handler():
+        inner.append(get(other.add.remote(third.wait.remote(5))))
+        get(first.go_on.remote())
+
+    get(third.go_on.remote())
+    assert interrupted(handler, lambda: get(outer)) == 2
+    assert inner == [6]
+    # Both waits are over: now nobody sends but the thread that is there for it.
+    fourth, fifth = Gate.remote(), Gate.remote()
+    fifth.add.remote(fourth.wait.remote())
+    get(fourth.go_on.remote())
+    assert get(fifth.has_seen.remote())
+
+
+def test_a_wait_that_is_broken_off():
+    first, second = Gate.remote(), Gate.remote()
+    waiting = second.add.remote(first.wait.remote())
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(stop, lambda: get(waiting))
+    get(first.go_on.remote())
+    assert get(second.has_seen.remote())
+
+
+def test_who_waits_for_one_call_does_not_send_those_of_others():
+    first, second, third, fourth = (Gate.remote() for _ in range(4))
+    goes_on = threading.Event()
+    late = third.wait.remote()
+    other = second.__ray_call__.remote(lambda self, one, two: one + two, Slow(goes_on), late)
+    waiting = fourth.add.remote(first.wait.remote())
+    get(third.go_on.remote())
+    began = time.monotonic()
+    with pytest.raises(WaitTimeoutError):
+        conveyor.get(waiting, timeout=0.2)
+    assert time.monotonic() - began < WAIT / 2
+    goes_on.set()
+    assert get(other) == 6
+    get(first.go_on.remote())
+    assert get(waiting) == 2
+
+
+def test_chains_from_many_threads():
+    actors = [Gate.remote() for _ in range(3)]
+    got = []
+
+    def chain(number):
+        ref = number
+        for turn in range(20):
+            ref = actors[turn % 3].add.remote(ref)
+        got.append(get(ref) - number)
+
+    chains = [threading.Thread(target=chain, args=(number,)) for number in range(6)]
+    for one in chains:
+        one.start()
+    for one in chains:
+        one.join(WAIT)
+    assert got == [20] * 6
+
+
+def test_an_actor_that_is_dead_is_not_held():
+    first, second = Gate.remote(), Gate.remote()
+    added = second.add.remote(first.wait.remote())
+    get(first.go_on.remote())
+    # The thread that is there for it has sent it: who waits so does not.
+    assert conveyor.wait([added], timeout=WAIT)[0]
+    del added
+    link = weakref.ref(context.current().links[second._id.index])
+    conveyor.kill(second)
+    del second
+    end = time.monotonic() + WAIT
+    while link() is not None and time.monotonic() < end:
+        gc.collect()
+        conveyor.get(first.go_on.remote())
+    assert link() is None
