@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x43564e43;
 // How long a rank that had failed before another one's method began is waited for by that before it is given up: if
-// both were at nearly the same time, so that one caller has most likely meant both; and if not, or if both have failed,
-// so that whoever has called the one again most likely calls the other.
+// both were at nearly the same time, so that one caller has most likely meant both; and if not, if both have failed, or
+// if the call was made by who knew of the failure: whoever has called the one again most likely calls the other.
 constexpr uint64_t kGraceNs = 50'000'000;
 constexpr uint64_t kLongGraceNs = 1'000'000'000;
 // Nobody has learned of a failure.
@@ -121,7 +121,7 @@ void CollectiveGroup::note_failure(const char* why) {
   std::lock_guard lock(failed_mutex_);
   step_failed_ns_ = now_ns();
   history_ = mixed(history_, "step", 4);
-  tell_of_failure(why);
+  tell_of_failure(why, 0);
 }
 
 void CollectiveGroup::note_failed_call(const char* why, const char* name, Member caller, bool ran, uint64_t number, uint64_t seen_at) {
@@ -135,7 +135,7 @@ void CollectiveGroup::note_failed_call(const char* why, const char* name, Member
   const bool behind = ran && running_since() == operation_since_;
   const uint32_t which[] = {caller.slot, caller.incarnation, behind};
   history_ = mixed(mixed(history_, name, std::strlen(name)), which, sizeof which);
-  tell_of_failure(why);
+  tell_of_failure(why, number);
 }
 
 void CollectiveGroup::note_sights() {
@@ -146,11 +146,12 @@ void CollectiveGroup::note_sights() {
   });
 }
 
-void CollectiveGroup::tell_of_failure(const char* why) {
+void CollectiveGroup::tell_of_failure(const char* why, uint64_t number) {
   Line& mine = lines_[rank_];
   mine.failures.fetch_add(1, std::memory_order_relaxed);
   if (busy_.load(std::memory_order_acquire)) return;  // another thread has come to an operation
   say(mine.failure, why);
+  mine.failed_call.store(number, std::memory_order_relaxed);  // told by the next
   // Sequentially consistent: those who wait announce that they sleep, and then look here.
   mine.failed_ns.store(now_ns(), std::memory_order_seq_cst);
   for (uint32_t r = 0; r < ranks(); ++r)
@@ -178,7 +179,7 @@ uint64_t CollectiveGroup::method_began() const {
 // Its process is gone, or what it ran has raised and it has begun nothing since. If it has raised since this rank's own
 // method began, what it has begun does not matter, as that belongs to a later operation; unless this rank has failed as
 // often, so that both are at the same. Where it has raised before, that may have had nothing to do with the operation:
-// so whoever calls the methods gets some time to begin another one there.
+// so whoever calls the methods gets some time to begin another one there, and more if he knew of the failure.
 Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const Member& m = members_[rank];
   if (board_->gone(m.slot, m.incarnation)) return Cause::kDied;
@@ -189,7 +190,10 @@ Cause CollectiveGroup::will_not_come(uint32_t rank, uint64_t now) {
   const bool as_often = call_.failures != 0 && lines_[rank].failures.load(std::memory_order_relaxed) <= call_.failures;
   if (failed >= begun && !as_often) return Cause::kRaised;
   if (since(m.slot) > failed) return Cause::kNone;  // it runs something else by now, which may come to it
-  const uint64_t until = std::max(began_, failed) + (as_often || failed + kGraceNs < begun ? kLongGraceNs : kGraceNs);
+  const auto seen = board_->seen_at(m.slot, lines_[rank].failed_call.load(std::memory_order_relaxed));
+  const bool known = seen && made_ >= *seen;  // to who has called this rank
+  const bool patient = as_often || known || failed + kGraceNs < begun;
+  const uint64_t until = std::max(began_, failed) + (patient ? kLongGraceNs : kGraceNs);
   if (now >= until) return Cause::kRaised;
   wake_at_ = wake_at_ == 0 ? until : std::min(wake_at_, until);
   return Cause::kNone;

@@ -166,7 +166,7 @@ class CollectiveGroup {
   char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * ranks() + rank) * kPiece; }
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
   // Both with the mutex of what has failed.
-  void tell_of_failure(const char* why);
+  void tell_of_failure(const char* why, uint64_t number);
   void note_sights();
   void write_call();
   bool all_called_the_same() const;

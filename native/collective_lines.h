@@ -34,6 +34,7 @@ struct alignas(kApart) CollectiveGroup::Line {
   alignas(kCacheLine) CollectiveCall calls[2];  // by the half of the barrier
   std::atomic<uint64_t> failed_ns;  // when something has failed there since its last operation; 0: nothing has
   std::atomic<uint64_t> failures;   // since its last operation
+  std::atomic<uint64_t> failed_call;  // the number of the last of them, by which it is known whether anybody has learned of it; 0: a step of a graph
   alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
   char failure[256];                // what, in words; written before
   char why[256];                    // it has left an operation; written before `cause`

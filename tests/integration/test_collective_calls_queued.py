@@ -1,5 +1,7 @@
 """Steps of ranks whose calls are queued behind each other, of which some fail."""
 
+import os
+import signal
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,6 +30,12 @@ class Rank:
         if number < 0:
             raise LookupError("no such batch")
         return number
+
+    def pid(self):
+        return os.getpid()
+
+    def fail_before(self):
+        raise LookupError("no batch")
 
     def fail_afterwards(self, number):
         self.step(number)
@@ -125,6 +133,21 @@ def test_a_failure_after_the_operation_is_known_of_as_any_other(pair):
     refs = [pair[0].step.remote(1), pair[1].fail_afterwards.remote(1)]
     assert outcomes(refs) == [2.0, LookupError]
     assert outcomes([actor.step.remote(2) for actor in pair]) == [4.0, 4.0]
+
+
+def test_who_knows_of_a_failure_is_waited_for_though_the_machine_is_slow(pair):
+    """The rank that has failed is called again, and does not run yet."""
+    late = get(pair[1].pid.remote())
+    with pytest.raises(LookupError):
+        get(pair[1].fail_before.remote())
+    os.kill(late, signal.SIGSTOP)
+    try:
+        refs = [actor.step.remote(2) for actor in pair]
+        # Longer than a rank is waited for whose failure nobody knew of.
+        assert conveyor.wait(refs, num_returns=1, timeout=0.3)[0] == []
+    finally:
+        os.kill(late, signal.SIGCONT)
+    assert outcomes(refs) == [4.0, 4.0]
 
 
 def test_executions_of_a_graph_do_not_meet_each_other(pair):

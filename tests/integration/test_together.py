@@ -206,6 +206,8 @@ def test_a_thread_that_waits_already_is_woken(latches, wait_until):
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
             thread.start()
+        # What has not begun when the other fails never begins.
+        wait_until(lambda: graph.status().actors[0].state == "running")
         bad.open()
         for thread in threads:
             thread.join(WAIT)
