@@ -24,6 +24,9 @@ def lacking(tensor: torch.Tensor) -> str | None:
     """Say that the storage of a strided tensor does not have all its elements, in words that follow what the
     tensor is called; ``None``: it has them."""
     has = tensor.untyped_storage().nbytes()
+    # Nearly every tensor is like this, and the general rule takes three times as long.
+    if tensor.nbytes <= has and tensor.is_contiguous() and not tensor.storage_offset():
+        return None
     if not tensor.numel():
         return None
     needs = tensor.storage_offset() * tensor.element_size() + extent(tensor)

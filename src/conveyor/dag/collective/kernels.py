@@ -29,6 +29,9 @@ else:
 #: size costs a page fault for each page; and a result that is sent on from there is not copied.
 IN_ARENA = 64 << 10
 
+#: An attribute of an enumeration takes as long to be found as a small array to be checked.
+_AVG, _EXTREMES = ReduceOp.AVG, (ReduceOp.MIN, ReduceOp.MAX)
+
 #: Up to so many elements an operation costs more than the memory that it goes over.
 _SMALL = 2 << 10
 
@@ -143,7 +146,7 @@ class Tensors(Arrays):
         return torch.empty(shape, dtype=like.dtype)
 
     def flat(self, array: Any) -> Any:
-        return array.reshape(-1)
+        return array if array.dim() == 1 else array.reshape(-1)
 
     def _number(self, dtype: Any) -> int | None:
         return _NUMBERS.get(str(dtype).removeprefix("torch."))
@@ -235,9 +238,9 @@ def why_not(op: ReduceOp, arrays: Arrays, dtype: Any) -> str | None:
     kind = arrays.kind(dtype)
     if kind == "other":
         return f"{dtype} is not reduced: floats of 16 to 64 bits, integers and bool are"
-    if kind == "bool" and op not in (ReduceOp.MIN, ReduceOp.MAX):
+    if kind == "bool" and op not in _EXTREMES:
         return f"{op.name} of {dtype}: MAX tells whether any is true, MIN whether all are"
-    if kind == "int" and op is ReduceOp.AVG:
+    if kind == "int" and op is _AVG:
         return f"AVG of {dtype} is no integer: convert to floats first, or take the SUM"
     return None
 
@@ -253,7 +256,7 @@ def reduced(op: ReduceOp, arrays: Arrays, values: Sequence[Any]) -> Any:
     total = function(first, values[1])
     for other in values[2:]:
         function(total, other, out=total)
-    if op is ReduceOp.AVG:
+    if op is _AVG:
         total /= len(values)
     return total
 
@@ -276,13 +279,13 @@ def reduce(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> No
     function(sources[0], sources[1], out=out)
     for other in sources[2:]:
         function(out, other, out=out)
-    if op is ReduceOp.AVG:
+    if op is _AVG:
         out /= len(sources)
 
 
 def _is_wide(op: ReduceOp, arrays: Arrays, values: Sequence[Any]) -> bool:
     """Say whether ``values`` are to be combined in a wider type."""
-    if op is ReduceOp.MIN or op is ReduceOp.MAX or arrays.kind(values[0].dtype) != "half":
+    if arrays.kind(values[0].dtype) != "half" or op in _EXTREMES:
         return False
     # Torch and numpy compute a single operation on halves in 32 bits themselves, and round once.
-    return len(values) > 2 or op is ReduceOp.AVG
+    return len(values) > 2 or op is _AVG
