@@ -68,6 +68,9 @@ class PumpWait {
     for (;;) {
       // Acquire: what was set before look() is seen.
       const uint32_t looks = looks_.load(std::memory_order_acquire);
+      // The count is read before all that is looked at: who closes, or ceases to attend, rings afterwards. A begin()
+      // that is missed is of somebody who sends once more himself when he has called it.
+      const uint32_t seen = inbox_.count();
       if (closed_.load(std::memory_order_relaxed)) return false;
       if (!some_.load(std::memory_order_relaxed)) {
         // Sequentially consistent, as in look(): either that finds it parked, or this finds another number.
@@ -76,9 +79,6 @@ class PumpWait {
         parked_.store(false, std::memory_order_relaxed);
         continue;
       }
-      // The count is read before it is looked whether anybody attends: who ceases to rings afterwards. A begin() that
-      // is missed here is of somebody who sends once more himself when he has called it.
-      const uint32_t seen = inbox_.count();
       if (!covered_.load(std::memory_order_seq_cst) && (looks != looked_ || seen != seen_)) {
         looked_ = looks;
         seen_ = seen;

@@ -10,9 +10,11 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -224,6 +226,7 @@ using model_thread = model::Thread;
 #include "inbox.h"
 #include "leftovers.h"
 #include "pins.h"
+#include "pump_wait.h"
 #include "ring.h"
 #include "service.h"
 #include "waiter.h"
