@@ -31,12 +31,18 @@ class Apart(Course):
         asynchronous = [member.asynchronous for member in self.members]
         theirs = self._routed(random_graph(rng, "theirs", asynchronous, False, 40))
         self._victim = NOBODY if rng.random() < 0.2 else rng.choice(sorted(theirs.actors))
+        if self._victim != NOBODY:
+            theirs = self._stoppable(theirs)
         self._others = [i for i in range(len(self.members)) if i != self._victim]
         self._times = rng.randint(1, 4)
         self._kills = rng.random() < 0.3
         others = [asynchronous[i] for i in self._others]
         ours = self._routed(random_graph(rng, "ours", others, False, 10))
         self.specs = [theirs, ours]
+
+    def _stoppable(self, theirs: Graph) -> Graph:
+        """The same without what holds up those who share a graph with a process that is stopped."""
+        return theirs
 
     def describe(self) -> str:
         return f"stopped is {self._victim}, killed {self._kills}, {super().describe()}"
