@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import chaos_transports
+import psutil
 from chaos_apart import Apart
 from chaos_around import SOON, Around, Running, Wrong
 from chaos_course import Course
@@ -97,6 +98,11 @@ class Beside(Course):
 
     def _of_transport(self, said: str, running: Running, number: int) -> bool:
         """Whether what is ``said`` of a transfer had to be, or may be."""
+        # It is told to whoever next waits for that stream, which may be a task of a later round.
+        if lost := re.search(
+            r"process (\d+), which was to record an event of its device, has", said
+        ):
+            return not psutil.pid_exists(int(lost[1]))
         for name, fails in running.spec.broken.items():
             if told := re.search(rf"transport '{name}': InjectedFault: transfer (\d+)", said):
                 return int(told[1]) == number and number in fails
