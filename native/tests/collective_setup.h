@@ -1,0 +1,158 @@
+// What tests of collective operations share: ranks in threads or processes, and what every operation gives.
+#pragma once
+
+#include <numeric>
+#include <thread>
+
+#include "collective_group.h"
+#include "death_setup.h"
+
+namespace conveyor {
+
+using Progress = CollectiveGroup::Progress;
+
+// A board with a slot for each rank, from slot 1 on, and the group's segment.
+struct World {
+  explicit World(uint32_t ranks) : session(64), segment(Segment::create(CollectiveGroup::bytes(ranks))) {
+    CollectiveGroup::prepare(*segment, ranks);
+    for (uint32_t r = 0; r < ranks; ++r) {
+      session.board->prepare(r + 1, "rank");
+      session.board->slot(r + 1)->condition.store(Condition::kAlive);
+      members.push_back({r + 1, session.board->slot(r + 1)->incarnation.load()});
+    }
+  }
+  Session session;
+  std::shared_ptr<Segment> segment;
+  std::vector<CollectiveGroup::Member> members;
+};
+
+struct Rank {
+  Rank(World& world, uint32_t rank) : inbox(world.session.board, rank + 1, event.get(), 0), group(world.segment, world.session.board, inbox, rank, world.members) {}
+
+  Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0, uint64_t made = CollectiveGroup::kNow) {
+    group.check(call, data);
+    const uint64_t deadline = timeout == 0 ? now_ns() + 20 * kSoon : now_ns() + timeout;
+    const CollectiveGroup::Turn turn(group);
+    if (!CHECK(bool(turn))) throw check::Abandon{};
+    group.begin(call, std::move(data), deadline, made);
+    for (;;) {
+      const Progress progress = group.go_on();
+      if (progress != Progress::kSleep) return progress;
+      if (now_ns() >= deadline) {
+        CHECK(timeout != 0);
+        group.leave(Cause::kTimedOut, "");
+        return Progress::kBroken;
+      }
+      ++sleeps;
+      inbox.park(group.seen(), group.wake_at());
+    }
+  }
+  Progress barrier(uint64_t timeout = 0) { return run({}, {}, timeout); }
+
+  // A call of `method` begins.
+  void begins() { status().since_ns.store(now_ns()); }
+  Status& status() { return board().slot(group.rank() + 1)->status; }
+  Board& board() { return *inbox.board(); }
+  // It has raised; the failure's number.
+  uint64_t fails(const char* method = "step", uint32_t caller = 9, bool ran = true) {
+    const uint64_t number = board().fail(group.rank() + 1);
+    group.note_failed_call("has raised", method, {caller, 1}, ran, number);
+    return number;
+  }
+  void sees(uint64_t number) { board().see(group.rank() + 1, number); }
+
+  Fd event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  Inbox inbox;
+  CollectiveGroup group;
+  int sleeps = 0;
+};
+
+inline CollectiveCall call_of(Collective operation, uint64_t count, int root = -1, ReduceOp op = ReduceOp::kSum) {
+  CollectiveCall call;
+  call.operation = operation;
+  call.type = ElementType::kI32;
+  call.op = op;
+  call.count = count;
+  call.root = root;
+  call.dims = 1;
+  call.shape[0] = int64_t(count);
+  return call;
+}
+
+using Numbers = std::vector<int32_t>;
+
+inline Numbers numbers(size_t count, int32_t first) {
+  Numbers made(count);
+  std::iota(made.begin(), made.end(), first);
+  return made;
+}
+
+inline std::vector<const char*> sources(const std::vector<Numbers>& all) {
+  std::vector<const char*> made;
+  for (const Numbers& one : all) made.push_back(reinterpret_cast<const char*>(one.data()));
+  return made;
+}
+
+inline std::vector<char*> destinations(std::vector<Numbers>& all) {
+  std::vector<char*> made;
+  for (Numbers& one : all) made.push_back(reinterpret_cast<char*>(one.data()));
+  return made;
+}
+
+// What rank `from` has for rank `to`.
+int32_t first_of(uint32_t from, uint32_t to) { return int32_t(from * 1000 + to * 7); }
+
+// Every operation once, as rank `me` of `ranks`.
+inline void every_operation(Rank& rank, uint32_t ranks, size_t count) {
+  const uint32_t me = rank.group.rank(), root = ranks - 1;
+  int32_t sum = 0, here = 0;
+  for (uint32_t r = 0; r < ranks; ++r) sum += first_of(r, 0), here += first_of(r, me);
+  const int32_t n = int32_t(ranks);
+  const auto is = [&](const Numbers& got, int32_t first, int32_t step = 1) {
+    for (size_t i = 0; i < got.size(); ++i)
+      if (got[i] != first + step * int32_t(i)) return check::note_equal(got[i], first + step * int32_t(i), __FILE__, __LINE__, "an element");
+    return got.size() == count;
+  };
+  std::vector<Numbers> own = {numbers(count, first_of(me, 0))}, result(1, Numbers(count)), many(ranks, Numbers(count)), lists;
+  for (uint32_t r = 0; r < ranks; ++r) lists.push_back(numbers(count, first_of(me, r)));
+  const auto done = [&](CollectiveCall call, CollectiveData data) { CHECK(rank.run(call, std::move(data)) == Progress::kDone); };
+
+  done({}, {});
+  done(call_of(Collective::kAllReduce, count), {sources(own), destinations(result)});
+  CHECK(is(result[0], sum, n));
+  std::vector<Numbers> in_place = own;
+  done(call_of(Collective::kAllReduce, count, -1, ReduceOp::kMax), {sources(in_place), destinations(in_place)});
+  CHECK(is(in_place[0], first_of(ranks - 1, 0)));
+  in_place = own;
+  done(call_of(Collective::kReduce, count, int(root)), {sources(in_place), me == root ? destinations(in_place) : std::vector<char*>{}});
+  CHECK(is(in_place[0], me == root ? sum : first_of(me, 0), me == root ? n : 1));
+  done(call_of(Collective::kReduceScatter, count), {sources(lists), destinations(result)});
+  CHECK(is(result[0], here, n));
+  done(call_of(Collective::kAllGather, count), {sources(own), destinations(many)});
+  for (uint32_t r = 0; r < ranks; ++r) CHECK(is(many[r], first_of(r, 0)));
+  many.assign(ranks, Numbers(count));
+  done(call_of(Collective::kGather, count, int(root)), {sources(own), me == root ? destinations(many) : std::vector<char*>{}});
+  for (uint32_t r = 0; r < ranks && me == root; ++r) CHECK(is(many[r], first_of(r, 0)));
+  result[0] = me == root ? own[0] : Numbers(count);
+  done(call_of(Collective::kBroadcast, count, int(root)), {me == root ? sources(own) : std::vector<const char*>{}, me == root ? std::vector<char*>{} : destinations(result)});
+  CHECK(is(result[0], first_of(root, 0)));
+  done(call_of(Collective::kScatter, count, int(root)), {me == root ? sources(lists) : std::vector<const char*>{}, destinations(result)});
+  CHECK(is(result[0], first_of(root, me)));
+  done(call_of(Collective::kAllToAll, count), {sources(lists), destinations(many)});
+  for (uint32_t r = 0; r < ranks; ++r) CHECK(is(many[r], first_of(r, me)));
+}
+
+template <class Body>
+void in_threads(World& world, Body body) {
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < world.members.size(); ++r)
+    threads.emplace_back([&world, &body, r] {
+      check::guarded("rank", [&] {
+        Rank rank(world, r);
+        body(rank);
+      });
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace conveyor
