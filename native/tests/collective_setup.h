@@ -100,7 +100,7 @@ inline std::vector<char*> destinations(std::vector<Numbers>& all) {
 }
 
 // What rank `from` has for rank `to`.
-int32_t first_of(uint32_t from, uint32_t to) { return int32_t(from * 1000 + to * 7); }
+inline int32_t first_of(uint32_t from, uint32_t to) { return int32_t(from * 1000 + to * 7); }
 
 // Every operation once, as rank `me` of `ranks`.
 inline void every_operation(Rank& rank, uint32_t ranks, size_t count) {
