@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -18,9 +19,9 @@ from integration_helpers import WAIT
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.exceptions import ActorDiedError, ConveyorError, RuntimeStateError
 from conveyor.runtime import context
-from conveyor.runtime.driver import record
+from conveyor.runtime.driver import record, table
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,6 +50,12 @@ class Actor:
 
     def hold(self, x):
         threading.Event().wait(60)
+
+    def take(self, handles):
+        self.taken = handles
+
+    def ask(self, number):
+        return conveyor.get(self.taken[number].pid.remote(), timeout=WAIT)
 
 
 def use(n=2):
@@ -341,3 +348,27 @@ def test_who_is_told_of_ends_waits_for_none(fresh_session, wait_until, monkeypat
     del other  # which is let go of behind the first one
     wait_until(lambda: not psutil.pid_exists(pids[1]))
     assert time.monotonic() - begun < 30
+
+
+def _remembers(actors):
+    gc.collect()
+    return len(list(context.current().table)) == actors
+
+
+def test_of_dead_actors_that_were_passed_on_the_last_are_remembered(monkeypatch, wait_until):
+    monkeypatch.setattr(table, "DEAD_REMEMBERED", 4)
+    friend = Actor.remote()
+    for count in (2, 9):
+        actors = [Actor.remote() for _ in range(count)]
+        conveyor.get(friend.take.remote(actors))
+        for actor in actors:
+            conveyor.kill(actor)
+            with pytest.raises(ActorDiedError):
+                conveyor.get(actor.pid.remote(), timeout=WAIT)
+        del actor
+        while actors:  # the first is the first to be forgotten
+            del actors[0]
+        wait_until(partial(_remembers, 1 + min(count, 4)))
+        for number, words in ((0, "ended long ago" if count > 4 else "killed"), (-1, "killed")):
+            with pytest.raises(ActorDiedError, match=words):
+                conveyor.get(friend.ask.remote(number), timeout=WAIT)

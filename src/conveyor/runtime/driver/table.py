@@ -23,6 +23,9 @@ from conveyor.runtime.protocol import ActorId, MethodInfo
 DRIVER_SLOT = 0
 #: Processes that one session may have at the same time.
 BOARD_SLOTS = 2048
+#: Of so many dead actors whose handles had left the driver, something is kept: nobody knows whether anybody
+#: has one still.
+DEAD_REMEMBERED = 256
 
 
 class Table:
@@ -46,6 +49,9 @@ class Table:
         self._by_pid: dict[int, ActorRecord] = {}
         self._names: dict[str, ActorId] = {}
         self._of_class: Counter[str] = Counter()
+        #: By number, the one that died last at the end.
+        self._remembered: dict[int, ActorRecord] = {}
+        self._forgotten = 0  # the highest number of one that was remembered, and is no more
 
     def __iter__(self) -> Iterator[ActorRecord]:
         return iter(list(self._records.values()))
@@ -116,6 +122,12 @@ class Table:
         """The process that the actor has or had last."""
         record = self._records.get(actor.index)
         if record is None:
+            if actor.index <= self._forgotten:
+                raise ActorDiedError(
+                    f"actor {actor.name} ended long ago: only of the last {DEAD_REMEMBERED} dead actors "
+                    "whose handles were passed on it is known how they ended",
+                    actor.name,
+                )
             raise RuntimeStateError(f"actor {actor.name} belongs to another session")
         return record
 
@@ -201,14 +213,29 @@ class Table:
             self._records.pop(record.id.index, None)
 
     def forget_actor(self, record: ActorRecord) -> None:
-        """Keep nothing of an actor that is dead and that nobody can ask for any more."""
-        actor = record.actor
+        """Keep nothing of an actor that is dead and that nobody can ask for any more. Of those that other
+        processes may ask for, the last are kept."""
         with self.lock:
-            asked_for = actor.handles > 0 or actor.graphs or actor.shared or not actor.held
-            if asked_for or not record.exited.is_set() or record.restarting:
+            if not self._can_be_forgotten(record):
                 return
+            if record.actor.shared:
+                self._remembered.pop(record.id.index, None)
+                self._remembered[record.id.index] = record
+                if len(self._remembered) <= DEAD_REMEMBERED:
+                    return
+                record = self._remembered.pop(next(iter(self._remembered)))
+                if not self._can_be_forgotten(record):
+                    return  # since then: it comes here again
+                self._forgotten = max(self._forgotten, record.id.index)
             if self._records.get(record.id.index) is record:
                 del self._records[record.id.index]
+
+    @staticmethod
+    def _can_be_forgotten(record: ActorRecord) -> bool:
+        """Say whether the actor is dead, and nothing in this process asks for it."""
+        actor = record.actor
+        asked_for = actor.handles > 0 or actor.graphs or not actor.held
+        return not asked_for and record.exited.is_set() and not record.restarting
 
     def reserve(self, record: ActorRecord) -> None:
         """Give the actor's next process the same slot, if it is free: who knew the old one then lets
