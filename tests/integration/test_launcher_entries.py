@@ -41,7 +41,7 @@ def run(payload, fds):
 
 
 def drive(mode):
-    from conveyor.engine.local.events import EventLoop
+    from conveyor.engine.events import EventLoop
     from conveyor.engine.local.launcher import Launcher
     from conveyor.engine.local.spec import ChildSpec
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from conveyor.engine.local.events import EventLoop
+from conveyor.engine.events import EventLoop
 
 WAIT = 20.0
 

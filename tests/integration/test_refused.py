@@ -21,7 +21,7 @@ import conveyor
 from conveyor import _core
 from conveyor.codec import SentDefinitions
 from conveyor.dag import InputNode
-from conveyor.engine.local.events import EventLoop
+from conveyor.engine.events import EventLoop
 from conveyor.exceptions import (
     ActorDiedError,
     ActorStartError,

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import ctypes
 import errno
 import gc
 import importlib
-import importlib.machinery
 import os
 import signal
 import sys
 import threading
 import time
-import types
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.engine.local.spec import ChildSpec, read_spec
+from conveyor.engine.surroundings import import_from, main_module
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
 
@@ -150,17 +148,10 @@ def _set_up_python(spec: ChildSpec) -> None:
     os.chdir(spec.cwd)
     _replace_environ(child_environ(spec))
     _set_thread_count()
-    sys.path[:] = spec.sys_path
-    # Finders remember directories as they were, and relative ones by the server's own directory.
-    sys.path_importer_cache.clear()
-    importlib.invalidate_caches()
+    import_from(spec.sys_path)
     sys.argv[:] = spec.argv
     # The server's __main__ is its bootstrap code. `random` has reseeded itself at the fork.
-    sys.modules["__main__"] = main = _main_module(spec)
-    if "__mp_main__" in sys.modules:
-        # Set by multiprocessing where it was imported: how the main module is called in processes
-        # that it starts, and so in what they send back.
-        sys.modules["__mp_main__"] = main
+    main_module(spec.main_file, spec.main_module)
 
 
 def _set_thread_count() -> None:
@@ -169,20 +160,6 @@ def _set_thread_count() -> None:
     count = os.environ[THREAD_VARIABLES[0]]
     if torch is not None and count.isdecimal() and int(count) != torch.get_num_threads():
         torch.set_num_threads(int(count))
-
-
-def _main_module(spec: ChildSpec) -> types.ModuleType:
-    """The actor's ``__main__``: empty but for what is received of the driver's
-    (``codec.byvalue.name_in``), and for what ``multiprocessing`` must know to import that one."""
-    main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    if spec.main_file:
-        main.__file__ = spec.main_file
-    if spec.main_module:
-        main.__spec__ = importlib.machinery.ModuleSpec(
-            spec.main_module, None, origin=spec.main_file
-        )
-    return main
 
 
 def _replace_environ(environ: Mapping[str, str]) -> None:

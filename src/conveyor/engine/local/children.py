@@ -11,7 +11,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from conveyor.engine.local.events import EventLoop, guarded
+from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local.output import Output
 
 

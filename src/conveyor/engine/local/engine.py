@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import system_limits
-from conveyor.callers import users_level
-from conveyor.engine.local.events import EventLoop
+from conveyor.engine.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.memory_kills import MemoryKills
@@ -20,6 +17,7 @@ from conveyor.engine.local.resources import GpuClaim, GpuPool
 from conveyor.engine.local.spec import ChildSpec
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
+from conveyor.engine.surroundings import surroundings
 from conveyor.runtime.driver.driver import Driver
 from conveyor.runtime.driver.hosts import Spawned
 from conveyor.runtime.protocol import ProcessOptions
@@ -27,26 +25,6 @@ from conveyor.runtime.uninterrupted import uninterrupted
 
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
-
-
-def _main() -> tuple[str, str]:
-    """The file that ``__main__`` comes from and the module as which it was run, empty if there is none."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    module = getattr(getattr(main, "__spec__", None), "name", None)
-    try:
-        return os.path.abspath(file) if file else "", module or ""
-    except OSError:  # a relative path, and the working directory is gone
-        return "", module or ""
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError as error:
-        text = f"this process's working directory is gone ({error.strerror}): actors start in /"
-        warnings.warn(text, stacklevel=users_level())
-        return "/"
 
 
 class LocalHosts:
@@ -112,19 +90,19 @@ class LocalHosts:
     def _child(
         self, name: str, payload: bytes, options: ProcessOptions, gpu_ids: tuple[str, ...]
     ) -> ChildSpec:
-        main_file, main_module = _main()
+        around = surroundings()
         return ChildSpec(
             name=name,
             payload=payload,
-            cwd=_working_directory(),
-            sys_path=tuple(sys.path),
-            argv=tuple(sys.argv),
+            cwd=around.cwd,
+            sys_path=around.sys_path,
+            argv=around.argv,
             environ=dict(os.environ),
             env_vars={**self._env_vars, **options.env_vars},
             num_cpus=options.num_cpus,
             gpu_ids=gpu_ids,
-            main_file=main_file,
-            main_module=main_module,
+            main_file=around.main_file,
+            main_module=around.main_module,
         )
 
     def kill(self, pid: int) -> None:

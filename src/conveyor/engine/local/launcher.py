@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.local import boot, server
 from conveyor.engine.local.children import Children
-from conveyor.engine.local.events import EventLoop, guarded
 from conveyor.engine.local.output import READ_BYTES, Output
 from conveyor.engine.local.spawning import Spawning, why
 from conveyor.engine.local.spec import ChildSpec

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from conveyor.engine.local.events import EventLoop, guarded
+from conveyor.engine.events import EventLoop, guarded
 
 READ_BYTES = 64 << 10
 PIPE_BYTES = 1 << 20  # the most a pipe holds by default

@@ -1,6 +1,6 @@
 """One background thread that waits for descriptors and calls back.
 
-The local engine has few things to hear of (the fork server's answers, output of actors), none of
+An engine has few things to hear of (the fork server's answers, ends of actors, their output), none of
 them urgent enough for a hop's latency: the native service thread sees to those. One thread with
 one epoll set is enough, and it sleeps whenever nothing happens.
 """
