@@ -11,7 +11,7 @@ import pytest
 from integration_helpers import WAIT, compiled, get
 
 import conveyor
-from conveyor.engine.local.headless import goes_on
+from conveyor.engine.headless import goes_on
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 
 #: The system call that ends the calling thread and nothing else.

@@ -15,7 +15,7 @@ from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.protocol import Runtime
 
-_ENGINES = ("local", "inline")
+_ENGINES = ("local", "inline", "ray")
 _DEBUG_WRITES = "CONVEYOR_DEBUG_WRITES"
 
 # Addresses of Ray's that mean this machine.

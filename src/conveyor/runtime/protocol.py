@@ -50,11 +50,13 @@ class MethodInfo(Struct, frozen=True):
 
 
 class ProcessOptions(Struct, frozen=True):
-    """What is asked of an actor's process. ``num_cpus=None`` means one."""
+    """What is asked of an actor's process. ``num_cpus=None`` means one. ``placement``: options of Ray's that
+    say where it is to be, for hosts that can choose."""
 
     num_cpus: float | None
     num_gpus: float
     env_vars: dict[str, str]
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ActorSpec(Struct, frozen=True):
@@ -70,10 +72,11 @@ class ActorSpec(Struct, frozen=True):
     max_concurrency: int | None = None
     max_restarts: int = 0
     env_vars: dict[str, str] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def process(self) -> ProcessOptions:
-        return ProcessOptions(self.num_cpus, self.num_gpus, self.env_vars)
+        return ProcessOptions(self.num_cpus, self.num_gpus, self.env_vars, self.placement)
 
 
 class ActorId(Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from conveyor.engine.local.spec import anonymous_file
+from conveyor.engine.files import anonymous_file
 
 # On one line, and short: until the server sets its title this is what `ps` shows.
 _BOOTSTRAP = (

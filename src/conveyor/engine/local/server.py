@@ -42,8 +42,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, TypedDict
 
+from conveyor.engine.headless import Headless
 from conveyor.engine.local import child
-from conveyor.engine.local.headless import Headless
 from conveyor.system_limits import PASSING
 
 SPAWN, KILL, CLOSE, BORN, FAILED, DEAD, HEADLESS = range(7)

@@ -7,6 +7,8 @@ import os
 
 from msgspec import Struct
 
+from conveyor.engine.files import anonymous_file
+
 _LENGTH_BYTES = 8
 
 
@@ -38,17 +40,6 @@ class ChildSpec(Struct, frozen=True):
     entry: str = "conveyor.runtime.actor.worker:main"
     main_file: str = ""
     main_module: str = ""
-
-
-def anonymous_file(name: str) -> int:
-    """A new file without a place in any directory; the caller closes it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
-    # Pythons built for old C libraries do not have it.
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def write_spec(spec: ChildSpec) -> int:

@@ -15,14 +15,14 @@ from contextlib import suppress
 
 #: Seconds after which a thread that dies has at least begun to, so that one that has not goes on. Asked
 #: only where the first look cannot tell.
-_SETTLED = 0.5
+SETTLED = 0.5
 
 _PF_EXITING = 0x4  # a thread that has begun to end: see the kernel's sched.h
 _PENDING_KILL = 1 << (signal.SIGKILL - 1)
 
 
 class Headless:
-    """The fork server's. Processes are known by their pidfds."""
+    """Who reaps them has this. Processes are known by their pidfds."""
 
     def __init__(self) -> None:
         self._unclear: dict[int, tuple[int, float]] = {}  # pidfd -> pid, and when to look again
@@ -34,7 +34,7 @@ class Headless:
             return
         found = goes_on(pid)
         if found is None:
-            self._unclear[pidfd] = pid, time.monotonic() + _SETTLED
+            self._unclear[pidfd] = pid, time.monotonic() + SETTLED
         elif found:
             self._kill(pidfd)
 

@@ -1,0 +1,56 @@
+"""The start of a session whose actors are Ray's to place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conveyor import system_limits
+from conveyor.engine.options import session_options
+from conveyor.engine.program_end import ProgramEnd
+from conveyor.engine.ray.hosts import RayHosts
+from conveyor.exceptions import RuntimeStateError
+from conveyor.later import import_later
+from conveyor.runtime.driver.driver import Driver
+
+#: Settings of this package that actors read from their environment, and that Ray does not pass on.
+_SETTINGS = "CONVEYOR_"
+
+
+def start(
+    address: str | None = None, cluster: Mapping[str, Any] | None = None, **given: Any
+) -> Driver:
+    """Start a session on Ray, with the options of ``engine.options`` beside these.
+
+    address: of the Ray cluster; ``None`` connects to one that is there by Ray's own rules, or starts one on
+    this machine. Where the program has called ``ray.init`` itself, that connection is used, and stays.
+    cluster: further arguments of ``ray.init``.
+    """
+    options = session_options("ray", **given)
+    if options.raise_descriptor_limit:
+        system_limits.raise_descriptor_limit()
+    ray, disconnect = _connect(address, {"log_to_driver": options.log_to_driver, **(cluster or {})})
+    environ = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
+    try:
+        hosts = RayHosts(ray, {**environ, **options.env_vars}, disconnect)
+        driver = Driver(hosts, options.arena, options.grace)
+    except BaseException:
+        disconnect()
+        raise
+    driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
+    return driver
+
+
+def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callable[[], object]]:
+    """Ray's module, connected, and what ends that connection if it is ours."""
+    try:
+        ray = import_later("ray")
+    except ImportError as error:
+        raise RuntimeStateError(
+            f'engine="ray" needs Ray, which cannot be imported ({error}): pip install "conveyor[ray]"'
+        ) from error
+    if ray.is_initialized():
+        return ray, lambda: None
+    ray.init(address=address, **cluster)
+    return ray, ray.shutdown

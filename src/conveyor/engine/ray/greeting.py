@@ -1,0 +1,104 @@
+"""What the driver and a process that Ray has started say to each other over a Unix socket.
+
+Each message is one datagram of msgpack of a few fields, and nothing in it is ever unpickled: the driver reads
+what strangers send, before it knows whether they are any.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from conveyor import __version__
+from conveyor.engine.files import anonymous_file
+from conveyor.engine.surroundings import Surroundings
+from conveyor.runtime.message import PROTOCOL
+
+#: More than any message takes.
+MESSAGE_BYTES = 4096
+#: Of the secret that only the process of one birth is given.
+KEY_BYTES = 32
+
+
+class Birth(Struct, frozen=True):
+    """What a process is given by Ray, with the call that makes it an actor: where the driver waits for it,
+    and by what the driver knows it. ``environ`` are the variables that it gets before anything of the
+    user's is imported."""
+
+    address: str
+    number: int
+    key: bytes
+    environ: dict[str, str]
+
+
+class Here(Struct, frozen=True):
+    """The process says that it is there. ``stderr``: the file that it writes to, as far as it is one."""
+
+    number: int
+    key: bytes
+    version: str
+    stderr: str
+
+
+class Welcome(Struct, frozen=True):
+    """The answer, with the descriptors: the birth's file, the driver's pidfd, and what the driver hands over.
+    With ``refused`` there are none: it says why."""
+
+    refused: str = ""
+
+
+class Farewell(Struct, frozen=True):
+    """The process ends in good order, with this exit code."""
+
+    code: int
+
+
+T = TypeVar("T", Here, Welcome, Farewell)
+
+
+def write(message: Struct) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def read(data: bytes, kind: type[T]) -> T | None:
+    """The message, or ``None`` if it is none of that kind."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def version() -> str:
+    """What both have to have in common."""
+    return f"Conveyor {__version__} (protocol {PROTOCOL}) on Python {platform.python_version()}"
+
+
+class Told(Struct, frozen=True):
+    """What the birth's file holds: whatever its size, it is no message."""
+
+    name: str
+    around: Surroundings
+    payload: bytes
+
+
+def write_file(told: Told) -> int:
+    """A file that holds it; the caller closes it."""
+    fd = anonymous_file("conveyor-birth")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(write(told))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_file(fd: int) -> Told:
+    """What it holds, by who trusts it."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return msgspec.msgpack.decode(file.read(), type=Told)

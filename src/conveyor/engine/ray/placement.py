@@ -1,0 +1,41 @@
+"""What an actor of ours asks of Ray: resources, a place, an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from conveyor.runtime.protocol import ProcessOptions
+
+
+def ray_options(options: ProcessOptions) -> dict[str, Any]:
+    """The options of the Ray actor for one of ours.
+
+    It has no name, as ours are found by ``conveyor.get_actor``, and is not restarted by Ray: a process that
+    Ray starts again would know nobody. Restarts are ours, each with a Ray actor of its own.
+    """
+    asked = dict(options.placement)
+    if options.num_cpus is not None:
+        asked["num_cpus"] = options.num_cpus
+    if options.num_gpus:
+        asked["num_gpus"] = options.num_gpus
+    return asked
+
+
+def wanted(asked: Mapping[str, Any]) -> str:
+    """What it waits for, in words."""
+    parts = {
+        key: asked[key]
+        for key in (
+            "num_cpus",
+            "num_gpus",
+            "memory",
+            "resources",
+            "accelerator_type",
+            "label_selector",
+        )
+        if asked.get(key)
+    }
+    text = ", ".join(f"{key}={value!r}" for key, value in parts.items()) or "a process"
+    strategy = asked.get("scheduling_strategy") or asked.get("placement_group")
+    return text if strategy is None else f"{text}, where {strategy!r} says"

@@ -1,0 +1,157 @@
+"""The Ray actor whose process becomes one of ours, and how it does.
+
+It is a plain synchronous actor of Ray's: any option that has Ray run several methods at a time would move
+them off the process's main thread, where an actor's methods belong. One call to it lasts as long as our
+actor lives.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from array import array
+from contextlib import suppress
+from typing import Any
+
+from conveyor.engine.ray.greeting import (
+    MESSAGE_BYTES,
+    Birth,
+    Farewell,
+    Here,
+    Told,
+    Welcome,
+    read,
+    read_file,
+    version,
+    write,
+)
+from conveyor.engine.surroundings import import_from, main_module
+from conveyor.exceptions import ActorStartError
+from conveyor.runtime import threads
+from conveyor.runtime.actor.files import flush_files
+from conveyor.runtime.actor.forked import exit_code
+
+#: The kernel's limit for one message.
+_MAX_FDS = 253
+#: What Ray has started the process with, which a frame of Ray's may still refer to.
+_rays_main: Any = None
+
+
+class Shell:
+    """Ray's side of an actor: started where Ray places it, under the name of the user's class."""
+
+    def run(self, birth: Birth) -> None:
+        """Be the actor of that birth. Ends the process."""
+        become_actor(birth)
+        import ray
+
+        ray.actor.exit_actor()
+
+
+def become_actor(birth: Birth) -> None:
+    """Run the actor on this thread, the process's main one, until it ends. The driver is told how.
+
+    Raises:
+        ActorStartError: the driver is not on this machine, or takes this process for nobody's.
+    """
+    os.environ.update(birth.environ)
+    connection = _meet(birth)
+    with connection:
+        fds = _welcome(connection)
+        code = 1
+        try:
+            told_fd, driver, *handed = fds
+            threads.start(_end_with, "with-driver", driver)
+            told = read_file(told_fd)
+            os.close(told_fd)
+            _set_up(told)
+            code = _run(told, handed)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            flush_files()
+            # A driver that is gone needs no farewell.
+            with suppress(OSError):
+                connection.send(write(Farewell(code)))
+
+
+def _meet(birth: Birth) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect("\0" + birth.address)
+        stderr = ""
+        with suppress(OSError):
+            stderr = os.readlink("/proc/self/fd/2")
+        connection.send(write(Here(birth.number, birth.key, version(), stderr)))
+    except OSError as error:
+        connection.close()
+        raise ActorStartError(
+            f"Ray has placed it on {socket.gethostname()}, which is not the driver's machine, or not in its "
+            f"network namespace ({error.strerror}): actors on other hosts are not supported yet. Have Ray "
+            f"place it beside the driver, by its resources or a NodeAffinitySchedulingStrategy"
+        ) from error
+    return connection
+
+
+def _welcome(connection: socket.socket) -> list[int]:
+    """The descriptors that the driver gives to this process."""
+    space = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array("i")
+    for level, kind, rights in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+    welcome = read(data, Welcome)
+    if welcome is None or welcome.refused or flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        why = "it has hung up" if welcome is None else welcome.refused
+        raise ActorStartError(
+            f"the driver refuses the process that Ray has started: {why or 'descriptors were lost'}"
+        )
+    return fds.tolist()
+
+
+def _end_with(driver: int) -> None:
+    """Wait for the driver's end, which is this process's as well: Ray learns of it later."""
+    poll = select.poll()
+    poll.register(driver, select.POLLIN)
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _set_up(told: Told) -> None:
+    # Ray's handler is for a worker between two tasks. This one's main thread is in ours, natively, and the
+    # kernel's default does at once what it would do late.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):  # the driver's directory may be nobody else's to enter
+        os.chdir(told.around.cwd)
+    # Ray's own first: what it has put there is what the runtime environment has brought.
+    path = [*sys.path, *(entry for entry in told.around.sys_path if entry not in sys.path)]
+    import_from(path)
+    sys.argv[:] = told.around.argv
+    global _rays_main
+    _rays_main = sys.modules["__main__"]
+    main_module(told.around.main_file, told.around.main_module)
+
+
+def _run(told: Told, fds: list[int]) -> int:
+    from conveyor.runtime.actor import worker
+
+    pid, code = os.getpid(), 0
+    try:
+        worker.main(told.payload, fds)
+    except SystemExit as error:
+        code = exit_code(error)
+    if os.getpid() != pid:  # a child that user code has forked, and that leaves by sys.exit
+        flush_files()
+        os._exit(code)
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()  # as the interpreter's end does
+    return code
