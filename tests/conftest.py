@@ -29,6 +29,9 @@ record._EXIT_CODE_WAIT = 1.0
 # Sessions of tests end while methods wait that nobody will let go on.
 os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
 
+# The engine of sessions that name none; see `make test-ray`.
+_ON_RAY = os.environ.get("CONVEYOR_ENGINE") == "ray"
+
 # A shell that starts this in the background may have it ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -83,6 +86,23 @@ def warm_starts(request, nurseries):
         yield
 
 
+@pytest.fixture(scope="session", autouse=_ON_RAY)
+def two_nodes():
+    """A Ray cluster of two nodes, on this machine."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "resources": {"first": 4}, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=2, resources={"second": 4})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
 @pytest.fixture(scope="session")
 def wait_until():
     return _wait_until
@@ -93,11 +113,22 @@ def _descriptors():
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the listing's own
             found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-    return found
+    # Ray's connections come and go; what is shared and who is watched is ours.
+    return {fd: what for fd, what in found.items() if not _ON_RAY or re.search("memfd|pidfd", what)}
+
+
+def _processes():
+    """Those that this one has started. Of Ray's workers only those that are actors of ours."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if not _ON_RAY or re.match(r"ray::\w+\.run", " ".join(child.cmdline())):
+                yield child
 
 
 def _shared_memory():
     """Names in /dev/shm that no living process of others explains."""
+    if _ON_RAY:
+        return set()  # Ray's store has names there
     return {name for name in os.listdir("/dev/shm") if not _NOT_OURS.match(name)}
 
 
@@ -119,9 +150,8 @@ def _still_used(name):
 @contextmanager
 def _leaves_nothing():
     """What runs inside must leave no child process, descriptor, thread or shared memory."""
-    me = psutil.Process()
     _collect()
-    children = {child.pid for child in me.children(recursive=True)}
+    children = {child.pid for child in _processes()}
     descriptors = _descriptors()
     names = _shared_memory()
     threads = set(threading.enumerate())
@@ -134,7 +164,7 @@ def _leaves_nothing():
 
     def left():
         found = {
-            "processes": [c for c in me.children(recursive=True) if c.pid not in children],
+            "processes": [c for c in _processes() if c.pid not in children],
             "descriptors": {
                 fd: what for fd, what in _descriptors().items() if descriptors.get(fd) != what
             },

@@ -1,11 +1,16 @@
 """Sessions of one engine or the other."""
 
+import os
+
 import pytest
 
 import conveyor
 
+# With CONVEYOR_ENGINE=ray what runs on all engines runs on that one (see `make test-ray`).
+_ENGINES = ["ray"] if os.environ.get("CONVEYOR_ENGINE") == "ray" else ["local", "inline"]
 
-@pytest.fixture(params=["local", "inline"])
+
+@pytest.fixture(params=_ENGINES)
 def engine(request, leaves_nothing):
     """A session on each engine; its name."""
     with leaves_nothing():

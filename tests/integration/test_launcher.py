@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import warm_start
 
+from conveyor.engine.events import EventLoop
 from conveyor.engine.local import boot
 from conveyor.engine.local import launcher as launcher_module
-from conveyor.engine.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
 from conveyor.engine.local.spec import ChildSpec

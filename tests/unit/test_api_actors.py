@@ -42,6 +42,7 @@ class Retained:
 class FakeRuntime:
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.places = False
         self.specs: list[ActorSpec] = []
         self.calls: list[Call] = []
         self.retained: list[ActorId] = []
@@ -256,7 +257,6 @@ def test_options(runtime):
         ({"env_vars": ["A"]}, TypeError, "env_vars must be a dict, not list"),
         ({"env_vars": {"A": 1}}, TypeError, "env_vars must be a dict of str to str"),
         ({"runtime_env": "x"}, TypeError, "runtime_env must be a dict"),
-        ({"runtime_env": {"pip": []}}, TypeError, r"runtime_env\['pip'\] is not supported"),
         ({"runtime_env": {"env_vars": {1: "a"}}}, TypeError, r"runtime_env\['env_vars'\] must be"),
     ],
 )
@@ -265,6 +265,23 @@ def test_wrong_options(options, error, text):
         remote(**options)
     with pytest.raises(error, match=text):
         Echo.options(**options)
+
+
+def test_environments_are_rays_to_make(runtime):
+    """Known when the actor is started: a class may be decorated before anybody says which engine it is."""
+    placed = Echo.options(runtime_env={"pip": [], "env_vars": {"A": "1"}}, resources={"x": 1})
+    with pytest.raises(TypeError, match=r"runtime_env\['pip'\] is not supported"):
+        placed.remote()
+    assert not runtime.specs
+    runtime.places = True
+    placed.options(scheduling_strategy="SPREAD").remote()
+    (spec,) = runtime.specs
+    assert spec.env_vars == {"A": "1"}
+    assert spec.process.placement == {
+        "runtime_env": {"pip": []},
+        "resources": {"x": 1},
+        "scheduling_strategy": "SPREAD",
+    }
 
 
 def test_options_left_open(runtime):

@@ -46,7 +46,8 @@ class ActorClass(Generic[T]):
         """Start an actor with these arguments for its ``__init__``. Returns at once.
 
         Raises:
-            TypeError: the arguments do not fit; nothing has been started then.
+            TypeError: the arguments do not fit, or an option asks the engine for what only Ray has; nothing
+                has been started then.
         """
         cls = self.__wrapped__
         check_arguments(cls.__name__, self._signature, args, kwargs)
@@ -71,6 +72,7 @@ class ActorClass(Generic[T]):
             max_concurrency=options.max_concurrency,
             max_restarts=options.max_restarts,
             env_vars=dict(options.env_vars),
+            placement=options.placement_for(runtime.places),
         )
         actor = runtime.create_actor(spec)
         return ActorHandle(runtime, actor, cls.__name__, self._table)

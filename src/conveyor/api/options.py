@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from conveyor.api.unused import ACTOR_OPTIONS, take_out
+from conveyor.api.unused import ACTOR_OPTIONS, PLACEMENT_OPTIONS, take_out
 from conveyor.checks import (
     check_amount,
     check_count,
@@ -20,7 +20,8 @@ from conveyor.checks import (
 
 
 class ActorOptions(Struct, frozen=True):
-    """Checked options of an actor; ``ActorSpec`` says what they mean."""
+    """Checked options of an actor; ``ActorSpec`` says what they mean. ``placement`` are Ray's, which are
+    looked at when an actor is started: only then is it known whether there is anything to choose from."""
 
     name: str | None = None
     num_cpus: float | None = None
@@ -29,52 +30,75 @@ class ActorOptions(Struct, frozen=True):
     max_restarts: int = 0
     env_vars: Mapping[str, str] = field(default_factory=dict)
     get_if_exists: bool = False
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
     def updated(self, **options: Any) -> ActorOptions:
         """A copy with ``options`` changed.
 
         ``runtime_env={"env_vars": ...}`` is Ray's spelling of ``env_vars``. Options of Ray's that have
-        nothing to do here are taken with a warning.
+        nothing to do are taken with a warning, and those that only Ray as the engine has a use for are kept.
 
         Raises:
             NotImplementedError: ``concurrency_groups``, which would have to mean something.
             TypeError: an option that does not exist, or a value of the wrong type.
             ValueError: a value out of range.
         """
-        rays = runtime_env(options.pop("runtime_env", None))
+        rays, environment = split_runtime_env(options.pop("runtime_env", None))
         if options.pop("concurrency_groups", None):
             raise NotImplementedError(
                 "concurrency_groups are not supported: max_concurrency is one limit for all methods of "
                 "an actor; put methods with limits of their own into actors of their own"
             )
         take_out(options, ACTOR_OPTIONS, "an actor")
+        placement = {name: options.pop(name) for name in PLACEMENT_OPTIONS if name in options}
+        if environment:
+            placement["runtime_env"] = environment
         for name in options:
             if name not in _CHECKS:
                 raise TypeError(f"unknown actor option {name!r}; known are {', '.join(_CHECKS)}")
         checked = {name: _CHECKS[name](value, name) for name, value in options.items()}
         if rays or "env_vars" in checked:
             checked["env_vars"] = {**rays, **checked.get("env_vars", {})}
+        if placement:
+            checked["placement"] = {**self.placement, **placement}
         return replace(self, **checked)
 
+    def placement_for(self, places: bool) -> Mapping[str, Any]:
+        """What the hosts are told of where the actor is to be. Where they have no choice (``places``) that is
+        nothing, and a warning says so.
 
-def runtime_env(value: Any) -> Mapping[str, str]:
-    """The environment variables in Ray's ``runtime_env``, which may hold nothing else.
+        Raises:
+            TypeError: ``runtime_env`` asks such hosts for more than variables.
+        """
+        if places or not self.placement:
+            return self.placement
+        refuse_environment(self.placement.get("runtime_env", {}))
+        take_out(dict(self.placement), PLACEMENT_OPTIONS, "an actor")
+        return {}
+
+
+def split_runtime_env(value: Any) -> tuple[Mapping[str, str], dict[str, Any]]:
+    """The environment variables in Ray's ``runtime_env``, and what else it holds.
 
     Raises:
-        TypeError: it is no dict, or holds something else.
+        TypeError: it is no dict, or its variables are none.
     """
     if value is None:
-        return {}
+        return {}, {}
     if not isinstance(value, Mapping):
         raise TypeError(f"runtime_env must be a dict, not {type(value).__name__}")
-    for key in value:
-        if key != "env_vars":
-            raise TypeError(
-                f"runtime_env[{key!r}] is not supported, only 'env_vars' is: actors run in the "
-                f"driver's environment"
-            )
     env_vars = value.get("env_vars") or {}
-    return check_env_vars(env_vars, "runtime_env['env_vars']")
+    others = {key: part for key, part in value.items() if key != "env_vars"}
+    return check_env_vars(env_vars, "runtime_env['env_vars']"), others
+
+
+def refuse_environment(others: Mapping[str, Any]) -> None:
+    """``TypeError`` if there is any of it: it is to be had from Ray alone."""
+    for key in others:
+        raise TypeError(
+            f"runtime_env[{key!r}] is not supported, only 'env_vars' is: actors run in the driver's "
+            f'environment (with engine="ray" Ray makes them one of their own)'
+        )
 
 
 def _name(value: Any, option: str) -> str | None:

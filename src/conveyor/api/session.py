@@ -7,8 +7,8 @@ from types import NoneType
 from typing import Any
 
 from conveyor import _core
-from conveyor.api.options import runtime_env
-from conveyor.api.unused import INIT_OPTIONS, take_out
+from conveyor.api.options import refuse_environment, split_runtime_env
+from conveyor.api.unused import INIT_OPTIONS, RAYS_INIT_OPTIONS, take_out
 from conveyor.checks import check_bytes, check_env_vars, check_flag
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
@@ -36,8 +36,8 @@ def init(
 
     Args:
         engine: where actors live: ``"local"`` in processes of this machine, ``"inline"`` all in
-            this process, for the debugger. Default: what ``CONVEYOR_ENGINE`` in the environment says,
-            else ``"local"``.
+            this process, for the debugger, ``"ray"`` in processes that Ray starts where it likes. Default:
+            what ``CONVEYOR_ENGINE`` in the environment says, else ``"local"``.
         ignore_reinit_error: do nothing if a session is running already.
         log_to_driver: whether what actors print is shown here.
         grace_seconds: how long actors may take to end in good order (see the guide) before they are
@@ -53,7 +53,9 @@ def init(
             ``preload`` (modules that are imported once, before actors start, and that all of them have then:
             an actor that needs torch starts in a fraction of the time, and shares its memory),
             and ``raise_descriptor_limit=False``, which leaves this process's soft limit of descriptors as
-            it is instead of raising it to the hard one (at most to 65,536). Of Ray's, ``address`` may be
+            it is instead of raising it to the hard one (at most to 65,536). With ``engine="ray"`` the
+            arguments of ``ray.init`` are passed to it, ``address`` among them; if the program has called
+            that itself, its connection is used, and stays. Otherwise, of Ray's, ``address`` may be
             ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``,
             ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in
             every actor, and those that have nothing to do on one machine are taken with a warning.
@@ -76,24 +78,29 @@ def init(
     address = options.pop("address", None)
     if engine is not None and engine not in _ENGINES and _is_address(engine):
         engine, address = None, engine  # Ray's first argument
-    if address is not None and address not in _HERE:
-        raise ValueError(
-            f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
-            f"this machine, and nothing has to be started for them"
-        )
-    if options.pop("local_mode", False):
-        if engine not in (None, "inline"):
-            raise ValueError(f'local_mode=True is engine="inline", and not engine={engine!r}')
-        engine = "inline"
-    engine = engine or _default_engine()
+    local_mode = options.pop("local_mode", False)
+    if local_mode and engine not in (None, "inline"):
+        raise ValueError(f'local_mode=True is engine="inline", and not engine={engine!r}')
+    engine = "inline" if local_mode else engine or _default_engine()
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}; known are {', '.join(_ENGINES)}")
-    take_out(options, INIT_OPTIONS, "init()")
-    memory = options.pop("object_store_memory", None)
-    if memory is not None:
-        options.setdefault("arena_bytes", check_bytes(memory, "object_store_memory"))
-    if "runtime_env" in options:
-        options["env_vars"] = runtime_env(options.pop("runtime_env"))
+    if address is not None and address not in _HERE and engine != "ray":
+        raise ValueError(
+            f"there is no cluster to connect to at {address!r}: a session's actors are processes of "
+            f'this machine, and nothing has to be started for them (with engine="ray" they are Ray\'s)'
+        )
+    if engine == "ray":
+        options["cluster"] = {n: options.pop(n) for n in list(options) if n in RAYS_INIT_OPTIONS}
+        options["address"] = address
+    else:
+        take_out(options, INIT_OPTIONS, "init()")
+        memory = options.pop("object_store_memory", None)
+        if memory is not None:
+            options.setdefault("arena_bytes", check_bytes(memory, "object_store_memory"))
+        variables, others = split_runtime_env(options.pop("runtime_env", None))
+        refuse_environment(others)
+        if variables:
+            options["env_vars"] = {**variables, **check_env_vars(options.get("env_vars"))}
     if not log_to_driver:
         options["log_to_driver"] = False
     if grace_seconds is not None:

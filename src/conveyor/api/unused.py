@@ -1,4 +1,4 @@
-"""Options of Ray's that have nothing to do on one machine: taken, with one warning that says so."""
+"""Options of Ray's that have nothing to do, here or on one machine: taken, with one warning that says so."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Any
 
 from conveyor.callers import users_level
 
-#: Of actors and functions: what each would mean.
-ACTOR_OPTIONS = {
+#: Of actors: what says where one is to be, which only an engine with several nodes has a use for.
+PLACEMENT_OPTIONS = {
     "accelerator_type": "all GPUs are this machine's; num_gpus chooses how many",
-    "enable_task_events": "graph.trace() shows what actors run",
-    "enable_tensor_transport": "every actor's results may stay with it",
     "label_selector": "there is one node",
-    "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
-    "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
-    "max_task_retries": "a call that fails with ActorRestartedError is to be made again by who made it",
     "memory": "nothing is reserved; a cgroup limits memory",
-    "namespace": "names belong to the session",
     "object_store_memory": "memory is the session's, see init()",
     "placement_group": "there is one node",
     "resources": "nothing is reserved",
     "scheduling_strategy": "there is one node",
+}
+
+#: Of actors and functions: what each would mean.
+ACTOR_OPTIONS = {
+    "enable_task_events": "graph.trace() shows what actors run",
+    "enable_tensor_transport": "every actor's results may stay with it",
+    "lifetime": "an actor with a name lives until the session ends or it is killed, and none lives longer",
+    "max_pending_calls": "calls beyond the mailbox wait in the caller's process",
+    "max_task_retries": "a call that fails with ActorRestartedError is to be made again by who made it",
+    "namespace": "names belong to the session",
 }
 
 #: Of methods.
@@ -36,6 +40,7 @@ METHOD_OPTIONS = {
 #: Of functions.
 FUNCTION_OPTIONS = {
     **ACTOR_OPTIONS,
+    **PLACEMENT_OPTIONS,
     "max_calls": "a worker runs any number of functions",
     "max_retries": "a call that fails with ActorDiedError is to be made again by who made it",
     "retry_exceptions": "a call that fails is to be made again by who made it",
@@ -61,6 +66,9 @@ INIT_OPTIONS = {
     "_system_config": "the settings are those of Config and of the environment",
     "_temp_dir": "nothing is written to files",
 }
+
+#: Arguments of ``init`` that mean something to Ray, where it is the engine.
+RAYS_INIT_OPTIONS = {*INIT_OPTIONS, "object_store_memory", "runtime_env"}
 
 # Said where nobody would expect anything else.
 _SILENT = {

@@ -56,6 +56,7 @@ class CallingRuntime:
 
     #: The actor whose process this is; ``None`` in the driver.
     own_actor: ActorId | None = None
+    places = False
 
     def __init__(self, process: Process, chores: Chores) -> None:
         self.process = process

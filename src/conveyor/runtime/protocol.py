@@ -132,6 +132,9 @@ class Runtime(Protocol):
         """What this process has in the session."""
         ...
 
+    #: Whether the engine has more than one place for an actor, so that the options that choose one count.
+    places: bool
+
     #: The actor whose process this is; ``None`` in the driver and on the inline engine.
     own_actor: ActorId | None
 

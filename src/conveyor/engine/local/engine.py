@@ -30,6 +30,8 @@ _TAILS_KEPT = 1000
 class LocalHosts:
     """Starts and ends processes for the driver."""
 
+    places = False
+
     def __init__(
         self, log_to_driver: bool, env_vars: Mapping[str, str], preload: Sequence[str]
     ) -> None:

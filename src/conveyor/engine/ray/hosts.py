@@ -26,7 +26,7 @@ from conveyor.engine.ray.shell import Shell
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.hosts import Spawned
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -85,6 +85,8 @@ class _Actor(Struct, eq=False):
 
 class RayHosts:
     """Starts and ends processes for the driver, by Ray."""
+
+    places = True
 
     def __init__(
         self, ray: Any, environ: Mapping[str, str], disconnect: Callable[[], object]
@@ -266,7 +268,7 @@ class RayHosts:
         if actor.code is not None:
             return actor.code << 8
         told = _EXIT_CODE.search(actor.word or "")
-        return int(signal.SIGKILL) if told is None else (int(told.group(1)) & 0xFF) << 8
+        return UNKNOWN_END if told is None else (int(told.group(1)) & 0xFF) << 8
 
     # On any thread.
 

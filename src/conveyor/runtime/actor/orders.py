@@ -33,6 +33,8 @@ class Hello(Struct, frozen=True):
     has_async: bool
     #: Seconds that it has to end in good order.
     grace: float
+    #: Whether there is more than one place for the actors that it starts.
+    places: bool
 
 
 #: Processes that come with their descriptors: slot and incarnation.

@@ -108,6 +108,7 @@ class ActorRuntime(CallingRuntime):
         process, hello = ground.process, ground.hello
         # The main loop calls `tidy` for that.
         super().__init__(process, Chores(_core.Waker(process.inbox), process.ring))
+        self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)

@@ -24,7 +24,8 @@ class Household(Struct, frozen=True):
     """What all actors' processes have from the driver.
 
     process: the driver's own. session: its name. arena_fd, eventfd: what whoever writes to the driver
-    needs. label: names a (graph, node). pump: sends what waits in a link once it can be sent.
+    needs. label: names a (graph, node). pump: sends what waits in a link once it can be sent. places:
+    whether the hosts choose a place for each.
     """
 
     process: Process
@@ -33,6 +34,7 @@ class Household(Struct, frozen=True):
     eventfd: int
     label: Label
     pump: Pump
+    places: bool
 
 
 class Birth:
@@ -86,6 +88,7 @@ class Birth:
             max_concurrency=actor.max_concurrency,
             has_async=actor.has_async,
             grace=self._grace,
+            places=house.places,
         )
         self.hello = greeting() + pickle.dumps(hello)
         record.calls = self._link(calls, hello.mailbox_bit, _core.KIND_CALL)

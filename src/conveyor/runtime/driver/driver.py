@@ -101,6 +101,7 @@ class Driver(CallingRuntime):
             lambda: self.chores.soon(self.exports.tidy),
         )
         self._shared_graphs = SharedGraphs(self.graphs)
+        self.places = hosts.places
         household = Household(
             process,
             self.exports.session,
@@ -108,6 +109,7 @@ class Driver(CallingRuntime):
             self._eventfd,
             self.label,
             self.pump,
+            hosts.places,
         )
         self.table = Table(board, self.label, hosts.on_thread)
         self.supervisor = Supervisor(

@@ -9,6 +9,9 @@ from msgspec import Struct
 
 from conveyor.runtime.protocol import ProcessOptions
 
+#: In place of a wait status: the process was nobody's child here, and how it has ended is not known.
+UNKNOWN_END = -1
+
 
 class Spawned(Struct, frozen=True):
     """A process that the hosts have started.
@@ -34,8 +37,12 @@ class Hosts(Protocol):
     its end is told as a wait status.
     """
 
+    #: Whether they choose a place by ``ProcessOptions.placement``.
+    places: bool
+
     def start(self, on_exit: Callable[[int, int], None]) -> None:
-        """``on_exit(pid, status)`` is called on a thread of the hosts' when a process has ended."""
+        """``on_exit(pid, status)`` is called on a thread of the hosts' when a process has ended. The status
+        is the kernel's (see ``os.waitstatus_to_exitcode``), or :data:`UNKNOWN_END`."""
         ...
 
     def on_thread(self) -> bool:

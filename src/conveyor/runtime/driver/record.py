@@ -21,6 +21,7 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.calls.call import ORDER
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from conveyor.runtime.calls.call_ref import CallRef
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
-    from conveyor.runtime.driver.hosts import Spawned
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
@@ -254,7 +254,7 @@ class ActorRecord:
     def may_restart(self) -> bool:
         """Whether the driver would start the actor again by itself if this process is dead."""
         actor = self.actor
-        orderly = self.exit_status is not None and _exit_code(self.exit_status) == 0
+        orderly = self._exit_code == 0
         over = actor.ended or actor.stopping or (orderly and not self.wanted_back)
         return actor.restarts_left and not over
 
@@ -274,8 +274,8 @@ class ActorRecord:
                 doing = label(graph, node) if label is not None else None
                 doing = doing or self._label(graph, node) or f"node {node} of graph {graph}"
         code: int | None = None
-        if self.exit_status is not None:
-            ended = _exit_code(self.exit_status)
+        ended = self._exit_code
+        if ended is not None:
             number = number or (-ended if ended < 0 else 0)
             code = ended if ended >= 0 else None
         message = f"actor {self.id.name} (pid {self.pid}) {self._how(number, code)}"
@@ -318,7 +318,16 @@ class ActorRecord:
             if self._left:
                 return f"left by sys.exit: it exited with code {code}"
             return f"exited with code {code}"
+        if self.exit_status == UNKNOWN_END:
+            return "died, and how cannot be known: its process was started by somebody else than this program"
         return "died (its exit code is not known yet)"
+
+    @property
+    def _exit_code(self) -> int | None:
+        """As far as it is known: a signal's number is negative."""
+        if self.exit_status is None or self.exit_status == UNKNOWN_END:
+            return None
+        return os.waitstatus_to_exitcode(self.exit_status)
 
     @property
     def _went_on(self) -> bool:
@@ -333,10 +342,6 @@ class ActorRecord:
         if found:
             return ": it was killed by the kernel's out-of-memory killer"
         return ": somebody else killed it; the kernel's out-of-memory killer has not been at work"
-
-
-def _exit_code(status: int) -> int:
-    return os.waitstatus_to_exitcode(status)
 
 
 def _signal_name(number: int) -> str:
