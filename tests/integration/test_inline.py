@@ -24,6 +24,7 @@ import pytest
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.engine.inline import link
+from conveyor.engine.inline.lines import Lines
 from conveyor.exceptions import (
     ActorDiedError,
     ArenaFullError,
@@ -752,3 +753,39 @@ def test_an_actor_that_ends_when_the_turn_of_a_call_has_come(monkeypatch):
     monkeypatch.setattr(link.CallJob, "start", kill_and_start)
     with pytest.raises(ActorDiedError, match="graceful=True"):
         conveyor.get(actor.echo.remote(1))
+
+
+def test_a_call_that_is_ended_between_its_turn_and_its_start(monkeypatch):
+    """By another thread: the turn is given back, or nobody would ever have one again."""
+    actor = Plain.remote()
+    assert conveyor.get(actor.echo.remote(1)) == 1
+    block = Lines.block
+
+    def block_and_cancel(lines, job, ready, timeout=None):
+        block(lines, job, ready, timeout)
+        if not job.done:
+            other = threading.Thread(target=job.cancel, args=(None,))
+            other.start()
+            other.join()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lines, "block", block_and_cancel)
+        cancelled = actor.echo.remote(2)
+    with pytest.raises(ExecutionCancelledError):
+        conveyor.get(cancelled)
+    assert conveyor.get(actor.echo.remote(3)) == 3
+
+
+def test_a_turn_that_is_interrupted_before_its_call_starts(monkeypatch):
+    actor = Plain.remote()
+    block = Lines.block
+
+    def block_and_interrupt(lines, job, ready, timeout=None):
+        block(lines, job, ready, timeout)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lines, "block", block_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            actor.echo.remote(2)
+    assert conveyor.get(actor.echo.remote(3)) == 3

@@ -58,6 +58,10 @@ class Actor:
     def load_and_keep(self, pickled):
         self.kept = pickle.loads(pickled)
 
+    def load_and_die(self, pickled):
+        self.kept = pickle.loads(pickled)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def get_kept(self):
         return self.kept.get(timeout=WAIT)
 
@@ -324,6 +328,18 @@ def test_kill_nine_of_an_actor_that_holds_copies(b, latches, wait_until):
     assert kept() == 1
     os.kill(get(holder.pid.remote()), signal.SIGKILL)
     wait_until(lambda: kept() == 0, 5, "the release of what it held")
+    go.open()
+    assert get(ref) == "x"
+
+
+def test_a_load_counts_though_the_actor_dies_right_after_it(b, latches, wait_until):
+    go = latches()
+    ref = b.hold.remote("x", go.path)
+    for _ in range(5):
+        dying = conveyor.remote(Actor).remote()
+        with pytest.raises(ActorDiedError):
+            get(dying.load_and_die.remote(pickle.dumps(ref)))
+    wait_until(lambda: kept() == 0, what="the release of what they held")
     go.open()
     assert get(ref) == "x"
 

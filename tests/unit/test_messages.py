@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import socket
 
 import pytest
 
@@ -21,6 +22,7 @@ from conveyor.runtime.refs import exchange
 from conveyor.runtime.refs.actor_exports import ActorExports
 from conveyor.runtime.refs.exchange import FromRendezvous, ToRendezvous
 from conveyor.runtime.refs.exports import Peer
+from conveyor.runtime.refs.messages import receive_message, send_message
 
 
 def test_a_message_is_a_frozen_value():
@@ -98,3 +100,15 @@ def test_a_change_of_what_is_said_is_another_protocol(monkeypatch):
     monkeypatch.setattr(message, "PROTOCOL", message.PROTOCOL + 1)
     with pytest.raises(RuntimeStateError, match=f"protocol {message.PROTOCOL - 1}"):
         check_greeting(said)
+
+
+def test_what_a_side_has_sent_comes_though_it_died_with_something_unread():
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        with there:
+            for i in range(3):
+                send_message(there, i)
+            send_message(here, "unread")
+        assert [receive_message(here)[0] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ConnectionError):
+            receive_message(here)

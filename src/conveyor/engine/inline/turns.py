@@ -65,8 +65,10 @@ class Turns(Host):
 
     def finish(self, job: Job, timeout: float | None = None) -> None:
         line = self.lines.current()
+        taken = False
 
         def take_turn() -> bool:
+            nonlocal taken
             if job.done:
                 return True
             if job.runner is not None:
@@ -76,6 +78,7 @@ class Turns(Host):
             if job.attendant is not line or not self._is_next(job):
                 return False
             self._holders.append(line)
+            taken = True
             return True
 
         try:
@@ -85,8 +88,10 @@ class Turns(Host):
                 if job.attendant is line:
                     job.attendant = None
                     self.lines.changed.notify_all()
+            if taken:
+                self._give_back(line)
             raise
-        if not job.done:
+        if taken:  # also if the job has been ended since then: the turn is to be given back
             self._serve(line)
 
     def _is_next(self, job: Job) -> bool:
@@ -114,10 +119,13 @@ class Turns(Host):
                     self.lines.finished(job)
         finally:
             line.inside.pop()
-            with self.lines.changed:
-                self._holders.remove(line)
-                self.lines.changed.notify_all()
-            self._end_if_due()
+            self._give_back(line)
+
+    def _give_back(self, line: Line) -> None:
+        with self.lines.changed:
+            self._holders.remove(line)
+            self.lines.changed.notify_all()
+        self._end_if_due()
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
         with self.lines.changed:

@@ -96,6 +96,25 @@ class ActorExports(Imports):
             connection.send(Load(export, ticket, False))
             return ref
 
+    def see_out(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        gone: list[bool] = []
+
+        def note() -> None:
+            gone.append(True)
+            self.ring()
+
+        connection.soon(note)
+        wait_until(
+            self._inbox,
+            lambda: bool(gone) or connection.ended,
+            None,
+            lambda: "the news of a loaded ref to leave for the driver",
+            lambda: "it takes no messages",
+        )
+
     def dropped(self, export: ExportId) -> None:
         if self._connection is not None:
             self._connection.soon(lambda: self._tell_dropped(export))

@@ -129,6 +129,9 @@ class Exports(Imports):
             self._use(ticket, (self._me,))
             return ref
 
+    def see_out(self) -> None:
+        """Whoever loads here is the driver."""
+
     def dropped(self, export: ExportId) -> None:
         self._garbage.append(export)
         self._soon()

@@ -46,6 +46,11 @@ class RefTable(Protocol):
         """The ref that a pickle stands for: the original, or a copy."""
         ...
 
+    def see_out(self) -> None:
+        """Come back when the loads that there were are known to the driver, or will be whatever becomes of
+        this process."""
+        ...
+
 
 Claim = tuple[str, ExportId, int]
 """What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
@@ -97,6 +102,14 @@ def load(session: str, export: ExportId, ticket: int) -> Ref:
             + ": send the value (conveyor.get(ref)) instead"
         )
     return runtime.exports.load(export, ticket)
+
+
+def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
+    """Load a ref whose pickle was made for nobody in particular. If this process died before the driver knew,
+    nobody would ever use the ticket up."""
+    ref = load(session, export, ticket)
+    context.current().exports.see_out()
+    return ref
 
 
 class ImportedRef(Ref):

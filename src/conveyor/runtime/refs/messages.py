@@ -45,7 +45,7 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
     fds: list[int] = []
     while True:
         try:
-            data, more, _, _ = _patiently(lambda: socket.recv_fds(sock, PIECE + 1, MAX_FDS))
+            data, more, _, _ = _patiently(lambda: _receive(sock))
             fds += more
             if not data:
                 raise ConnectionError("the other side is gone")
@@ -56,6 +56,15 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
         if data[:1] == b".":
             # Both ends are this program: the actor's process was forked by our own fork server.
             return pickle.loads(b"".join(parts)), fds
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    try:
+        return socket.recv_fds(sock, PIECE + 1, MAX_FDS)
+    except ConnectionResetError:
+        # Linux says this once, and first, of a side that has died with something unread: what it has sent
+        # before comes behind that, and then the end.
+        return socket.recv_fds(sock, PIECE + 1, MAX_FDS)
 
 
 def all_of(fds: list[int], count: int) -> list[int]:

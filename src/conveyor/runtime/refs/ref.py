@@ -290,9 +290,9 @@ class Ref(_RefCore[ValueT], Placed):
             self.cancel()
 
     def __reduce__(self) -> Any:
-        from conveyor.runtime.refs.imports import load  # which is above
+        from conveyor.runtime.refs.imports import load_pickled  # which is above
 
-        return load, self.claim(())
+        return load_pickled, self.claim(())
 
     def claim(self, readers: Sequence[Reader]) -> tuple[Any, ...]:
         """What this ref is loaded with, once by each of ``readers``; none: by one that is not known."""
