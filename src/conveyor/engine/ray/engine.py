@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime.driver.driver import Driver
 
+#: Seconds that a cluster's head has to answer.
+_CONNECT_SECONDS = 10.0
 #: Settings of this package that actors read from their environment, and that Ray does not pass on.
 _SETTINGS = "CONVEYOR_"
 
@@ -52,5 +55,21 @@ def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callabl
         ) from error
     if ray.is_initialized():
         return ray, lambda: None
+    _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
     ray.init(address=address, **cluster)
     return ray, ray.shutdown
+
+
+def _check_reachable(address: str) -> None:
+    """``ConnectionError`` if nobody answers at ``address``, where that is a host and a port. Ray itself would try
+    for minutes, and then end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or "//" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"there is no Ray cluster at {address}: {error}. Start one with `ray start --head`, or leave the "
+            f"address out to have one started on this machine"
+        ) from error

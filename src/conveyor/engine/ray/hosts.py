@@ -20,6 +20,7 @@ from msgspec import Struct, field
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.headless import SETTLED, goes_on
 from conveyor.engine.ray.courier import Courier
+from conveyor.engine.ray.ends import exit_status, wait_until_reaped
 from conveyor.engine.ray.greeting import Birth, Told, write_file
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.shell import Shell
@@ -34,6 +35,8 @@ _log = logging.getLogger("conveyor")
 
 #: Seconds after which the log says what an actor's start waits for.
 _SAID_AFTER = 10.0
+#: Ray may go on placing actors on a node that has died, until it has noticed.
+_ATTEMPTS = 3
 #: Seconds that the end of a killed process may take, and Ray's word about how a process has ended.
 _CLOSE_TIMEOUT = 10.0
 _WORD_TIMEOUT = 1.0
@@ -61,11 +64,14 @@ class _Actor(Struct, eq=False):
     pidfd: int = -1
     stderr: str = ""
     error: str = ""
+    #: Ray says that it has died, and it had not come to the driver.
+    died_early: bool = False
     unwanted: bool = False
     killed: bool = False
     went_on: bool = False
-    #: What it ends with, as far as it has said so, and what Ray has said of its end.
+    #: What it ends with, by what it has said itself, by the kernel, and by Ray.
     code: int | None = None
+    status: int | None = None
     word: str | None = None
     over: bool = False
     #: Set once there is a pid or an error.
@@ -121,17 +127,13 @@ class RayHosts:
         on_spawned: Callable[[int], object],
     ) -> Spawned:
         asked = ray_options(options)
-        actor = _Actor(next(self._numbers), name, wanted(asked), on_spawned)
         told = Told(name, surroundings(), payload)
         environ = {**self._environ, **options.env_vars}
-        try:
-            uninterrupted(partial(self._ask, actor, asked, told, fds, environ))
-            self._wait_for(actor)
-            if actor.error:
-                raise ActorStartError(f"cannot start actor {name!r}: {actor.error}")
-        except BaseException:
-            self._events.call(partial(self._give_up, actor))
-            raise
+        for attempt in range(_ATTEMPTS):
+            actor = _Actor(next(self._numbers), name, wanted(asked), on_spawned)
+            last = attempt == _ATTEMPTS - 1
+            if self._start(actor, asked, told, fds, environ, last):
+                break
         return Spawned(
             actor.pid,
             partial(_tail, actor),
@@ -139,6 +141,27 @@ class RayHosts:
             lambda: self.end_headless(actor.pid),
             lambda: actor.went_on,
         )
+
+    def _start(
+        self,
+        actor: _Actor,
+        asked: Mapping[str, Any],
+        told: Told,
+        fds: Sequence[int],
+        environ: dict[str, str],
+        last: bool,
+    ) -> bool:
+        """Whether there is such a process. Raises why there is none, unless it is worth while to try again:
+        nothing of the user's has run in one that has died with its node before it came here."""
+        try:
+            uninterrupted(partial(self._ask, actor, asked, told, fds, environ))
+            self._wait_for(actor)
+            if actor.error and (last or not actor.died_early):
+                raise ActorStartError(f"cannot start actor {actor.name!r}: {actor.error}")
+        except BaseException:
+            self._events.call(partial(self._give_up, actor))
+            raise
+        return not actor.error
 
     def _ask(
         self,
@@ -233,28 +256,33 @@ class RayHosts:
         if not actor.pid:
             self._courier.forget(actor.number)
             actor.close_fds()
+            actor.died_early = isinstance(error, self._ray.exceptions.ActorDiedError)
             actor.refuse(_said(error))
-        elif actor.over:
-            self._report(actor)
 
     def _ended(self, actor: _Actor) -> None:
         """The process is gone."""
         self._events.remove(actor.pidfd)
         self._courier.last_words(actor.pid)
         actor.over = True
-        if actor.killed or actor.code is not None or actor.word is not None:
+        actor.status = exit_status(actor.pidfd)
+        if actor.killed or actor.code is not None or actor.status is not None:
             self._report(actor)
-            return
-        # How it ended its parent knows, which is Ray's daemon.
-        timer = threading.Timer(_WORD_TIMEOUT, self._events.call, [partial(self._report, actor)])
-        timer.daemon = True
-        timer.start()
+        else:  # how it ended its parent knows, which has not looked yet
+            threads.start_or_run(self._see_end, "how-it-ended", actor)
+
+    def _see_end(self, actor: _Actor) -> None:
+        pidfd = os.dup(actor.pidfd)
+        try:
+            wait_until_reaped(pidfd, _WORD_TIMEOUT)
+            actor.status = exit_status(pidfd)
+        finally:
+            os.close(pidfd)
+        self._events.call(partial(self._report, actor))
 
     def _report(self, actor: _Actor) -> None:
         if self._living.pop(actor.pid, None) is None:
             return
         os.close(actor.pidfd)
-        actor.pidfd = -1
         actor.handle = actor.ran = None
         self._dead.append((actor.pid, actor))
         guarded(partial(self._on_exit, actor.pid, self._status_of(actor)))
@@ -263,10 +291,12 @@ class RayHosts:
 
     def _status_of(self, actor: _Actor) -> int:
         """Its wait status, as far as it can be known of a process that is Ray's child."""
-        if actor.killed:
-            return int(signal.SIGKILL)
         if actor.code is not None:
             return actor.code << 8
+        if actor.status is not None:
+            return actor.status
+        if actor.killed:
+            return int(signal.SIGKILL)
         told = _EXIT_CODE.search(actor.word or "")
         return UNKNOWN_END if told is None else (int(told.group(1)) & 0xFF) << 8
 

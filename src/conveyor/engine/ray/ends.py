@@ -1,0 +1,41 @@
+"""How a process has ended that is somebody else's child.
+
+Its parent, which is Ray's daemon, reaps it. From Linux 6.15 on the kernel tells whoever has a pidfd how it
+was; see ``PIDFD_GET_INFO`` in the kernel's ``include/uapi/linux/pidfd.h``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import struct
+from contextlib import suppress
+
+_SIZE = 64  # of the structure's first version
+_GET_INFO = 3 << 30 | _SIZE << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
+_EXIT = 1 << 3
+_MASK = struct.Struct("=Q")
+_CODE = struct.Struct("=i")
+_CODE_AT = 60
+
+
+def exit_status(pidfd: int) -> int | None:
+    """The wait status of a process that has been reaped; ``None``: it has not been, or the kernel does not
+    tell."""
+    info = bytearray(_SIZE)
+    _MASK.pack_into(info, 0, _EXIT)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+    except OSError:  # an older kernel
+        return None
+    (said,) = _MASK.unpack_from(info)
+    (status,) = _CODE.unpack_from(info, _CODE_AT)
+    return status & 0xFFFF if said & _EXIT else None
+
+
+def wait_until_reaped(pidfd: int, seconds: float) -> None:
+    """Of a process that has ended. Kernels that do not tell the status do not tell this either."""
+    poll = select.poll()
+    with suppress(OSError):  # the descriptor is closed: it has been reported
+        poll.register(pidfd, 0)
+        poll.poll(int(seconds * 1000))

@@ -1,0 +1,322 @@
+"""Actors that Ray starts: where they are, what they find, and how they end."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+import conveyor
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import ActorDiedError, ActorStartError
+from conveyor.runtime import context
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 30
+SECOND = {"resources": {"second": 1}}
+
+
+@conveyor.remote
+class Place:
+    def __init__(self, folder=None):
+        self.folder = folder
+
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def on_main_thread(self):
+        return threading.current_thread() is threading.main_thread()
+
+    def variable(self, name):
+        return os.environ.get(name)
+
+    def add(self, x, y=1):
+        return x + y
+
+    def total(self, x):
+        return float(x.sum())
+
+    def start_another(self):
+        other = Place.options(resources={"first": 1}).remote()
+        return conveyor.get(other.node.remote()), self.node()
+
+    def rays_own(self, value):
+        return ray.get(ray.put(value))
+
+    def stay(self, path):
+        open(path, "w").close()
+        threading.Event().wait()
+
+    def leave(self, how):
+        how()
+
+    def __del__(self):
+        if self.folder is not None:
+            open(os.path.join(self.folder, "deleted"), "w").close()
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def hosts():
+    return context.running()._hosts
+
+
+def test_placed_by_resources(rt):
+    first = Place.options(resources={"first": 1}).remote()
+    second = Place.options(**SECOND).remote()
+    nodes = get([first.node.remote(), second.node.remote()])
+    by_resource = {key: n["NodeID"] for n in ray.nodes() if n["Alive"] for key in n["Resources"]}
+    assert nodes == [by_resource["first"], by_resource["second"]]
+
+
+def test_placed_by_strategies(rt):
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    placed = [
+        Place.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in nodes
+    ]
+    assert get([actor.node.remote() for actor in placed]) == nodes
+    group = placement_group([{"second": 1}])
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+    actor = Place.options(num_cpus=0, scheduling_strategy=strategy).remote()
+    assert get(actor.node.remote()) in nodes
+    conveyor.kill(actor)
+    remove_placement_group(group)
+
+
+def test_a_graph_over_two_nodes(rt):
+    a, b = Place.options(resources={"first": 1}).remote(), Place.options(**SECOND).remote()
+    with InputNode() as inp:
+        dag = MultiOutputNode([b.add.bind(a.add.bind(inp)), a.add.bind(inp, y=10)])
+    with dag.compile() as graph:
+        for i in range(200):
+            assert get(graph.execute(i)) == [i + 2, i + 10]
+        big = np.ones(1 << 20)
+        assert [part.sum() for part in get(graph.execute(big))] == [3 << 20, 11 << 20]
+
+
+def test_methods_run_on_the_main_thread(rt):
+    assert get(Place.remote().on_main_thread.remote())
+
+
+def test_variables(rt):
+    actor = Place.options(env_vars={"CONVEYOR_TEST_OWN": "yes"}).remote()
+    assert get(actor.variable.remote("CONVEYOR_TEST_OWN")) == "yes"
+
+
+def test_an_environment_of_rays(rt):
+    actor = Place.options(
+        runtime_env={"env_vars": {"A": "1"}, "config": {"setup_timeout_seconds": 60}}
+    ).remote()
+    assert get(actor.variable.remote("A")) == "1"
+
+
+def test_ray_is_there_inside(rt):
+    assert get(Place.remote().rays_own.remote(42)) == 42
+
+
+def test_an_actor_places_others(rt):
+    there, here = get(Place.options(**SECOND).remote().start_another.remote())
+    assert there != here
+
+
+def test_what_nobody_can_place_is_told_and_can_be_broken_off(rt, caplog, monkeypatch):
+    from conveyor.engine.ray import hosts as module
+
+    monkeypatch.setattr(module, "_SAID_AFTER", 0.2)
+    said = threading.Event()
+    monkeypatch.setattr(module._log, "warning", lambda *_: said.set())
+
+    def interrupt():
+        assert said.wait(WAIT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        Place.options(resources={"third": 1}).remote()
+    thread.join()
+    assert get(Place.remote().add.remote(1)) == 2  # and the session goes on
+
+
+def test_an_option_that_ray_does_not_take(rt):
+    with pytest.raises(TypeError, match="placement_group"):
+        Place.options(placement_group=3).remote()
+    assert get(Place.remote().add.remote(1)) == 2
+
+
+# Ends
+
+
+def test_killed_from_outside(rt, tmp_path, wait_until):
+    actor, other = Place.remote(), Place.remote()
+    pid = get(actor.pid.remote())
+    ref = actor.stay.remote(str(tmp_path / "there"))
+    wait_until(lambda: (tmp_path / "there").exists(), WAIT)
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    # The kernel tells it from Linux 6.15 on.
+    with pytest.raises(ActorDiedError, match=r"SIGKILL|how cannot be known"):
+        get(ref)
+    assert time.monotonic() - begun < 5
+    assert get(other.add.remote(1)) == 2
+
+
+def test_a_fatal_signal_is_told(rt):
+    actor = Place.remote()
+    with pytest.raises(ActorDiedError, match=r"signal 6 \(SIGABRT\)"):
+        get(actor.leave.remote(lambda: os.abort()))
+
+
+def test_left_by_sys_exit(rt):
+    with pytest.raises(ActorDiedError, match=r"left by sys\.exit: it exited with code 7"):
+        get(Place.remote().leave.remote(lambda: sys.exit(7)))
+
+
+def test_it_ends_as_a_program_does(rt, tmp_path, wait_until):
+    actor = Place.remote(str(tmp_path))
+    get(actor.pid.remote())
+    del actor
+    wait_until((tmp_path / "deleted").exists, WAIT)
+
+
+def test_started_again(rt):
+    actor = Place.options(max_restarts=1).remote()
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+
+    def again():
+        try:
+            return get(actor.pid.remote())
+        except ActorDiedError:
+            return None
+
+    end = time.monotonic() + WAIT
+    while (found := again()) is None and time.monotonic() < end:
+        pass
+    assert found not in (None, pid)
+
+
+def test_a_node_that_is_lost(rt, two_nodes, tmp_path, wait_until):
+    node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
+    actor = Place.options(resources={"lost": 1}).remote()
+    stays = Place.options(resources={"first": 1}).remote()
+    with InputNode() as inp:
+        dag = stays.add.bind(actor.add.bind(inp))
+    with dag.compile() as graph:
+        assert get(graph.execute(1)) == 3
+        ref = actor.stay.remote(str(tmp_path / "there"))
+        wait_until((tmp_path / "there").exists, WAIT)
+        two_nodes.remove_node(node, allow_graceful=False)
+        with pytest.raises(ActorDiedError):
+            get(ref)
+        with pytest.raises(ActorDiedError):
+            get(graph.execute(1))
+        with pytest.raises(ActorDiedError):
+            actor.add.remote(1)
+    assert get(stays.add.remote(1)) == 2
+
+
+def test_rays_kill_is_an_end_like_any_other(rt):
+    actor = Place.remote()
+    pid = get(actor.pid.remote())
+    (handle,) = [known.handle for known in hosts()._living.values() if known.pid == pid]
+    ref = actor.stay.remote(os.devnull)
+    ray.kill(handle)
+    with pytest.raises(ActorDiedError):
+        get(ref)
+
+
+# The session
+
+
+def test_the_programs_own_connection_stays(two_nodes):
+    conveyor.init()
+    conveyor.shutdown()
+    assert ray.is_initialized()
+
+
+def test_a_program_of_its_own(scripts, two_nodes):
+    """It connects, and ends that connection; its actors go with it when it is killed."""
+    source = """
+    import os, sys, time
+    import conveyor, ray
+
+    class A:
+        def pid(self):
+            return os.getpid()
+
+    conveyor.init(engine="ray", address=sys.argv[1], namespace="mine", include_dashboard=False)
+    actor = conveyor.remote(A).remote()
+    print(conveyor.get(actor.pid.remote()), ray.get_runtime_context().namespace, flush=True)
+    if sys.argv[2] == "stay":
+        sys.stdin.close()
+        time.sleep(600)
+    conveyor.shutdown()
+    assert not ray.is_initialized()
+    """
+    env = {"RAY_ADDRESS": ""}
+    said = scripts.run(source, two_nodes.address, "end", env=env).split()
+    assert said[1] == "mine"
+    program = scripts.start(source, two_nodes.address, "stay", env=env)
+    pid = int(program.stdout.readline().split()[0])
+    pidfd = os.pidfd_open(pid)
+    program.kill()
+    import select
+
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    assert poll.poll(10_000)
+    os.close(pidfd)
+
+
+def test_an_address_where_nothing_is(scripts):
+    out = scripts.run(
+        """
+        import conveyor
+        try:
+            conveyor.init(engine="ray", address="127.0.0.1:1")
+        except ConnectionError as error:
+            print("refused")
+        assert not conveyor.is_initialized()
+        """,
+        env={
+            "RAY_ADDRESS": "",
+            "RAY_gcs_rpc_server_connect_timeout_s": "1",
+            "RAY_num_server_call_thread": "1",
+        },
+        timeout=100,
+    )
+    assert "refused" in out
+
+
+def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):
+    """What Ray's process says of it is the error."""
+    from conveyor.engine.ray import greeting
+
+    monkeypatch.setattr(hosts()._courier, "_name", "conveyor-nobody")
+    with pytest.raises(ActorStartError, match="not the driver's machine"):
+        Place.remote()
+    monkeypatch.undo()
+    monkeypatch.setattr("conveyor.engine.ray.courier.version", lambda: "Conveyor 0.0 on Python 2")
+    with pytest.raises(ActorStartError, match=r"it is Conveyor .*, and the driver Conveyor 0\.0"):
+        Place.remote()
+    monkeypatch.undo()
+    assert greeting.version() != "Conveyor 0.0 on Python 2"
+    assert get(Place.remote().add.remote(1)) == 2
