@@ -315,6 +315,14 @@ class Imports:
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
         assert isinstance(ref, ImportedRef)
+        runtime = context.running()
+        if (
+            ref._parcel is None
+            and context.inherited()
+            and getattr(runtime, "exports", None) is not self
+        ):
+            # Its outcome comes to the parent: a wait here would never end.
+            raise RuntimeStateError(f"{ref!r} belongs to the process that this one was forked from")
         lanes = context.current().lanes
         with lanes.waiting(lambda question: self.blockers(ref, question), True) as wait:
             wait_until(
