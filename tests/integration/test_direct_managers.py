@@ -2,11 +2,13 @@
 
 import fcntl
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from integration_managers import (
 
 import conveyor
 import conveyor.compat.ray as ray
+import conveyor.direct.freed as freeing
 from conveyor.dag import InputNode
 from conveyor.direct.managers.registry import route
 from conveyor.direct.managers.wire import readable
@@ -133,6 +136,31 @@ class Peer:
 
     def wait_freed(self, timeout):
         wait_tensor_freed(self.kept, timeout)
+
+    def wait_freed_by_a_thread(self, transport, timeout):
+        """How long it takes, if what still has the value goes on when the wait has begun."""
+        manager, looked = route(transport).manager, threading.Event()
+        look = freeing._holding
+
+        def looking(storages):
+            found = look(storages)
+            looked.set()
+            return found
+
+        def go_on():
+            assert looked.wait(timeout)
+            manager.note(manager.aborted, "by hand")
+
+        freeing._holding = looking
+        thread = threading.Thread(target=go_on)
+        began = time.monotonic()
+        try:
+            thread.start()
+            wait_tensor_freed(self.kept, timeout)
+        finally:
+            freeing._holding = look
+            thread.join()
+        return time.monotonic() - began
 
     def hold(self, path):
         hold(path)
@@ -300,6 +328,18 @@ def test_who_made_it_waits_until_it_is_free(peers, any_name):
         get(maker.wait_freed.remote(0.01))
     del ref
     get(maker.wait_freed.remote(WAIT))
+
+
+def test_a_thread_that_sends_is_the_last_that_has_it(session, named):
+    """Whoever waits for the memory is told, though no reference has ended."""
+    maker, name = Peer.options(max_concurrency=2).remote(), named(Stubborn)
+    ref = maker.tensor.options(tensor_transport=name).remote(NEVER_SENDS)
+    conveyor.wait([ref], timeout=WAIT)
+    with pytest.raises(WaitTimeoutError):
+        ref.get(timeout=0.1)
+    del ref
+    gc.collect()
+    assert get(maker.wait_freed_by_a_thread.remote(name, WAIT / 2)) < WAIT / 2
 
 
 def test_async_actors(session, any_name):
