@@ -537,6 +537,51 @@ def test_a_signal_ends_the_drivers_wait(peers, named):
     still_works(name, maker, peers[1])
 
 
+def test_an_interrupted_start_of_a_transfer_leaves_no_descriptor_to_others(
+    peers, named, monkeypatch
+):
+    """Ctrl-C that comes while the thread is started is raised when that is there already."""
+    name, begins = named(Sockets), threading.Thread.start
+
+    def begin(thread):
+        begins(thread)
+        if thread.name == "conveyor-receiving":
+            threads.append(thread)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threads, goes_on, manager = [], threading.Event(), route(name).manager
+    receives = manager.recv_multiple_tensors
+
+    def receive(*args):
+        assert goes_on.wait(WAIT)
+        return receives(*args)
+
+    ref = peers[0].tensor.options(tensor_transport=name).remote(NEVER_SENDS)
+    conveyor.wait([ref], timeout=WAIT)
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", begin)
+        patch.setattr(manager, "recv_multiple_tensors", receive)
+        with pytest.raises(KeyboardInterrupt):
+            get(ref)
+    pipes = [os.pipe(), os.pipe()]  # with the numbers of what was closed
+    try:
+        goes_on.set()
+        [thread] = threads
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        for reads, writes in pipes:
+            os.set_blocking(reads, False)
+            with pytest.raises(BlockingIOError):
+                os.read(reads, 1)
+            os.fstat(writes)
+    finally:
+        for one in itertools.chain(*pipes):
+            os.close(one)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    still_works(name, *peers)
+
+
 # Transfers that fail: they alone
 
 
