@@ -1,5 +1,6 @@
 """Devices copy from and to the arena itself, whose memory stays as long as one has it."""
 
+import functools
 import itertools
 import logging
 import os
@@ -378,14 +379,13 @@ def test_whatever_is_interrupted_counts_no_copy_that_is_not_under_way(session):
         conveyor.get(worker.make.remote(number), timeout=LONG)
     codes = {pinned.Pinned.take.__code__, staged.bring_bytes.__code__}
 
-    def get():
-        conveyor.get(ref, timeout=LONG)
+    def get(refs):
+        conveyor.get(refs.pop(), timeout=LONG)
 
     for place in itertools.count(1):
-        ref = worker.make.remote(place)
-        conveyor.wait([ref], timeout=LONG)
-        went_on = interrupted(place, codes, get)
-        del ref
+        refs = [worker.make.remote(place)]
+        conveyor.wait(refs, timeout=LONG)
+        went_on = interrupted(place, codes, functools.partial(get, refs))
         here = pinned.current()
         _, under_way = here.counts()
         assert sum(block.copies for block in here._blocks.values()) == under_way, place

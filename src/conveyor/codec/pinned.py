@@ -60,8 +60,8 @@ class Block:
 
 
 class Use:
-    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as anybody has it. A
-    signal handler may raise before who has asked for the block knows of it, or after it was handed on."""
+    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as anybody has it.
+    A signal handler may raise before who has asked for the block knows of it, or after it was handed on."""
 
     __slots__ = ("_block",)
 
