@@ -60,7 +60,7 @@ class Block:
 
 
 class Use:
-    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as anybody has it.
+    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as it lives.
     A signal handler may raise before who has asked for the block knows of it, or after it was handed on."""
 
     __slots__ = ("_block",)
@@ -145,7 +145,8 @@ class Pinned:
             if block is None:
                 return None
             block.used = time.monotonic()
-            return Use(block)
+            use = Use(block)
+        return use
 
     def give_back(self, use: Use) -> None:
         """The copy is done, or was never begun."""
