@@ -145,8 +145,8 @@ class Pinned:
             if block is None:
                 return None
             block.used = time.monotonic()
-            use = Use(block)
-        return use
+            taken = Use(block)
+        return taken
 
     def give_back(self, use: Use) -> None:
         """The copy is done, or was never begun."""
