@@ -2,11 +2,13 @@
 
 import fcntl
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from integration_managers import (
 
 import conveyor
 import conveyor.compat.ray as ray
+import conveyor.direct.freed as freeing
 from conveyor.dag import InputNode
 from conveyor.direct.managers.registry import route
 from conveyor.direct.managers.wire import readable
@@ -133,6 +136,31 @@ class Peer:
 
     def wait_freed(self, timeout):
         wait_tensor_freed(self.kept, timeout)
+
+    def wait_freed_by_a_thread(self, transport, timeout):
+        """How long it takes, if what still has the value goes on when the wait has begun."""
+        manager, looked = route(transport).manager, threading.Event()
+        look = freeing._holding
+
+        def looking(storages):
+            found = look(storages)
+            looked.set()
+            return found
+
+        def go_on():
+            assert looked.wait(timeout)
+            manager.note(manager.aborted, "by hand")
+
+        freeing._holding = looking
+        thread = threading.Thread(target=go_on)
+        began = time.monotonic()
+        try:
+            thread.start()
+            wait_tensor_freed(self.kept, timeout)
+        finally:
+            freeing._holding = look
+            thread.join()
+        return time.monotonic() - began
 
     def hold(self, path):
         hold(path)
@@ -300,6 +328,18 @@ def test_who_made_it_waits_until_it_is_free(peers, any_name):
         get(maker.wait_freed.remote(0.01))
     del ref
     get(maker.wait_freed.remote(WAIT))
+
+
+def test_a_thread_that_sends_is_the_last_that_has_it(session, named):
+    """Whoever waits for the memory is told, though no reference has ended."""
+    maker, name = Peer.options(max_concurrency=2).remote(), named(Stubborn)
+    ref = maker.tensor.options(tensor_transport=name).remote(NEVER_SENDS)
+    conveyor.wait([ref], timeout=WAIT)
+    with pytest.raises(WaitTimeoutError):
+        ref.get(timeout=0.1)
+    del ref
+    gc.collect()
+    assert get(maker.wait_freed_by_a_thread.remote(name, WAIT / 2)) < WAIT / 2
 
 
 def test_async_actors(session, any_name):
@@ -495,6 +535,51 @@ def test_a_signal_ends_the_drivers_wait(peers, named):
         signal.signal(signal.SIGALRM, before)
     assert get(maker.once.remote(name, "aborted", 1)) == 1
     still_works(name, maker, peers[1])
+
+
+def test_an_interrupted_start_of_a_transfer_leaves_no_descriptor_to_others(
+    peers, named, monkeypatch
+):
+    """Ctrl-C that comes while the thread is started is raised when that is there already."""
+    name, begins = named(Sockets), threading.Thread.start
+
+    def begin(thread):
+        begins(thread)
+        if thread.name == "conveyor-receiving":
+            threads.append(thread)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threads, goes_on, manager = [], threading.Event(), route(name).manager
+    receives = manager.recv_multiple_tensors
+
+    def receive(*args):
+        assert goes_on.wait(WAIT)
+        return receives(*args)
+
+    ref = peers[0].tensor.options(tensor_transport=name).remote(NEVER_SENDS)
+    conveyor.wait([ref], timeout=WAIT)
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", begin)
+        patch.setattr(manager, "recv_multiple_tensors", receive)
+        with pytest.raises(KeyboardInterrupt):
+            get(ref)
+    pipes = [os.pipe(), os.pipe()]  # with the numbers of what was closed
+    try:
+        goes_on.set()
+        [thread] = threads
+        thread.join(WAIT)
+        assert not thread.is_alive()
+        for reads, writes in pipes:
+            os.set_blocking(reads, False)
+            with pytest.raises(BlockingIOError):
+                os.read(reads, 1)
+            os.fstat(writes)
+    finally:
+        for one in itertools.chain(*pipes):
+            os.close(one)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    still_works(name, *peers)
 
 
 # Transfers that fail: they alone

@@ -1,14 +1,18 @@
 """Devices copy from and to the arena itself, whose memory stays as long as one has it."""
 
+import dis
+import functools
+import itertools
 import logging
 import os
 import signal
+import sys
 import time
 
 import pytest
 
 import conveyor
-from conveyor.codec import pinned
+from conveyor.codec import pinned, staged
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.runtime import context, process
 
@@ -343,3 +347,59 @@ def test_a_kernel_that_fails_leaves_no_copy_under_way(session):
             conveyor.get(graph.execute(made), timeout=LONG)
     send(graph, range(3))
     assert pinned.current().tidy(True) is False
+
+
+def after_calls(code):
+    """Where a signal's handler may run: behind each call, but for that which a ``with`` begins with."""
+    found = list(dis.get_instructions(code))
+    return {
+        then.offset
+        for before, call, then in zip(found, found[1:], found[2:], strict=False)
+        if call.opname.startswith("CALL") and before.opname != "LOAD_SPECIAL"
+    }
+
+
+def interrupted(place, codes, function):
+    """Whether ``function`` came to the place of that number in these codes, where it is interrupted."""
+    left, places = [place], {code: after_calls(code) for code in codes}
+
+    def trace(frame, event, _):
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in places[frame.f_code]:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_whatever_is_interrupted_counts_no_copy_that_is_not_under_way(session):
+    (worker,) = session(actors=1)
+    for number in range(3):
+        conveyor.get(worker.make.remote(number), timeout=LONG)
+    codes = {pinned.Pinned.take.__code__, staged.bring_bytes.__code__}
+
+    def get(refs):
+        conveyor.get(refs.pop(), timeout=LONG)
+
+    for place in itertools.count(1):
+        refs = [worker.make.remote(place)]
+        conveyor.wait(refs, timeout=LONG)
+        went_on = interrupted(place, codes, functools.partial(get, refs))
+        here = pinned.current()
+        _, under_way = here.counts()
+        assert sum(block.copies for block in here._blocks.values()) == under_way, place
+        if not went_on:
+            break
+    assert place > 10

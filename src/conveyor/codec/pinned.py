@@ -59,6 +59,28 @@ class Block:
         self.used = 0.0
 
 
+class Use:
+    """That a copy from or to a block is under way, or may be: until :meth:`end`, or as long as it lives.
+    A signal handler may raise before who has asked for the block knows of it, or after it was handed on."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: Block) -> None:
+        # No handler runs between these: nothing is called.
+        block.copies += 1
+        self._block: Block | None = block
+
+    def end(self) -> Block | None:
+        """The block, the first time."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.copies -= 1
+        return block
+
+    def __del__(self) -> None:
+        self.end()
+
+
 class Pinned:
     """What a process of a session has pinned."""
 
@@ -99,7 +121,7 @@ class Pinned:
             return self._allocate(nbytes)
         return None
 
-    def take(self, buffer: object, device: Device) -> Block | None:
+    def take(self, buffer: object, device: Device) -> Use | None:
         """Find the block that all of ``buffer`` lies in, pinned for ``device``. A copy from or to it is
         counted as under way until :meth:`give_back`. ``None``: it is not, and is not to be."""
         if not isinstance(buffer, _core.Buffer) or buffer.nbytes < LEAST or not self.here():
@@ -120,23 +142,25 @@ class Pinned:
                 block = self._pin(key, buffer, device)
             elif block is None and self._again(key, use):
                 block = self._pin(key, buffer, device)
-            if block is not None:
-                block.copies += 1
-                block.used = time.monotonic()
-            return block
+            if block is None:
+                return None
+            block.used = time.monotonic()
+            taken = Use(block)
+        return taken
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, use: Use) -> None:
         """The copy is done, or was never begun."""
         with self._lock:
-            block.copies -= 1
-            block.used = time.monotonic()
+            block = use.end()
+            if block is not None:
+                block.used = time.monotonic()
             self._look_within(self._idle)
 
-    def hold(self, event: Event, buffer: _core.Buffer, block: Block) -> None:
+    def hold(self, event: Event, buffer: _core.Buffer, use: Use) -> None:
         """Keep ``buffer``, and its block pinned, until ``event`` has happened."""
         with self._lock:
             self._sweep()
-            self._under_way.append((event, buffer, block))
+            self._under_way.append((event, buffer, use))
             self._look_within(_LOOK)
 
     def counts(self) -> tuple[int, int]:
@@ -256,9 +280,9 @@ class Pinned:
         # A signal handler may get a value, and so come here, in the middle of it: each is counted down by
         # who has taken it out of the list, in one step.
         for copy in list(self._under_way):
-            event, _, block = copy
+            event, _, use = copy
             if _happened(event) and _taken_out(self._under_way, copy):
-                block.copies -= 1
+                use.end()
 
     def _look_within(self, seconds: float) -> None:
         """Have the thread look that soon. It is woken only where it would come much too late."""
@@ -313,4 +337,4 @@ def _taken_out(some: list[_UnderWay], one: _UnderWay) -> bool:
     return True
 
 
-_UnderWay = tuple[Event, "_core.Buffer", Block]
+_UnderWay = tuple[Event, "_core.Buffer", Use]

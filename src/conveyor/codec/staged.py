@@ -17,7 +17,7 @@ from conveyor import _core
 from conveyor import device as devices
 from conveyor.codec import pinned
 from conveyor.codec.layouts import unexpanded
-from conveyor.codec.pinned import Block
+from conveyor.codec.pinned import Use
 from conveyor.device import Device, Stream
 from conveyor.exceptions import SerializationError
 
@@ -101,7 +101,7 @@ class Staged:
     ) -> None:
         process = pinned.current()
         assert process is not None
-        kinds: dict[str, Block | None] = {}
+        kinds: dict[str, Use | None] = {}
         by_the_way: list[tuple[torch.Tensor, torch.Tensor]] = []
         at = 0
         try:
@@ -128,9 +128,9 @@ class Staged:
             self._calm()
             raise
         finally:
-            for pinned_block in kinds.values():
-                if pinned_block is not None:
-                    process.give_back(pinned_block)
+            for use in kinds.values():
+                if use is not None:
+                    process.give_back(use)
         for target, here in by_the_way:
             target.copy_(here)
 
@@ -230,22 +230,22 @@ def bring_bytes(buffer: Any, device: Device, identity: str | None) -> torch.Tens
         SerializationError: this process has no device of the kind.
     """
     process = pinned.current()
-    block = None if process is None else process.take(buffer, device)
-    if process is None or block is None:
+    use = None if process is None else process.take(buffer, device)
+    if process is None or use is None:
         return None
     enqueued = False
     try:
         _check_usable(device)
         index = _index_of(device, identity)
         there = device.empty(buffer.nbytes, index)
+        enqueued = True  # before: a handler may raise when it is, and has not returned
         device.copy(there, pinned.over(buffer.address, buffer.nbytes))
-        enqueued = True
-        process.hold(device.current_stream(index).record(), buffer, block)
+        process.hold(device.current_stream(index).record(), buffer, use)
         return there
     except BaseException:
         if enqueued:  # the block must not be another value's while the device reads it
             device.synchronize(index)
-        process.give_back(block)
+        process.give_back(use)
         raise
 
 

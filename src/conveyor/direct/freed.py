@@ -37,13 +37,14 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     if not _holding(storages):
         return
     runtime = context.current()
-    wait_until(
-        runtime.process.inbox,
-        lambda: not _holding(storages),
-        None if timeout is not None and timeout < 0 else timeout,
-        lambda: f"memory of {sum(nbytes for _, nbytes in set(storages)):,} bytes to be freed",
-        lambda: _needed(_holding(storages)),
-    )
+    with TABLE.telling(runtime.process.ring):
+        wait_until(
+            runtime.process.inbox,
+            lambda: not _holding(storages),
+            None if timeout is not None and timeout < 0 else timeout,
+            lambda: f"memory of {sum(nbytes for _, nbytes in set(storages)):,} bytes to be freed",
+            lambda: _needed(_holding(storages)),
+        )
 
 
 def _holding(storages: Sequence[_Storage]) -> set[int]:

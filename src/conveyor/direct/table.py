@@ -8,6 +8,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from conveyor import _core
@@ -157,6 +158,8 @@ class Table:
         self._names: dict[tuple[Any, ...], _core.LastingText] = {}
         #: Of each value where its memory lies, on devices too.
         self._lying: dict[int, bytes] = {}
+        #: Whom it tells that a value has gone.
+        self._told: list[Callable[[], object]] = []
 
     def keep(
         self,
@@ -214,6 +217,20 @@ class Table:
         """The value of that number is garbage."""
         self._stored.pop(number, None)
         self._lying.pop(number, None)
+        # Any thread may have had it last: one that sends it, or that runs a method which took it.
+        if self._told:
+            for tell in self._told.copy():
+                tell()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Have ``tell`` called when a value has gone, in a finalizer, by whatever thread has had it last."""
+        told = self._told  # a forked child has another one
+        told.append(tell)
+        try:
+            yield
+        finally:
+            told.remove(tell)
 
     def find(self, number: int) -> Stored | None:
         """The value of that number, if it is kept here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -11,9 +10,10 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec import dumps_by_value
+from conveyor.direct.managers.ended import Ended
 from conveyor.direct.managers.manager import TensorTransportManager, starts_fetches
 from conveyor.direct.managers.wire import DONE, Ask, Source, readable, receive_one, send_one
-from conveyor.exceptions import TransportError, WaitTimeoutError
+from conveyor.exceptions import SystemLimitError, TransportError, WaitTimeoutError
 from conveyor.runtime import context, threads
 
 #: Seconds between two looks whether the producer lives.
@@ -98,8 +98,9 @@ class _Transfer:
                 send_one(asked, Ask(number, dumps_by_value(self._communicator)))
             except OSError as error:
                 raise self._error(f"it could not be asked: {error}") from error
-            receiving = _Receiving(self.received)
+            receiving = _Receiving()
             try:
+                receiving.begin(self.received)
                 came = self._until_over(asked, receiving)
                 with suppress(OSError):
                     asked.send(DONE)
@@ -178,41 +179,46 @@ def _me() -> str:
 class _Receiving:
     """A thread that receives. One that cannot be ended is left: then its transfer fails, and nothing else.
 
-    over: a descriptor that is readable when it has ended.
-    error: why it could not, then.
+    error: why it could not, when it has ended.
     """
 
-    def __init__(self, receive: Callable[[], Any]) -> None:
+    def __init__(self) -> None:
         self.error: BaseException | None = None
         self._came: Any = None
-        self.over, self._end = os.pipe()
+        self._ended = Ended()
+        self._begun = False
+
+    @property
+    def over(self) -> int:
+        """A descriptor that is readable when it has ended."""
+        return self._ended.over
+
+    def begin(self, receive: Callable[[], Any]) -> None:
+        """Start it. A signal handler that raises meanwhile leaves open whether it has begun: then it counts
+        as running."""
+        self._begun = True
         try:
-            self._thread = threads.start(self._run, "receiving", receive)
-        except BaseException:
-            os.close(self.over)
-            os.close(self._end)
+            threads.start(self._run, "receiving", receive)
+        except SystemLimitError:
+            self._begun = False
             raise
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._thread.is_alive()
+        """Whether it has begun, and has not ended."""
+        return self._begun and not self._ended.told
 
     def took(self) -> Any:
         """What has come."""
-        self._close()
+        self._ended.close()
         return self._came
 
     def left(self) -> None:
         """Nobody wants it any more."""
-        self._thread.join(_GRACE)
-        self._close()
+        if self.running:
+            readable([self.over], _GRACE)
+        self._ended.close()
         self.error = self._came = None
-
-    def _close(self) -> None:
-        over, self.over = self.over, -1
-        if over >= 0:
-            os.close(over)
 
     def _run(self, receive: Callable[[], Any]) -> None:
         try:
@@ -220,6 +226,4 @@ class _Receiving:
         except BaseException as error:  # a thread of ours has nobody else to tell
             self.error = error.with_traceback(None)
         finally:
-            with suppress(OSError):  # nobody waits for it
-                os.write(self._end, b".")  # a forked child may have this end, too
-            os.close(self._end)
+            self._ended.tell()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.codec import loads
+from conveyor.direct.managers.ended import Ended
 from conveyor.direct.managers.wire import (
     DONE,
     Answer,
@@ -142,25 +143,24 @@ def _send_as_asked(asked: socket.socket, ask: Ask) -> None:
 class _Sending:
     """A thread that sends.
 
-    over: a descriptor that is readable when it has ended.
-    error: why it could not, then.
+    error: why it could not, when it has ended.
     """
 
     def __init__(self, stored: Any, communicator: Any) -> None:
         self.error: str | None = None
-        self.over, self._end = os.pipe()
-        try:
-            threads.start(self._run, "sending", stored, communicator)
-        except BaseException:
-            os.close(self.over)
-            os.close(self._end)
-            raise
+        self._ended = Ended()
+        threads.start(self._run, "sending", stored, communicator)
+
+    @property
+    def over(self) -> int:
+        """A descriptor that is readable when it has ended."""
+        return self._ended.over
 
     def __enter__(self) -> _Sending:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.over)
+        self._ended.close()
 
     def _run(self, stored: Any, communicator: Any) -> None:
         route, note, tensors = stored.beside
@@ -169,9 +169,7 @@ class _Sending:
         except BaseException as error:  # a thread of ours has nobody else to tell
             self.error = f"{type(error).__name__}: {error}"
         finally:
-            with suppress(OSError):  # nobody waits for it
-                os.write(self._end, b".")  # a forked child may have this end, too
-            os.close(self._end)
+            self._ended.tell()
 
 
 SENDER = Sender()
