@@ -294,6 +294,11 @@ void Arena::run() {
       continue;
     }
     if (had_news) {
+      // It looks again by itself: who frees the first block meanwhile need not wake it, once for each value.
+      {
+        std::lock_guard lock(mutex_);
+        asleep_ = false;
+      }
       returns_->kept_wanted.store(0, std::memory_order_seq_cst);
       returns_->wanted.store(0, std::memory_order_seq_cst);
       const uint64_t pause = std::max(kKeptPauseNs, kKeptRest * (now_ns() - began));

@@ -1,6 +1,8 @@
 // How the thread that sends calls of this process later (runtime/calls/pump.py) waits. Whoever waits for the result of
-// such a call sends it, too, and needs no help: the thread wakes only where nobody has begun to wait within kDelayNs.
-// To be woken for each call would cost more than to send it.
+// such a call sends it, too, and needs no help: the thread wakes only where nobody has begun to wait within some time,
+// kDelayNs at first. To be woken for each call would cost more than to send it. So does a timer that ends so soon, in a
+// virtual machine: to set the clock's next interrupt, and to take that back, leaves the machine each time (10 us, against
+// 1 us where the clock ticks before the timer ends). Hence whoever has been in vain prepared for waits longer next time.
 #pragma once
 
 #include <sys/timerfd.h>
@@ -23,7 +25,7 @@ class PumpWait {
   void begin(uint64_t sender) {
     senders_[sender].pending = true;
     update();
-    if (!covered_.load(std::memory_order_relaxed)) look(kDelayNs);
+    if (!covered_.load(std::memory_order_relaxed)) look(delay_.load(std::memory_order_relaxed));
   }
   // It has nothing any more.
   void end(uint64_t sender) {
@@ -82,6 +84,9 @@ class PumpWait {
       if (!covered_.load(std::memory_order_seq_cst) && (looks != looked_ || seen != seen_)) {
         looked_ = looks;
         seen_ = seen;
+        // Calls come that nobody waits for: the next one is not to come later than it must.
+        delay_.store(kDelayNs, std::memory_order_relaxed);
+        needed_.store(true, std::memory_order_relaxed);
         return true;
       }
       inbox_.park(seen, 0);
@@ -96,7 +101,7 @@ class PumpWait {
   using Senders = std::unordered_map<uint64_t, Sender>;
 
   // Who calls and waits does so within a few microseconds.
-  static constexpr uint64_t kDelayNs = 50'000;
+  static constexpr uint64_t kDelayNs = 50'000, kLongestDelayNs = 3'200'000;
 
   void forget(Senders::iterator sender) {
     if (!sender->second.pending && sender->second.attended == 0) senders_.erase(sender);
@@ -111,6 +116,7 @@ class PumpWait {
     covered_.store(covered, std::memory_order_seq_cst);
     if (covered && armed_) {
       armed_ = false;
+      if (!needed_.exchange(false, std::memory_order_relaxed)) delay_.store(std::min(2 * delay_.load(std::memory_order_relaxed), kLongestDelayNs), std::memory_order_relaxed);
       if (!closed_.load(std::memory_order_relaxed)) set_timer(0);
     }
   }
@@ -144,6 +150,8 @@ class PumpWait {
   Fd timer_;
   Senders senders_;
   bool armed_ = false;
+  std::atomic<uint64_t> delay_{kDelayNs};  // until somebody must have begun to wait; both sides write it, and either is right
+  std::atomic<bool> needed_{false};  // the thread has returned since the timer was set
   std::atomic<uint32_t> looks_{0};  // grows whenever the thread has to look; futex word without a timer
   std::atomic<bool> some_{false}, covered_{true}, closed_{false}, parked_{false};
   uint32_t looked_ = 0, seen_ = 0;  // the thread's own: when it has last returned

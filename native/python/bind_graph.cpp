@@ -267,6 +267,7 @@ void bind_graph(nb::module_& m) {
              g.gate->hand(number, reader, value);
              return value;
            }, "number"_a, "reader"_a, "timeout"_a.none() = nb::none(), "deaths"_a = -1)
+      .def("await_ready", [](Gated& g, uint64_t number, size_t reader, double seconds) { g.await_ready(number, reader, now_ns() + uint64_t(seconds * 1e9)); }, "number"_a, "reader"_a, "seconds"_a)
       .def("take", [](Gated& g, uint64_t number, size_t reader) {
              g.gate->make_hand();
              nb::object value = g.gate->take(number, reader);

@@ -31,6 +31,16 @@ nb::object Gated::get(uint64_t number, size_t reader, uint64_t deadline, int64_t
   }
 }
 
+void Gated::await_ready(uint64_t number, size_t reader, uint64_t deadline) {
+  const uint32_t before = interruptions;
+  for (;;) {
+    const uint32_t seen = inbox->count();
+    if (gate->ready(number, reader) || closed || interruptions != before) return;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (now_ns() >= deadline || !wait(*inbox, seen, deadline)) return;
+  }
+}
+
 nb::object Gated::start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline) {
   if (is_ref(value.ptr()) || somebody_died()) return nb::none();  // perhaps one of ours
   nb::object ref = nb::inst_alloc(type);  // before: what is submitted has somebody who owns its result

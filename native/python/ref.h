@@ -23,6 +23,8 @@ struct Gated {
   // The result, or an invalid object when the deadline (0: none) has passed, when the gate is closed
   // or its waits are interrupted, or when the board counts other deaths than the caller knows of (-1: it does not ask).
   nb::object get(uint64_t number, size_t reader, uint64_t deadline, int64_t deaths);
+  // Until the result is here, or what ends get(). It is not taken.
+  void await_ready(uint64_t number, size_t reader, uint64_t deadline);
   // Submit `value`; the ref of its first result, an instance of `type`. None if there is no room, if somebody has
   // died, or if `value` is a ref, whose value is to be sent. `self`: this gate's Python object.
   nb::object start(nb::handle self, nb::handle value, nb::handle source, nb::handle type, uint64_t deadline);

@@ -295,3 +295,35 @@ TEST(an_arena_is_its_parent_s_in_a_forked_child) {
   peer->arena.release(block);
   CHECK(peer->arena.allocate(kMiB) == block);
 }
+
+// Blocks come and go one by one, so none is free whenever the thread looks. Who frees the next one is not to wake it
+// out of the pause that it takes between two looks.
+TEST(what_is_attached_to_one_block_after_the_other_wakes_the_thread_now_and_then) {
+  const auto board = Board::create(2);
+  board->prepare(1, "");
+  board->slot(1)->condition.store(Condition::kAlive);
+  Setup setup;
+  Arena arena(setup.file.get(), kFile, 64 * kMiB, board, 0, 1'000'000'000);
+  const auto view = std::make_shared<ArenaView>(setup.file.get(), kFile, board, 0);
+  const auto readers = std::make_shared<ReaderSet>();
+  readers->board = board;
+  readers->add(1, &setup.cursors[0]);
+  std::atomic<int> freed{0};
+  Returns& returns = board->slot(0)->returns;
+  std::unique_ptr<Lease> held;
+  constexpr int kValues = 2'000;
+  const uint32_t before = returns.count.load();
+  const uint64_t began = now_ns();
+  for (int i = 0; i < kValues; ++i) {
+    held.reset();  // which the allocation finds, and frees
+    Block* block = arena.allocate(64);
+    arena.publish(block, readers, 0, 0, std::shared_ptr<const void>(&freed, [](const std::atomic<int>* freed) { const_cast<std::atomic<int>*>(freed)->fetch_add(1); }));
+    held = std::make_unique<Lease>(*view, block->offset, block->size, 0);
+    for (const uint64_t until = now_ns() + 20'000; now_ns() < until;) std::this_thread::yield();
+  }
+  const uint64_t milliseconds = (now_ns() - began) / 1'000'000;
+  const uint32_t woken = returns.count.load() - before;
+  CHECK(woken < 4 * (milliseconds + 1));
+  held.reset();
+  CHECK(check::soon([&] { return freed.load() == kValues; }));
+}

@@ -986,6 +986,9 @@ class Gate:
         when closed, or when ``Board.deaths`` is not ``deaths`` (-1: any).
         """
 
+    def await_ready(self, number: int, reader: int, seconds: float) -> None:
+        """Wait until a result is here, for so long. It is not taken; what ends ``get`` ends this."""
+
     def take(self, number: int, reader: int) -> Any:
         """Take a result that is here, as ``Reader.receive_kept`` gives it, else ``EMPTY``."""
 

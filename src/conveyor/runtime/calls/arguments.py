@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 
+from conveyor import _core
 from conveyor.callers import users_level
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, with_arguments
@@ -15,6 +16,16 @@ from conveyor.runtime.refs.ref import Ref
 def lacked(call: Call) -> Ref | None:
     """The first of the refs among its arguments that is not done."""
     return values.lacking(call[1], call[2])
+
+
+def await_soon(first: Ref | None, seconds: float) -> None:
+    """Wait a little for what a call lacks. To prepare for a wait that may be long, be described and take
+    part in finding deadlocks costs more than most arguments take to come."""
+    if first is None:
+        return
+    gate: _core.Gate | None = first._gate
+    if gate is not None and first._number >= 0:
+        gate.await_ready(first._number, first._reader, seconds)
 
 
 def with_values(call: Call, actor: tuple[int, int], name: str) -> Call:

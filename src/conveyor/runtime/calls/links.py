@@ -12,12 +12,13 @@ from conveyor import _core
 from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
-from conveyor.runtime.calls.arguments import lacked, outcome_of, with_values
+from conveyor.runtime.calls.arguments import await_soon, lacked, outcome_of, with_values
 from conveyor.runtime.calls.call import MISSED, START, Call, count_of
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
+from conveyor.runtime.calls.pending import Waiting, place_of, withdraw
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
@@ -81,8 +82,7 @@ class Link:
         #: Guards the calls that wait here, and their order. Reentrant: a finalizer may drop the last handle,
         #: and so call, in the middle of a call.
         self.lock = threading.RLock()
-        # Each with whether refs among its arguments still stand for their values.
-        self._pending: deque[tuple[CallRef, Call, bool]] = deque()
+        self._pending: Waiting = deque()
         self._then: Callable[[], object] | None = None
         carries = f"arguments of calls of {actor_name}"
         self._writer = process.writer(segment, 0, [mailbox], carries)
@@ -146,9 +146,7 @@ class Link:
             return True
         if self._to_itself and self._process.loop_over:
             return True
-        if self._refusal is not None and self._refusal:
-            return True
-        return self._is_dead
+        return bool(self._refusal) or self._is_dead
 
     @property
     def _is_dead(self) -> bool:
@@ -192,28 +190,16 @@ class Link:
             except BaseException:
                 # Nobody would send it: then it shall not be sent later, by chance, either.
                 with self.lock:
-                    if self._withdraw(ref):
+                    if withdraw(self._pending, ref):
                         raise
             self.flush()  # what it waits for may have come before the pump knew of it
         return ref
-
-    def _place(self, ref: Ref) -> int | None:
-        """Where it waits here."""
-        # By identity: arguments need not be comparable.
-        return next((i for i, (r, _, _) in enumerate(self._pending) if r is ref), None)
 
     def _replace(self, place: int, instead: Call | None) -> None:
         if instead is None:
             del self._pending[place]
         else:
             self._pending[place] = (CallRef(self, -1, instead[0]), instead, False)
-
-    def _withdraw(self, ref: Ref) -> bool:
-        """Whether it was waiting here, and does no longer."""
-        place = self._place(ref)
-        if place is not None:
-            del self._pending[place]
-        return place is not None
 
     @property
     def outstanding(self) -> int:
@@ -282,7 +268,7 @@ class Link:
         # Before the actor can find it cancelled: what is called from now on is called by who knows.
         self._process.board.note_sight()
         with self.lock:
-            place = self._place(ref)
+            place = place_of(self._pending, ref)
             if place is not None:
                 call = self._pending[place][1]
                 self._replace(place, instead_of(call, self._process.board, self.actor_slot))
@@ -301,13 +287,28 @@ class Link:
         return ending.error() if self._process.ended else cancelled_error(self.describe(ref))
 
     def wait_for(self, ref: Ref, timeout: float | None) -> Any:
+        look = _FIRST_LOOK if timeout is None else min(timeout, _FIRST_LOOK)
+        if ref._number < 0 < look:
+            self._send_soon(look)
         if ref._number >= 0:
-            value = self.gate.get(ref._number, 0, 0.0 if timeout == 0 else _FIRST_LOOK)
+            value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
                 return value
         waiting = self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0)
         with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
             return self._wait(ref, Patience(timeout), wait, attending)
+
+    def _send_soon(self, seconds: float) -> None:
+        """Send what waits here, if the first argument that is lacking comes soon."""
+        with self._pump.attending(self, True):
+            await_soon(self._lacks(), seconds)
+            self.flush()
+
+    def _lacks(self) -> Ref | None:
+        """What the first call that waits here waits for, and so do all behind it."""
+        with self.lock:
+            _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
+        return lacked(call) if call is not None and has_refs else None
 
     def _wait(
         self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
@@ -354,10 +355,8 @@ class Link:
     def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
         method = ref.method if isinstance(ref, CallRef) else ""
         if ref._number < 0:
-            with self.lock:
-                _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
-            first = lacked(call) if call is not None and has_refs else None
-            if first is not None:  # and so do all behind it
+            first = self._lacks()
+            if first is not None:
                 return blockers_of(first, question)
         if self._is_control:
             return ()

@@ -1,0 +1,27 @@
+"""Calls that wait in their caller's process."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+from conveyor.runtime.calls.call import Call
+from conveyor.runtime.calls.call_ref import CallRef
+from conveyor.runtime.refs.ref import Ref
+
+#: Each with whether refs among its arguments still stand for their values.
+Waiting: TypeAlias = "deque[tuple[CallRef, Call, bool]]"
+
+
+def place_of(waiting: Waiting, ref: Ref) -> int | None:
+    """Where the call of ``ref`` waits."""
+    # By identity: arguments need not be comparable.
+    return next((i for i, (r, _, _) in enumerate(waiting) if r is ref), None)
+
+
+def withdraw(waiting: Waiting, ref: Ref) -> bool:
+    """Whether the call of ``ref`` was waiting, and does no longer."""
+    place = place_of(waiting, ref)
+    if place is not None:
+        del waiting[place]
+    return place is not None
