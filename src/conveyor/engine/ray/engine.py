@@ -61,8 +61,8 @@ def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callabl
 
 
 def _check_reachable(address: str) -> None:
-    """``ConnectionError`` if nobody answers at ``address``, where that is a host and a port. Ray itself would try
-    for minutes, and then end the process."""
+    """``ConnectionError`` if nobody answers at ``address``, where that is a host and a port. Ray itself would
+    try for minutes, and then end the process."""
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdigit():
         return
