@@ -1,6 +1,8 @@
 """Actors that Ray starts: where they are, what they find, and how they end."""
 
 import os
+import re
+import select
 import signal
 import sys
 import threading
@@ -264,7 +266,7 @@ def test_a_program_of_its_own(scripts, two_nodes):
 
     conveyor.init(engine="ray", address=sys.argv[1], namespace="mine", include_dashboard=False)
     actor = conveyor.remote(A).remote()
-    print(conveyor.get(actor.pid.remote()), ray.get_runtime_context().namespace, flush=True)
+    print("said", conveyor.get(actor.pid.remote()), ray.get_runtime_context().namespace, flush=True)
     if sys.argv[2] == "stay":
         sys.stdin.close()
         time.sleep(600)
@@ -272,14 +274,12 @@ def test_a_program_of_its_own(scripts, two_nodes):
     assert not ray.is_initialized()
     """
     env = {"RAY_ADDRESS": ""}
-    said = scripts.run(source, two_nodes.address, "end", env=env).split()
-    assert said[1] == "mine"
+    # Ray prints lines of its own.
+    assert re.search(r"said \d+ mine", scripts.run(source, two_nodes.address, "end", env=env))
     program = scripts.start(source, two_nodes.address, "stay", env=env)
-    pid = int(program.stdout.readline().split()[0])
+    pid = next(int(line.split()[1]) for line in program.stdout if line.startswith("said"))
     pidfd = os.pidfd_open(pid)
     program.kill()
-    import select
-
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(10_000)
