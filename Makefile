@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-gpu chaos faults soak bench docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-gpu chaos faults soak bench docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -36,6 +36,7 @@ help:
 	@echo 'make lint         ruff, mypy, import-linter'
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
+	@echo 'make test-ray     the tests of the engine on Ray, and what is the same on all engines there'
 	@echo 'make test-gpu     tensors of a GPU between actors, on a machine with one; into its own Python (docs/gpu.md)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
@@ -131,7 +132,12 @@ NATIVE_LOG := build/native-tests.log
 # time come when the others are done, the native ones too.
 WORKERS ?= 3
 
-test quick pytest: DEBUG := 1
+# What runs with engine="ray", on a Ray cluster of two nodes on this machine. Programs of a test's own that print
+# what Ray prints as well, or look at what is the local engine's, are not among it.
+RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs cancel direct collective_calls \
+	graph_collectives graceful_kill sys_exit first_cause)
+
+test quick pytest test-ray: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
@@ -140,6 +146,7 @@ test: lint $(STAMPS)/tools
 	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
+	CONVEYOR_ENGINE=ray some $(RAY_TESTS) | tee build/pytest-ray.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	cat $(NATIVE_LOG)
 
@@ -155,6 +162,10 @@ test-native: $(STAMPS)/tools
 pytest: $(STAMPS)/dev
 	$(build)
 	python -m pytest $(ARGS)
+
+test-ray: $(STAMPS)/dev
+	$(build)
+	CONVEYOR_ENGINE=ray python -m pytest $(RAY_TESTS) $(ARGS)
 
 # Into the Python that is there, whose torch is for the GPU.
 test-gpu:

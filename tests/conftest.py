@@ -96,7 +96,7 @@ def two_nodes():
         initialize_head=True,
         head_node_args={"num_cpus": 2, "resources": {"first": 4}, "include_dashboard": False},
     )
-    cluster.add_node(num_cpus=2, resources={"second": 4})
+    cluster.add_node(num_cpus=2, resources={"second": 4, "stage": 4})
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -246,6 +247,12 @@ def test_rays_kill_is_an_end_like_any_other(rt):
 
 
 # The session
+
+
+def test_the_page_that_shows_it(scripts, two_nodes):
+    page = (Path(__file__).parents[2] / "docs/guide/ray-engine.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert scripts.run(program, env={"RAY_ADDRESS": two_nodes.address}).split()[-1] == "3"
 
 
 def test_the_programs_own_connection_stays(two_nodes):
