@@ -1539,7 +1539,9 @@ class HostPump:
     ``ESHUTDOWN`` after ``stop``, ``EPERM`` in a forked child.
     """
 
-    def __init__(self, board: Board, host: int, window: float = 1.0, spin_us: float = 100.0) -> None:
+    def __init__(
+        self, board: Board, host: int, window: float = 1.0, spin_us: float = 100.0
+    ) -> None:
         """``host``: this one's number. ``window``: seconds without a connection after which a host's
         processes are dead."""
 
@@ -1551,9 +1553,7 @@ class HostPump:
     def notice_fd(self) -> int:
         """Becomes readable when there are ``events``; stays the pump's."""
 
-    def add_proxy(
-        self, slot: int, incarnation: int, host: int, name: str, arena: Arena
-    ) -> None:
+    def add_proxy(self, slot: int, incarnation: int, host: int, name: str, arena: Arena) -> None:
         """Have a slot of the board stand for a process of ``host``, which has the same there. What it sends
         comes to lie in ``arena``, which is made for that slot."""
 
