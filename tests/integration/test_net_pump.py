@@ -23,6 +23,7 @@ from conveyor.engine.net.listener import Listener
 
 TOKEN = new_token()
 FRAMES = 10_000
+WINDOW = [10.0]
 
 
 def entry(body, address, failed):
@@ -37,17 +38,18 @@ def entry(body, address, failed):
 class Pair:
     """Host 0 here, which listens, and host 1 in a process that runs ``body`` and dials."""
 
-    def __init__(self, body, window=10.0):
+    def __init__(self, body, window=10.0, between=None):
+        WINDOW[0] = window
         self.node = Node(0, window=window)
         self.node.mirror()
         self.listener = Listener(
             ("127.0.0.1", 0), TOKEN, Identity(0, "test"), lambda sock, _: self.node.connect(sock)
         )
+        self.between = between and between(self.listener.address)
+        address = (self.between or self.listener).address
         context = multiprocessing.get_context("fork")
         self.failed = context.Event()
-        self.process = context.Process(
-            target=entry, args=(body, self.listener.address, self.failed)
-        )
+        self.process = context.Process(target=entry, args=(body, address, self.failed))
         self.process.start()
 
     def __enter__(self):
@@ -64,9 +66,9 @@ class Pair:
         assert not self.failed.is_set()
 
 
-def elsewhere(address, window=10.0):
+def elsewhere(address):
     """Host 1, in its own process; it dials again whenever its connection has broken."""
-    node = Node(1, window=window)
+    node = Node(1, window=WINDOW[0])
     node.mirror()
 
     def keep_connected():
@@ -171,7 +173,7 @@ def test_a_host_that_is_killed_is_dead_in_two_seconds():
 
 
 def dawdle(address):
-    elsewhere(address, 1.0).wait_lost()
+    elsewhere(address).wait_lost()
 
 
 def test_a_socket_that_is_none_is_refused():

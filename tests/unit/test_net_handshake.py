@@ -189,6 +189,27 @@ def test_hosts_that_are_not_waited_for_are_told():
         soon(lambda: listener.strangers == 2)
 
 
+def test_nobody_there_is_an_error_that_says_where():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(ConnectionRefusedError, match=f"{address[1]} cannot be reached"):
+        dial(address, TOKEN, THERE, 5)
+
+
+def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):  # from now on the system drops who connects
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        start = time.monotonic()
+        with pytest.raises(HandshakeError, match="in time"):
+            dial(full.getsockname(), TOKEN, THERE, 0.6)
+        assert time.monotonic() - start < 3
+
+
 def test_one_address_is_listened_at():
     with pytest.raises(ValueError, match="at one address"):
         Listener(("0.0.0.0", 0), TOKEN, HERE, print)

@@ -10,7 +10,9 @@ What is said afterwards is not signed: where somebody may sit between the hosts,
 
 from __future__ import annotations
 
+import errno
 import hmac
+import os
 import secrets
 import select
 import socket
@@ -31,6 +33,8 @@ _MAGIC = b"conveyor"
 _HELLO = struct.Struct("!8sHHIH6x24s32s")  # magic, protocol, wire, host, python, version, nonce
 _PROOF = 32
 _VERDICT = struct.Struct("!32sB")
+#: Seconds after which another try to connect is made beside the first, and how many there are.
+_NEXT_TRY, _MOST_TRIES = 0.15, 8
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
 
 
@@ -71,7 +75,7 @@ def dial(
     """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
     where nobody answers, :class:`HandshakeError` where the two do not belong together."""
     deadline = time.monotonic() + timeout
-    sock = socket.create_connection(address, timeout)
+    sock = _connected(address, deadline)
     try:
         if tls is not None:
             sock = secured(sock, tls, deadline, server=False, name=address[0])
@@ -79,6 +83,40 @@ def dial(
     except BaseException:
         sock.close()
         raise
+
+
+def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
+    """The first of a few tries that comes about. A lost packet of TCP's own opening is sent again after a
+    second, which is as long as a host may stay away; another try does not wait for that."""
+    family, kind, protocol, _, to = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    tries: list[socket.socket] = []
+    found: socket.socket | None = None
+    failed = 0
+    try:
+        while found is None:
+            sock = socket.socket(family, kind, protocol)
+            tries.append(sock)
+            sock.setblocking(False)
+            failed = sock.connect_ex(to)
+            if failed not in (0, errno.EINPROGRESS):
+                break
+            left = min(_left(deadline), _NEXT_TRY) if len(tries) < _MOST_TRIES else _left(deadline)
+            ready = select.select([], tries, [], left)[1]
+            for sock in ready:
+                failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if failed == 0:
+                    found = sock
+            if found is None and ready:
+                break
+    finally:
+        for sock in tries:
+            if sock is not found:
+                sock.close()
+    if found is None:
+        raise OSError(
+            failed, f"host {address[0]}:{address[1]} cannot be reached: {os.strerror(failed)}"
+        )
+    return found
 
 
 def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float) -> Identity:
