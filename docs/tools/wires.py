@@ -7,7 +7,10 @@ CURVE is measured if pyzmq is there, and NIXL (UCX) if that is.
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
+import os
+import pickle
 import socket
 import statistics
 import sys
@@ -221,6 +224,57 @@ def zmq_echo(size: int, rounds: int) -> float:
     return float(_with_child(child, own))
 
 
+def nixl_echo(size: int, rounds: int) -> float:
+    """Each side writes to the other's registered memory by UCX over TCP, with a note; both look for it without
+    a pause, since the library has nothing to sleep on."""
+    os.environ["UCX_TLS"] = "tcp,self"
+
+    def side(sock: socket.socket, name: str) -> Callable[[], None]:
+        from conveyor.transport.nixl.agents import make_agent
+
+        agent = make_agent(name)
+        memory = np.zeros(size, np.uint8)
+        registered = agent.register_memory([(memory.ctypes.data, size, 0, "")], "DRAM")
+        hello = pickle.dumps((agent.name, agent.get_agent_metadata(), memory.ctypes.data))
+        sock.sendall(len(hello).to_bytes(4, "big") + hello)
+        length = memoryview(bytearray(4))
+        _exactly(sock, length)
+        theirs = memoryview(bytearray(int.from_bytes(length, "big")))
+        _exactly(sock, theirs)
+        other, metadata, address = pickle.loads(theirs)  # its own child's
+        agent.add_remote_agent(metadata)
+        here = agent.get_xfer_descs([(memory.ctypes.data, size, 0)], "DRAM")
+        there = agent.get_xfer_descs([(address, size, 0)], "DRAM")
+        handle = agent.initialize_xfer("WRITE", here, there, other, b"n")
+
+        def write() -> None:
+            state = agent.transfer(handle)
+            while state != "DONE":
+                state = agent.check_xfer_state(handle)
+
+        def come() -> None:
+            while not agent.get_new_notifs().get(other):
+                os.sched_yield()
+
+        side.keeps = agent, registered, memory, handle  # type: ignore[attr-defined]
+        side.write, side.come = write, come  # type: ignore[attr-defined]
+        return lambda: (write(), come())[0]
+
+    def child(sock: socket.socket) -> None:
+        side(sock, "there")
+        for _ in range(rounds + max(2, rounds // 10)):
+            side.come()  # type: ignore[attr-defined]
+            side.write()  # type: ignore[attr-defined]
+        sock.recv(1)
+
+    def own(sock: socket.socket) -> float:
+        took = _p50(side(sock, "here"), rounds)
+        sock.sendall(b"x")
+        return took
+
+    return float(_with_child(child, own))
+
+
 def main() -> None:
     ways: list[tuple[str, Callable[[int, int], float]]] = [
         ("plain TCP sockets", tcp_echo),
@@ -232,6 +286,10 @@ def main() -> None:
         ways.append(("ZeroMQ, CURVE", zmq_echo))
     except ImportError:
         print("pyzmq is not installed: ZeroMQ is left out", file=sys.stderr)
+    if importlib.util.find_spec("nixl") is not None:
+        ways.append(("NIXL (UCX over TCP)", nixl_echo))
+    else:
+        print("nixl is not installed: it is left out", file=sys.stderr)
     print(f"{'echo, p50':22}" + "".join(f"{name:>14}" for name in SIZES))
     for name, way in ways:
         row = [way(size, ROUNDS[label]) * 1e6 for label, size in SIZES.items()]

@@ -3,6 +3,7 @@
 The kernel of a test machine need not be able to lose packets, so a relay does to the stream what lost and
 late packets do: every piece is late by up to 50 ms, and one in a hundred as long as TCP takes to send it
 again.
+"""
 
 import contextlib
 import os
