@@ -28,6 +28,7 @@ from benchmarks.hosts import Node
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "64 MB": 64 << 20}
 ROUNDS = {"1 KB": 3000, "1 MB": 200, "64 MB": 12}
 STREAM = 30
+NIXL_PATIENCE = 5.0
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -64,7 +65,8 @@ def _with_child(child: Callable[[socket.socket], None], own: Callable[[socket.so
     try:
         return own(here)
     finally:
-        process.join(30)
+        here.close()  # a child that waits for its end
+        process.join(10)
         process.kill()
 
 
@@ -225,8 +227,8 @@ def zmq_echo(size: int, rounds: int) -> float:
 
 
 def nixl_echo(size: int, rounds: int) -> float:
-    """Each side writes to the other's registered memory by UCX over TCP, with a note; both look for it without
-    a pause, since the library has nothing to sleep on."""
+    """Each side writes to the other's registered memory by UCX over TCP, with a note; both look for it
+    without a pause, since the library has nothing to sleep on."""
     os.environ["UCX_TLS"] = "tcp,self"
 
     def side(sock: socket.socket, name: str) -> Callable[[], None]:
@@ -249,11 +251,17 @@ def nixl_echo(size: int, rounds: int) -> float:
 
         def write() -> None:
             state = agent.transfer(handle)
+            end = time.monotonic() + NIXL_PATIENCE
             while state != "DONE":
                 state = agent.check_xfer_state(handle)
+                if time.monotonic() > end:
+                    raise TimeoutError("NIXL has not ended a write")
 
         def come() -> None:
+            end = time.monotonic() + NIXL_PATIENCE
             while not agent.get_new_notifs().get(other):
+                if time.monotonic() > end:
+                    raise TimeoutError("NIXL has not told of a write")
                 os.sched_yield()
 
         side.keeps = agent, registered, memory, handle  # type: ignore[attr-defined]
@@ -292,8 +300,13 @@ def main() -> None:
         print("nixl is not installed: it is left out", file=sys.stderr)
     print(f"{'echo, p50':22}" + "".join(f"{name:>14}" for name in SIZES))
     for name, way in ways:
-        row = [way(size, ROUNDS[label]) * 1e6 for label, size in SIZES.items()]
-        print(f"{name:22}" + "".join(f"{took:11.0f} us" for took in row), flush=True)
+        print(f"{name:22}", end="")
+        for label, size in SIZES.items():
+            try:
+                print(f"{way(size, ROUNDS[label]) * 1e6:11.0f} us", end="", flush=True)
+            except TimeoutError:
+                print(f"{'not done':>14}", end="", flush=True)
+        print()
     print(f"{'64 MB one way':22}" + f"{'MB/s':>14}")
     for name, stream in (("plain TCP, one stream", tcp_stream), ("Conveyor", conveyor_stream)):
         speed = max(stream(64 << 20, STREAM) for _ in range(3))

@@ -163,6 +163,19 @@ def test_nothing_is_lost_or_comes_twice_while_connections_are_cut():
         assert node.receive(reader) is None
 
 
+@pytest.mark.parametrize(
+    ("meta", "error", "what"),
+    [
+        (_core.NOT_BETWEEN_HOSTS, SerializationError, "get the refs first"),
+        (_core.HOST_IS_FULL, OutOfMemoryError, "no memory left for it"),
+    ],
+)
+def test_what_stands_for_a_frame_that_could_not_come_says_why(meta, error, what):
+    raised = decode_error(meta)
+    assert isinstance(raised, error)
+    assert what in str(raised)
+
+
 def test_a_host_that_is_killed_is_dead_in_two_seconds():
     with Pair(dawdle, window=1.0) as pair:
         pair.node.wait_event(_core.HOST_CONNECTED)
