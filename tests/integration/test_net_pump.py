@@ -18,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.hosts import Node
 from conveyor import _core
+from conveyor.codec.errors import decode_error
 from conveyor.engine.net.handshake import Identity, dial, new_token
 from conveyor.engine.net.listener import Listener
+from conveyor.exceptions import OutOfMemoryError, SerializationError
 
 TOKEN = new_token()
 FRAMES = 10_000
