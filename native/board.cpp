@@ -119,9 +119,9 @@ void Board::close_fds() {
   fd_.reset();
 }
 
-void Board::prepare(uint32_t index, const std::string& name) {
+void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnation) {
   BoardSlot* s = slot(index);
-  const uint32_t incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
+  if (incarnation == 0) incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
   ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, failed_calls));
   s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);

@@ -140,8 +140,9 @@ class Board : public Shareable<Board> {
     const Condition c = s->condition.load(std::memory_order_seq_cst);
     return c == Condition::kDead || c == Condition::kFree || s->incarnation.load(std::memory_order_relaxed) != incarnation;
   }
-  // A slot for a new process: everything zero, the life word made.
-  void prepare(uint32_t index, const std::string& name);
+  // A slot for a new process: everything zero, the life word made. `incarnation`: of a process of another host,
+  // which has been counted there; 0: the next one here.
+  void prepare(uint32_t index, const std::string& name, uint32_t incarnation = 0);
   // Take the life word with the calling thread, which must be the process's main thread.
   void live(uint32_t index);
   // From now on a fatal signal of this process is announced before a core is dumped.

@@ -157,17 +157,21 @@ struct Target {
 
 class RingWriter {
  public:
-  RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets)
-      : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)), targets_(std::move(targets)) {
-    if (targets_.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
-    for (const Target& t : targets_)
+  // `elsewhere`: readers on other hosts, whose cursors here are closed. They are told by other means.
+  RingWriter(std::shared_ptr<Segment> segment, size_t offset, std::shared_ptr<Board> board, std::vector<Target> targets,
+             const std::bitset<kMaxReaders>& elsewhere = {})
+      : segment_(std::move(segment)), ring_(segment_->ring(offset)), board_(std::move(board)) {
+    if (targets.size() != ring_.readers) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
+    for (const Target& t : targets)
       if (t.slot >= board_->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring targets");
     readers_ = std::make_shared<ReaderSet>();
     readers_->board = board_;
     readers_->segment = segment_;  // where the cursors are
-    for (const Target& t : targets_) {
-      readers_->add(t.slot, &ring_.cursor(uint32_t(bells_.size())));
-      bells_.push_back(&board_->slot(t.slot)->bell);
+    for (uint32_t i = 0; i < targets.size(); ++i) {
+      readers_->add(targets[i].slot, &ring_.cursor(i));
+      if (elsewhere.test(i)) continue;
+      bells_.push_back(&board_->slot(targets[i].slot)->bell);
+      targets_.push_back(targets[i]);
     }
     head_ = ring_.header->head.load(std::memory_order_relaxed);
   }
@@ -258,8 +262,8 @@ class RingWriter {
   std::shared_ptr<Segment> segment_;
   Ring ring_;
   std::shared_ptr<Board> board_;
-  std::vector<Target> targets_;
-  std::vector<Bell*> bells_;
+  std::vector<Target> targets_;  // those that are rung
+  std::vector<Bell*> bells_;     // theirs
   std::shared_ptr<ReaderSet> readers_;
   uint64_t head_ = 0;
   uint64_t slowest_ = 0;
@@ -313,7 +317,9 @@ class RingReader {
   uint64_t tag_of(uint64_t number) const { return read_once(reinterpret_cast<const SlotHeader*>(ring_.slot(number))->tag); }
   // As !empty(), but it cannot fail: of a broken ring it says anything.
   bool has_some() const noexcept { return head_->load(std::memory_order_acquire) != next_; }
-  const SlotHeader* front() const { return reinterpret_cast<const SlotHeader*>(ring_.slot(next_)); }
+  const SlotHeader* front() const { return at(next_); }
+  // Of a frame that has been published and not been taken: it stays as it is until then.
+  const SlotHeader* at(uint64_t number) const { return reinterpret_cast<const SlotHeader*>(ring_.slot(number)); }
 
   void advance() {
     ++next_;

@@ -24,6 +24,7 @@ void bind_will(nb::module_& m);
 void bind_collective(nb::module_& m);
 void bind_direct(nb::module_& m);
 void bind_pins(nb::module_& m);
+void bind_net(nb::module_& m);
 
 // What stands for "nothing": a value may be None. Never destroyed: it may be asked for while the interpreter ends.
 extern nb::object* empty;

@@ -1508,3 +1508,93 @@ def untouched(memory: Any) -> bool:
 
 def read_peer_into(pid: int, table: bytes, anchor: int, number: int, into: Sequence[Any]) -> None:
     """The same, to buffers that are there, each as long as its range. ``ValueError`` if one is not."""
+
+NOT_BETWEEN_HOSTS: bytes
+"""The body of the error that stands for a frame that cannot go to another host."""
+HOST_IS_FULL: bytes
+"""The same for a frame for which its readers' host had no memory."""
+HOST_CONNECTED: int
+HOST_DISCONNECTED: int
+HOST_LOST: int
+WIRE_VERSION: int
+"""Of what pumps say to each other."""
+
+class MirroredRing:
+    """A ring of a segment that several hosts have."""
+
+    def __init__(
+        self,
+        offset: int,
+        writer: tuple[int, int],
+        readers: Sequence[tuple[int, int]],
+        view: ArenaView | None = None,
+    ) -> None:
+        """``writer`` and ``readers``: slots and bits. ``view``: of the arena of a writer that is on this host."""
+
+class MirroredLimits:
+    """Limits of a segment that several hosts have; ``home``: the host that submits."""
+
+    def __init__(self, offset: int, sets: int, tasks: int, home: int) -> None: ...
+
+class HostPump:
+    """The native thread that joins this host's rings to those of others. It never takes the GIL. All but
+    ``events`` and ``stop`` return when it has done what was asked; ``OSError`` says what kept it from that:
+    ``ESHUTDOWN`` after ``stop``, ``EPERM`` in a forked child.
+    """
+
+    def __init__(
+        self, board: Board, host: int, window: float = 1.0, spin_us: float = 100.0
+    ) -> None:
+        """``host``: this one's number. ``window``: seconds without a connection after which a host's
+        processes are dead."""
+
+    @property
+    def eventfd(self) -> int:
+        """Of the bells of all proxies: every process of this host that writes to one has to have it."""
+
+    @property
+    def notice_fd(self) -> int:
+        """Becomes readable when there are ``events``; stays the pump's."""
+
+    def add_proxy(self, slot: int, incarnation: int, host: int, name: str, arena: Arena) -> None:
+        """Have a slot of the board stand for a process of ``host``, which has the same there. What it sends
+        comes to lie in ``arena``, which is made for that slot."""
+
+    def remove_proxy(self, slot: int) -> None:
+        """Its process is no more."""
+
+    def mirror(
+        self,
+        number: int,
+        segment: Segment,
+        rings: Sequence[MirroredRing],
+        limits: Sequence[MirroredLimits] = (),
+    ) -> None:
+        """Join a segment to those of this number on the other hosts, which have the same rings and limits
+        in the same order. A number is used once."""
+
+    def unmirror(self, number: int) -> None:
+        """This host has it no more."""
+
+    def connect(self, fd: int, host: int) -> None:
+        """A stream socket to ``host``, duplicated, which has been let in (``engine.net.handshake``). It takes
+        the place of the former one, and nothing is lost or comes twice."""
+
+    def disconnect(self, host: int, reason: str) -> None:
+        """End the connection, as if it had broken."""
+
+    def give_up(self, host: int, reason: str) -> None:
+        """Its processes are dead."""
+
+    def connected(self, host: int) -> bool:
+        """Whether its pump has greeted this one over the present connection."""
+
+    def events(self) -> list[tuple[int, int, str]]:
+        """What has happened since: ``HOST_CONNECTED``, ``HOST_DISCONNECTED`` (connect again) or
+        ``HOST_LOST``, to which host, and why."""
+
+    def counts(self, host: int) -> tuple[int, int, int, int, int]:
+        """Frames sent and received, bytes sent and received, connections."""
+
+    def stop(self) -> None:
+        """Say goodbye to the other hosts, and end. Proxies are dead then."""

@@ -132,6 +132,13 @@ _STAND_INS: dict[bytes, Callable[[], Exception]] = {
     _core.BROKEN: lambda: SerializationError(
         "a result has come that cannot be read (was shared memory overwritten?)"
     ),
+    _core.NOT_BETWEEN_HOSTS: lambda: SerializationError(
+        "a value that refers to refs, or to what stays in its process, was sent to another host, where it "
+        "means nothing: get the refs first, and send values"
+    ),
+    _core.HOST_IS_FULL: lambda: OutOfMemoryError(
+        "the host of a value's reader had no memory left for it: let go of values there, or raise arena_bytes"
+    ),
 }
 
 

@@ -1,0 +1,62 @@
+// The writing end of a ring whose writer is on another host. What comes over the connection is received straight into
+// the slot, or into a block of the arena that stands for the writer's here, and published when it is whole: once for all
+// readers of this host. What was received of a block outlives its connection.
+//
+// It always has room, because the writer's ring, which has as many slots, waits for these readers.
+#pragma once
+
+#include "../sender.h"
+#include "wire.h"
+
+namespace conveyor::net {
+
+// In the place of a frame that could not come.
+constexpr const char* kNotBetweenHosts = "conveyor:not-sent";   // what it refers to stays on its host
+constexpr const char* kHostIsFull = "conveyor:host-full";       // this host has no memory for it
+
+class InRing {
+ public:
+  // `here`: which of its readers are on this host.
+  InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena);
+
+  // All of these throw Violation. What follows the head, `size` bytes, is to be written to what they return (null: to
+  // be dropped); then to received().
+  char* frame(const FrameHead& head, uint16_t flags, size_t size);
+  char* chunk(const ChunkHead& head, size_t size);
+  // True: a frame was published.
+  bool received(size_t size);
+  // A part of a piece has come, and then the connection has ended.
+  void cut(size_t size);
+
+  uint64_t have() const { return sender_.ring.head(); }
+  uint64_t at() const { return begun_ && !refused_ ? got_ : 0; }
+  // Its sender waits to be told that it has come.
+  bool owes_have() const { return owes_have_; }
+  void note_told() { owes_have_ = false; }
+  // Have the readers ring when they have taken so many that the writer wants to know. True: they have already.
+  bool ask(uint64_t told);
+  // Whether the writer is held up by this reader, which is here.
+  bool waits_for(uint32_t reader) const { return here_.test(reader) && !sender_.ring.readers()->gone(reader) && !ring_.cursor(reader).closed(); }
+  bool asks() const { return ring_.flags & kWriterMayWait; }
+
+  const uint32_t index;
+  uint64_t frames = 0;
+
+ private:
+  void publish();
+  Ring ring_;
+  Sender sender_;
+  std::bitset<kMaxReaders> here_;
+  uint32_t readers_;
+  bool begun_ = false;    // a frame has begun to come
+  bool refused_ = false;  // with no block for it: an error stands for it
+  const char* error_ = nullptr;
+  FrameHead head_{};
+  Outgoing out_;
+  uint64_t in_slot_ = 0;  // bytes of the body still to come into the slot
+  uint64_t got_ = 0;      // bytes of the block
+  bool owes_have_ = false;  // of a frame that was in a block
+};
+
+}  // namespace conveyor::net

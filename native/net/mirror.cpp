@@ -1,0 +1,186 @@
+#include "mirror.h"
+
+#include <algorithm>
+#include <set>
+
+namespace conveyor::net {
+
+Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
+               const std::vector<LimitsSpec>& limits, uint32_t self, const Whereabouts& where)
+    : id(id), self_(self), segment_(std::move(segment)) {
+  if (rings.size() > kMostRings) throw std::system_error(E2BIG, std::generic_category(), "rings of a segment");
+  std::set<uint32_t> hosts;
+  std::set<std::pair<uint32_t, uint32_t>> bells, members;
+  const auto meet = [&](const Target& t) {
+    if (t.slot >= board->slots() || t.bit >= kBellBits) throw std::system_error(EINVAL, std::generic_category(), "ring of a mirror");
+    const uint32_t host = where.host_of(t.slot);
+    if (host != self) hosts.insert(host);
+    (host == self ? members : bells).insert({t.slot, t.bit});
+    return host;
+  };
+  size_t cursors = 0;
+  rings_.reserve(rings.size());
+  for (const RingSpec& spec : rings) {
+    const auto index = uint32_t(rings_.size());
+    Entry& entry = rings_.emplace_back(Entry{segment_->ring(spec.offset), meet(spec.writer), {}, cursors});
+    if (spec.readers.size() != entry.ring.readers) throw std::system_error(EINVAL, std::generic_category(), "readers of a mirrored ring");
+    cursors += spec.readers.size();
+    std::map<uint32_t, std::vector<OutRing::Reading>> readings;
+    std::bitset<kMaxReaders> here;
+    for (uint32_t r = 0; r < spec.readers.size(); ++r) {
+      entry.reader_hosts.push_back(meet(spec.readers[r]));
+      readings[entry.reader_hosts.back()].push_back({r, spec.readers[r]});
+      if (entry.reader_hosts.back() == self) here.set(r);
+      if (entry.writer_host != self) told_.emplace_back(index, r);
+    }
+    if (entry.writer_host != self) {
+      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot));
+      continue;
+    }
+    for (const auto& [host, of] : readings) {
+      if (host == self) continue;
+      if (!spec.view) throw std::system_error(EINVAL, std::generic_category(), "a ring that is sent needs the arena of its writer");
+      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view);
+    }
+  }
+  known_.resize(cursors);
+  limits_.reserve(limits.size());
+  for (const LimitsSpec& spec : limits) limits_.emplace_back(segment_, id, uint32_t(limits_.size()), spec, self);
+  hosts_.assign(hosts.begin(), hosts.end());
+  for (const auto& [slot, bit] : bells) bells_.push_back({where.host_of(slot), {slot, bit}});
+  for (const auto& [slot, bit] : members) members_.push_back({slot, bit});
+  for (const uint32_t host : hosts_) peers_[host].told.resize(cursors);
+}
+
+void Mirror::reconnected(uint32_t host) {
+  std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
+  peers_.at(host).open = false;
+  for (MirroredLimits& l : limits_) l.forget(host);
+  for (OutRing* ring : out(host)) ring->shut();
+}
+
+void Mirror::put_open(uint32_t host, Connection& to) {
+  peers_.at(host).open = true;
+  std::vector<OpenEntry> entries;
+  for (Entry& e : rings_)
+    if (e.in && e.writer_host == host) {
+      entries.push_back({e.in->index, e.ring.readers, e.in->have(), e.in->at()});
+      e.in->note_told();
+    }
+  to.put(Prefix{What::kOpen, 0, uint32_t(sizeof(OpenHead) + entries.size() * sizeof(OpenEntry)), id});
+  to.put(OpenHead{rings(), uint32_t(entries.size())});
+  if (!entries.empty()) to.put(entries.data(), entries.size() * sizeof(OpenEntry));
+}
+
+void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
+  if (head.rings != rings()) throw Violation("a segment with other rings");
+  for (uint32_t i = 0; i < head.count; ++i) {
+    OpenEntry entry;
+    std::memcpy(&entry, entries + i * sizeof entry, sizeof entry);
+    if (entry.ring >= rings() || entry.readers != rings_[entry.ring].ring.readers) throw Violation("a segment with other rings");
+    const auto found = rings_[entry.ring].out.find(host);
+    if (found == rings_[entry.ring].out.end()) throw Violation("a ring that does not lead there");
+    found->second->open(entry.have, entry.at);
+  }
+}
+
+void Mirror::closed(uint32_t host) {
+  for (OutRing* ring : out(host)) ring->shut();
+}
+
+CursorState Mirror::state(const Entry& entry, uint32_t reader) const {
+  if (entry.reader_hosts[reader] != self_) return known_[entry.first_cursor + reader];
+  const ReaderCursor& cursor = entry.ring.cursor(reader);
+  // Whether it has left comes first: what it has taken until then is in `next`.
+  const uint32_t closed = cursor.closed();
+  return {cursor.next.load(std::memory_order_seq_cst), cursor.wanted.load(std::memory_order_acquire), cursor.lost.load(std::memory_order_relaxed), closed};
+}
+
+void Mirror::tell(uint32_t host, Connection& to) {
+  Peer& peer = peers_.at(host);
+  for (const auto& [ring, reader] : told_) {
+    const Entry& entry = rings_[ring];
+    if (entry.reader_hosts[reader] == host || (entry.writer_host != host && hosts_.size() == 1)) continue;
+    const CursorState now = state(entry, reader);
+    CursorState& told = peer.told[entry.first_cursor + reader];
+    if (now == told) continue;
+    told = now;
+    to.put(Prefix{What::kCredit, 0, sizeof(Credit), id});
+    to.put(Credit{ring, reader, now});
+  }
+  for (Entry& e : rings_)
+    if (e.in && e.writer_host == host && e.in->owes_have()) {
+      to.put(Prefix{What::kHave, 0, sizeof(Have), id});
+      to.put(Have{e.in->index, 0, e.in->have()});
+      e.in->note_told();
+    }
+  for (MirroredLimits& l : limits_) {
+    if (l.changed()) l.look();
+    l.tell(host, to);
+  }
+}
+
+bool Mirror::look_at_limits() {
+  bool changed = false;
+  for (MirroredLimits& l : limits_) {
+    if (!l.changed()) continue;
+    l.look();
+    changed = true;
+  }
+  return changed;
+}
+
+bool Mirror::ask(uint32_t host) {
+  bool due = false;
+  for (Entry& e : rings_) {
+    if (!e.in || e.writer_host != host || !e.in->asks()) continue;
+    uint64_t slowest = e.in->have();
+    for (uint32_t r = 0; r < e.ring.readers; ++r)
+      if (e.in->waits_for(r)) slowest = std::min(slowest, peers_.at(host).told[e.first_cursor + r].next);
+    due |= e.in->ask(slowest);
+  }
+  return due;
+}
+
+void Mirror::hear(uint32_t host, const Credit& credit) {
+  if (credit.ring >= rings() || credit.reader >= rings_[credit.ring].ring.readers) throw Violation("a reader that is none");
+  Entry& entry = rings_[credit.ring];
+  if (entry.reader_hosts[credit.reader] == self_) throw Violation("a reader that is not there");
+  CursorState& known = known_[entry.first_cursor + credit.reader];
+  known.next = std::max(known.next, credit.state.next);
+  known.wanted = std::max(known.wanted, credit.state.wanted);
+  if (int32_t(credit.state.lost - known.lost) > 0) known.lost = credit.state.lost;
+  known.closed |= credit.state.closed != 0;
+  peers_.at(host).told[entry.first_cursor + credit.reader] = credit.state;
+  if (const auto out = entry.out.find(entry.reader_hosts[credit.reader]); out != entry.out.end()) out->second->move(credit.reader, known);
+}
+
+void Mirror::hear(uint32_t host, const Have& have) {
+  if (have.ring >= rings()) throw Violation("a ring that is none");
+  const auto out = rings_[have.ring].out.find(host);
+  if (out == rings_[have.ring].out.end()) throw Violation("a ring that does not lead there");
+  out->second->release(have.have);
+}
+
+MirroredLimits& Mirror::limits(uint32_t which) {
+  if (which >= limits_.size()) throw Violation("limits that are none");
+  return limits_[which];
+}
+
+bool Mirror::hear(uint32_t host, const LimitsHead& head, const char* bits) { return limits(head.which).hear(host, head, bits); }
+
+bool Mirror::hear(uint32_t host, const Failures& said) { return limits(said.which).hear(host, said); }
+
+InRing& Mirror::in(uint32_t host, uint32_t ring) {
+  if (ring >= rings() || !rings_[ring].in || rings_[ring].writer_host != host) throw Violation("a frame of a ring that does not lead here");
+  return *rings_[ring].in;
+}
+
+std::vector<OutRing*> Mirror::out(uint32_t host) {
+  std::vector<OutRing*> found;
+  for (Entry& e : rings_)
+    if (const auto at = e.out.find(host); at != e.out.end()) found.push_back(at->second.get());
+  return found;
+}
+
+}  // namespace conveyor::net

@@ -1,0 +1,101 @@
+// A segment that several hosts have, each its own, all laid out alike. Of each ring with ends on different hosts this
+// host has the side that is here: it sends to each host of readers, or receives for its own. What all know of the cursors
+// is passed on ahead of frames, also of rings that this host has no part in: the news of a frame that was taken may have
+// to overtake it by way of a third host, since whoever writes the next one relies on it.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "in_ring.h"
+#include "mirrored_limits.h"
+#include "out_ring.h"
+
+namespace conveyor::net {
+
+struct RingSpec {
+  size_t offset;
+  Target writer;
+  std::vector<Target> readers;
+  std::shared_ptr<ArenaView> view{};  // of the writer's arena, if it is here
+};
+
+// Where the processes of the session are.
+class Whereabouts {
+ public:
+  virtual uint32_t host_of(uint32_t slot) const = 0;
+  virtual std::shared_ptr<Arena> arena_of(uint32_t slot) const = 0;  // of a process of another host
+  virtual ~Whereabouts() = default;
+};
+
+class Mirror {
+ public:
+  Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
+         const std::vector<LimitsSpec>& limits, uint32_t self, const Whereabouts& where);
+
+  const uint64_t id;
+  uint32_t rings() const { return uint32_t(rings_.size()); }
+  // The other hosts that have a part in it.
+  const std::vector<uint32_t>& hosts() const { return hosts_; }
+  // What is rung at the other hosts' processes, and where.
+  struct Bell {
+    uint32_t host;
+    Target target;
+  };
+  const std::vector<Bell>& bells() const { return bells_; }
+  // The same of this host's: who may wait for something of this segment.
+  const std::vector<Target>& members() const { return members_; }
+
+  // `host` has a new connection.
+  void reconnected(uint32_t host);
+  // Whether it was told, over this connection, that the segment is here.
+  bool is_open(uint32_t host) const { return peers_.at(host).open; }
+  void put_open(uint32_t host, Connection& to);
+  void opened(uint32_t host, const OpenHead& head, const char* entries);
+  void closed(uint32_t host);
+
+  // Put what `host` does not know yet of cursors and limits.
+  void tell(uint32_t host, Connection& to);
+  // True, once each time that words here have changed: all hosts are to be told.
+  bool look_at_limits();
+  // Ask the readers of rings from `host` to ring when that should be told. True: they have come so far already.
+  bool ask(uint32_t host);
+
+  // What `host` says. Throw Violation. `true`: the members here are to look.
+  void hear(uint32_t host, const Credit& credit);
+  void hear(uint32_t host, const Have& have);
+  bool hear(uint32_t host, const LimitsHead& head, const char* bits);
+  bool hear(uint32_t host, const Failures& said);
+
+  InRing& in(uint32_t host, uint32_t ring);
+  std::vector<OutRing*> out(uint32_t host);
+
+ private:
+  struct Entry {
+    Ring ring;
+    uint32_t writer_host;
+    std::vector<uint32_t> reader_hosts;
+    size_t first_cursor;  // among all
+    std::unique_ptr<InRing> in{};
+    std::map<uint32_t, std::unique_ptr<OutRing>> out{};
+  };
+  struct Peer {
+    std::vector<CursorState> told;
+    bool open = false;
+  };
+  CursorState state(const Entry& entry, uint32_t reader) const;
+  MirroredLimits& limits(uint32_t which);
+
+  const uint32_t self_;
+  const std::shared_ptr<Segment> segment_;
+  std::vector<Entry> rings_;
+  std::vector<MirroredLimits> limits_;
+  std::vector<uint32_t> hosts_;
+  std::vector<Bell> bells_;
+  std::vector<Target> members_;
+  std::vector<CursorState> known_;  // of readers elsewhere
+  std::map<uint32_t, Peer> peers_;
+  std::vector<std::pair<uint32_t, uint32_t>> told_;  // (ring, reader) of cursors that others are told of
+};
+
+}  // namespace conveyor::net

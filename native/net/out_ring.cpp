@@ -1,0 +1,165 @@
+#include "out_ring.h"
+
+#include <algorithm>
+
+#include "../body.h"
+
+namespace conveyor::net {
+
+OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+                 Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view)
+    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)) {
+  for (const Reading& r : readers) ends_.push_back({r.reader, segment->ring(offset), std::make_unique<RingReader>(segment, offset, r.reader, board, writer),
+                     r.target.slot, board->slot(r.target.slot)->incarnation.load(std::memory_order_relaxed)});
+  sent_ = most_ = have_ = ends_.front().end->next();
+}
+
+uint64_t OutRing::limit() noexcept {
+  // The writer waits for no reader that is dead, and has no lease for it.
+  for (End& e : ends_)
+    if (!e.left && board_->gone(e.slot, e.incarnation)) {
+      e.left = true;
+      wanted_ = std::ranges::any_of(ends_, [](const End& other) { return !other.left; });
+    }
+  // As RingReader::head, but a word that cannot be is no frame: it stays so, and the readers are told nothing.
+  const uint64_t head = ends_.front().ring.header->head.load(std::memory_order_acquire);
+  uint64_t slowest = head;
+  for (const End& e : ends_)
+    if (!e.left) slowest = std::min(slowest, e.end->next());
+  return head - slowest <= ends_.front().ring.slots ? head : sent_;
+}
+
+void OutRing::open(uint64_t have, uint64_t at) {
+  if (have < have_ || have > most_ + (begun_ ? 1 : 0)) throw Violation("a host has frames that it was never sent");
+  release(have);
+  begun_ = false;
+  at_ = 0;
+  sent_ = have;
+  if (at != 0) {
+    if (loaded_.empty() || loaded_.front().head.number != have || at > loaded_.front().head.block) throw Violation("a host has a part of a frame that it was never sent");
+    begun_ = at < loaded_.front().head.block;
+    at_ = at;
+    if (!begun_) throw Violation("a host has a whole frame, and not published it");
+  }
+  open_ = true;
+}
+
+void OutRing::release(uint64_t have) {
+  if (have < have_ || have > std::max(sent_, most_)) throw Violation("a host has frames that it was never sent");
+  have_ = have;
+  while (!loaded_.empty() && loaded_.front().head.number < have) loaded_.pop_front();
+}
+
+size_t OutRing::step(Connection& to) {
+  const size_t before = to.waiting();
+  if (!begun_) {
+    begin(to);
+    return to.waiting() - before;
+  }
+  Loaded* loaded = nullptr;
+  for (Loaded& l : loaded_)
+    if (l.head.number == sent_) loaded = &l;
+  CONVEYOR_ASSERT(loaded != nullptr);
+  const uint64_t size = std::min<uint64_t>(kChunkBytes, loaded->head.block - at_);
+  to.put(Prefix{What::kChunk, 0, uint32_t(sizeof(ChunkHead) + size), id_});
+  to.put(ChunkHead{index, 0, sent_, at_});
+  to.attach(loaded->block + at_, size, loaded->leases.front());
+  at_ += size;
+  if (at_ == loaded->head.block) {
+    begun_ = false;
+    most_ = std::max(most_, ++sent_);
+  }
+  return to.waiting() - before;
+}
+
+void OutRing::begin(Connection& to) {
+  const Ring& ring = ends_.front().ring;
+  const auto* shared = reinterpret_cast<const SlotHeader*>(ring.slot(sent_));
+  const SlotHeader slot = read_once(*shared);
+  const char* body = reinterpret_cast<const char*>(shared + 1);
+  FrameHead head = {index, uint16_t(slot.kind), slot.codec, sent_, slot.tag, slot.flags, 0, slot.size, 0};
+  bool whole = !(slot.flags & (kRefs | kKeeps));
+  if (whole && (slot.block == 0 || (slot.flags & kExternal))) {
+    whole = slot.size <= ring.capacity();
+    head.in_slot = uint32_t(slot.size);
+  }
+  if (whole && slot.block != 0) whole = load(slot, head, body);
+  if (!whole) {
+    // Its block is nobody's here any more, from the first time on: then it may be another frame's.
+    if (slot.block != 0 && sent_ >= most_)
+      for (const End& e : ends_)
+        if (!e.left) view_->forgo(slot.block - 1, slot.block_size, e.reader);
+    head.in_slot = 0;
+    head.size = head.block = 0;
+  }
+  to.put(Prefix{What::kFrame, uint16_t(whole ? 0 : kStandIn), uint32_t(sizeof head + head.in_slot), id_});
+  to.put(head);
+  if (head.in_slot != 0) to.put(body, head.in_slot);
+  ++frames;
+  at_ = 0;
+  begun_ = head.block != 0;
+  if (!begun_) most_ = std::max(most_, ++sent_);
+}
+
+bool OutRing::load(const SlotHeader& slot, FrameHead& head, const char* body) {
+  for (const Loaded& l : loaded_)
+    if (l.head.number == sent_) {
+      head = l.head;
+      return true;
+    }
+  const uint64_t room = slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader;
+  if (slot.flags & kExternal) {
+    // The slot may be written by anybody: what is looked into is a copy.
+    const std::vector<char> copy(body, body + slot.size);
+    const auto table = read_table(copy.data(), copy.size(), room);
+    if (!table) return false;
+    for (const BufferEntry& entry : table->entries)
+      if (entry.offset & kInBlock) head.block = std::max(head.block, (entry.offset & ~kInBlock) + entry.length);
+  } else {
+    head.block = slot.size;
+  }
+  if (head.block == 0 || head.block > room) return false;
+  Loaded loaded{head, {}, nullptr};
+  try {
+    for (const End& e : ends_)
+      if (!e.left) loaded.leases.push_back(std::make_shared<Lease>(*view_, slot.block - 1, slot.block_size, e.reader));
+    loaded.block = loaded.leases.front()->data();
+    loaded_.push_back(std::move(loaded));
+  } catch (const std::exception&) {  // it cannot be mapped, or is none
+    return false;
+  }
+  return true;
+}
+
+void OutRing::move(uint32_t reader, const CursorState& state) {
+  for (End& e : ends_) {
+    if (e.reader != reader) continue;
+    if (e.left) return;
+    if (state.next > most_) throw Violation("a reader has taken frames that it was never sent");
+    while (e.end->next() < state.next) e.end->advance();
+    ReaderCursor& cursor = e.ring.cursor(reader);
+    if (state.lost != cursor.lost.load(std::memory_order_relaxed)) cursor.lost.store(state.lost, std::memory_order_relaxed);
+    if (state.wanted > cursor.wanted.load(std::memory_order_relaxed)) e.end->want(state.wanted);
+    if (state.closed) leave(e);
+    return;
+  }
+}
+
+void OutRing::leave(End& end) {
+  end.left = true;
+  wanted_ = std::ranges::any_of(ends_, [](const End& other) { return !other.left; });
+  end.end->leave();
+  try {
+    for (const uint64_t limit = end.end->head(); end.end->next() < limit; end.end->advance()) {
+      // Those that are under way have leases of their own, which end when they have arrived.
+      const uint64_t number = end.end->next();
+      const bool loaded = std::any_of(loaded_.begin(), loaded_.end(), [&](const Loaded& l) { return l.head.number == number; });
+      const SlotHeader slot = read_once(*end.end->at(number));
+      if (slot.block != 0 && !loaded && number >= most_) view_->forgo(slot.block - 1, slot.block_size, end.reader);
+    }
+  } catch (const std::system_error&) {  // a broken ring: its writer's to see
+  }
+  end.end->close();
+}
+
+}  // namespace conveyor::net

@@ -1,0 +1,82 @@
+// The reading end of a ring for those of its readers that are on one other host: each frame is sent there once.
+//
+// A reader's cursor moves here when its host says that it has taken the frame. Until then the frame stays in the ring,
+// so after a reconnect it is sent again from there, if it has not arrived; nothing else keeps frames. A block is not
+// needed for so long: its leases end when the host has it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "../lease.h"
+#include "../ring.h"
+#include "connection.h"
+#include "wire.h"
+
+namespace conveyor::net {
+
+class OutRing {
+ public:
+  struct Reading {
+    uint32_t reader;  // of the ring
+    Target target;    // that it has here: its proxy
+  };
+  // `view`: of the writer's arena.
+  OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+          Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view);
+
+  // Its host wants frames from `have` on, of whose block it has `at` bytes. Throws Violation if that cannot be.
+  void open(uint64_t have, uint64_t at);
+  void shut() { open_ = false; }
+  // Acquire: what was written before the frames up to this is seen.
+  uint64_t limit() noexcept;
+  bool pending(uint64_t limit) const { return open_ && (begun_ || (sent_ < limit && wanted_)); }
+  // Put the next frame, or the next piece of its block, which must be there; the bytes it takes.
+  size_t step(Connection& to);
+  // Its host has all frames below `have`.
+  void release(uint64_t have);
+  // What its host says of a reader's cursor; may be called with the same more than once. Throws Violation.
+  void move(uint32_t reader, const CursorState& state);
+
+  const uint32_t index;  // in its segment
+  uint64_t frames = 0;   // sent, again or for the first time
+  // Of who sends: it waits for its turn, with frames up to this.
+  bool queued = false;
+  uint64_t upto = 0;
+
+ private:
+  struct End {
+    uint32_t reader;
+    Ring ring;
+    std::unique_ptr<RingReader> end;
+    uint32_t slot;
+    uint32_t incarnation;
+    bool left = false;  // or dead
+  };
+  // A frame whose block is being sent, or may have to be sent again.
+  struct Loaded {
+    FrameHead head;
+    std::vector<std::shared_ptr<Lease>> leases;
+    const char* block;
+  };
+  void begin(Connection& to);
+  // Sets `loaded` for a frame with a block. False: the frame cannot be sent.
+  bool load(const SlotHeader& slot, FrameHead& head, const char* body);
+  void leave(End& end);
+
+  const std::shared_ptr<Segment> segment_;
+  const std::shared_ptr<Board> board_;
+  const uint64_t id_;
+  const std::shared_ptr<ArenaView> view_;
+  std::vector<End> ends_;
+  std::deque<Loaded> loaded_;  // by number
+  uint64_t sent_ = 0;          // the next frame to be sent, or the one that is being sent
+  uint64_t most_ = 0;          // frames below this were sent once
+  uint64_t have_ = 0;          // its host has those below
+  uint64_t at_ = 0;            // bytes of its block that are on their way
+  bool begun_ = false, open_ = false;
+  bool wanted_ = true;         // some reader has not left
+};
+
+}  // namespace conveyor::net

@@ -1,0 +1,104 @@
+// Another host, as this one's pump knows it: the connection to it, if there is one, and what is to go over it. The pump's
+// thread alone uses it.
+#pragma once
+
+#include <deque>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "mirror.h"
+
+namespace conveyor::net {
+
+// What a peer needs of its pump.
+class Hub : public Whereabouts {
+ public:
+  virtual const std::shared_ptr<Board>& board() const = 0;
+  virtual uint32_t self() const = 0;
+  virtual uint64_t instance() const = 0;
+  virtual Mirror* mirror(uint64_t id) = 0;
+  virtual std::vector<Mirror*> mirrors_of(uint32_t host) = 0;
+  // All hosts of a mirror are to be told what is new.
+  virtual void tell_all(Mirror& mirror) = 0;
+  // Processes of this host that have died, with the slots as they are now.
+  virtual const std::vector<Death>& deaths() const = 0;
+  virtual void died(uint32_t host, const Death& death) = 0;
+};
+
+struct PeerCounts {
+  uint64_t bytes_sent = 0, bytes_received = 0, frames_sent = 0, frames_received = 0, connections = 0;
+};
+
+class Peer {
+ public:
+  enum class State { kNew, kUp, kDown, kLost };
+  // `window_ns`: without a connection for so long it is given up. One from which nothing has come for three quarters of
+  // it is taken for broken.
+  Peer(Hub& hub, uint32_t host, uint64_t window_ns);
+
+  const uint32_t host;
+  State state() const { return state_; }
+  int fd() const { return connection_ ? connection_->fd() : -1; }
+  bool greeted() const { return greeted_; }
+  const std::string& reason() const { return reason_; }
+  PeerCounts counts() const;
+
+  void connect(Fd fd);
+  // The connection is over; another may come.
+  void drop(const std::string& reason);
+  // It is given up.
+  void lose(const std::string& reason);
+  void say_bye();
+
+  // Something of `mirror` may have to be sent.
+  void look(Mirror& mirror);
+  // This host has it no more.
+  void close(Mirror& mirror);
+  void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
+  void tell_death(const Death& death) { deaths_.push_back(death); }
+
+  // Read and heed what has come. True: something had. Drops the connection, or gives the host up.
+  bool receive();
+  // Send what can be sent; true: something was.
+  bool send();
+  // Something waits until the socket takes it.
+  bool blocked() const { return connection_ && connection_->waiting() != 0; }
+  // What is due by the clock; when to look again (0: never).
+  uint64_t tick();
+
+ private:
+  void heed(const Prefix& prefix, const char* body);
+  void take_messages();
+  // What has come of the piece with what was before it.
+  void take_piece();
+  void piece_came(size_t size);
+  void greeting(const Hello& hello);
+  bool put_control();
+  void put_frames();
+  void wake_members(Mirror& mirror);
+
+  Hub& hub_;
+  const uint64_t window_ns_, silent_ns_;
+  State state_ = State::kNew;
+  std::unique_ptr<Connection> connection_;
+  bool greeted_ = false;
+  std::string reason_;
+  uint64_t instance_ = 0;
+  uint64_t heard_ns_ = 0, said_ns_ = 0, down_ns_ = 0;
+  PeerCounts counts_;
+
+  std::set<Mirror*> look_;
+  std::deque<std::pair<Mirror*, OutRing*>> ready_;
+  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> rung_;
+  std::vector<Death> deaths_;
+  std::vector<uint64_t> closed_;  // segments
+
+  // A piece that is coming in: of whom, or of nobody.
+  InRing* into_ = nullptr;
+  Mirror* into_mirror_ = nullptr;
+  char* to_ = nullptr;
+  size_t piece_ = 0, left_ = 0;
+};
+
+}  // namespace conveyor::net

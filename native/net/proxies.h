@@ -1,0 +1,102 @@
+// The processes of other hosts, as this host's have them: slots of its board whose bells are the pump's. All bells of a
+// pump share one eventfd. The pump's thread holds the life words, so where its process dies, all of them have.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <bit>
+#include <memory>
+#include <vector>
+
+#include "../arena.h"
+
+namespace conveyor::net {
+
+struct Proxy {
+  uint32_t slot;
+  uint32_t incarnation;
+  uint32_t host;
+  std::shared_ptr<Arena> arena;  // where what the process sends comes to lie here
+  Bell* bell;
+  uint32_t seen;
+};
+
+class Proxies {
+ public:
+  explicit Proxies(std::shared_ptr<Board> board) : board_(std::move(board)), event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (event_.get() < 0) throw_errno("eventfd");
+  }
+  int eventfd() const { return event_.get(); }
+
+  // In the pump's thread, as all that follows.
+  void add(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
+    if (slot >= board_->slots() || find(slot) != nullptr) throw std::system_error(EINVAL, std::generic_category(), "proxy");
+    all_.reserve(all_.size() + 1);
+    board_->prepare(slot, name, incarnation);
+    board_->set_eventfd(slot, event_.get(), board_->slot(slot)->incarnation.load(std::memory_order_relaxed));
+    board_->live(slot);
+    Bell* const bell = &board_->slot(slot)->bell;
+    all_.push_back({slot, board_->slot(slot)->incarnation.load(std::memory_order_relaxed), host, std::move(arena), bell, bell->count.load()});
+  }
+  // It is dead, if it was not before.
+  void remove(uint32_t slot) {
+    Proxy* const proxy = find(slot);
+    if (proxy == nullptr) return;
+    board_->announce_death(slot);
+    ::pthread_mutex_unlock(&board_->slot(slot)->life);
+    board_->forget_eventfd(slot);
+    *proxy = std::move(all_.back());
+    all_.pop_back();
+  }
+  Proxy* find(uint32_t slot) {
+    for (Proxy& p : all_)
+      if (p.slot == slot) return &p;
+    return nullptr;
+  }
+  const Proxy* find(uint32_t slot) const { return const_cast<Proxies*>(this)->find(slot); }
+  const std::vector<Proxy>& all() const { return all_; }
+
+  bool moved() const {
+    for (const Proxy& p : all_)
+      if (p.bell->count.load(std::memory_order_seq_cst) != p.seen) return true;
+    return false;
+  }
+  // Calls `take(proxy, bit)` for what was rung since. The count is read first: what was rung before it is found.
+  template <class Take>
+  bool take(const Take& take) {
+    bool any = false;
+    for (Proxy& p : all_) {
+      const uint32_t count = p.bell->count.load(std::memory_order_seq_cst);
+      if (count == p.seen) continue;
+      p.seen = count;
+      any = true;
+      for (size_t i = 0; i < kBellWords; ++i) {
+        if (p.bell->ready[i].load(std::memory_order_relaxed) == 0) continue;
+        for (uint64_t bits = p.bell->ready[i].exchange(0, std::memory_order_acquire); bits != 0; bits &= bits - 1)
+          take(std::as_const(p), uint32_t(i * 64) + uint32_t(std::countr_zero(bits)));
+      }
+    }
+    return any;
+  }
+  // Before the thread sleeps on the eventfd: true if it may. Dekker with Board::strike, for each bell: the flag, then
+  // the count. Afterwards disarm(), which takes the event down.
+  bool arm() {
+    for (Proxy& p : all_) p.bell->armed.store(1, std::memory_order_seq_cst);
+    return !moved();
+  }
+  void disarm() {
+    for (Proxy& p : all_) p.bell->armed.store(0, std::memory_order_relaxed);
+  }
+  void drain() {
+    uint64_t n;
+    while (::read(event_.get(), &n, sizeof n) < 0 && errno == EINTR) {
+    }
+  }
+
+ private:
+  const std::shared_ptr<Board> board_;
+  const Fd event_;
+  std::vector<Proxy> all_;
+};
+
+}  // namespace conveyor::net

@@ -1,0 +1,366 @@
+#include "pump.h"
+
+#include <sys/epoll.h>
+#include <sys/random.h>
+
+#include <algorithm>
+
+#include "../signals_blocked.h"
+
+namespace conveyor::net {
+
+namespace {
+
+uint64_t random_number() {
+  uint64_t number = 0;
+  while (::getrandom(&number, sizeof number, 0) != ssize_t(sizeof number)) {
+  }
+  return number | 1;
+}
+
+Fd event_fd() {
+  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (fd.get() < 0) throw_errno("eventfd");
+  return fd;
+}
+
+void write_event(int fd) {
+  const uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void drain(int fd) {
+  uint64_t n;
+  while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+HostPump::HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
+    : board_(std::move(board)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
+  if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
+  if (epoll_.get() < 0) throw_errno("epoll");
+  for (const int fd : {wake_.get(), proxies_.eventfd()}) {
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_errno("epoll");
+  }
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+HostPump::~HostPump() { stop(); }
+
+void HostPump::stop() {
+  if (!thread_.joinable()) return;
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
+    abandon(std::move(thread_));
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  ordered_.store(true, std::memory_order_release);
+  write_event(wake_.get());
+  thread_.join();
+}
+
+// --- orders of other threads ---
+
+void HostPump::call(const std::function<void()>& what) {
+  if (fork_ != fork_generation.load(std::memory_order_relaxed)) throw std::system_error(EPERM, std::generic_category(), "a pump belongs to the process that this one was forked from");
+  std::exception_ptr raised;
+  bool over = false;
+  std::unique_lock<ForkMutex> lock(mutex_);
+  if (stop_ || stopped_) throw std::system_error(ESHUTDOWN, std::generic_category(), "the pump was stopped");
+  orders_.push_back([&] {
+    try {
+      what();
+    } catch (...) {
+      raised = std::current_exception();
+    }
+    std::lock_guard told(mutex_);
+    over = true;
+  });
+  ordered_.store(true, std::memory_order_release);
+  write_event(wake_.get());
+  done_.wait(lock, [&] { return over || stopped_; });
+  if (!over) throw std::system_error(ESHUTDOWN, std::generic_category(), "the pump was stopped");
+  if (raised) std::rethrow_exception(raised);
+}
+
+bool HostPump::obey() {
+  if (!ordered_.load(std::memory_order_acquire)) return false;
+  drain(wake_.get());
+  std::unique_lock<ForkMutex> lock(mutex_);
+  ordered_.store(false, std::memory_order_relaxed);
+  const std::vector<std::function<void()>> orders = std::exchange(orders_, {});
+  lock.unlock();
+  for (const auto& order : orders) order();
+  done_.notify_all();
+  return true;
+}
+
+void HostPump::add_proxy(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
+  call([&] {
+    if (host == self_ || host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host of a proxy");
+    peer(host);
+    proxies_.add(slot, incarnation, host, name, std::move(arena));
+  });
+}
+
+void HostPump::remove_proxy(uint32_t slot) {
+  call([&] { proxies_.remove(slot); });
+}
+
+void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits) {
+  call([&] {
+    if (mirrors_.count(id) != 0) throw std::system_error(EEXIST, std::generic_category(), "a segment of this number");
+    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<const Whereabouts&>(*this));
+    for (const uint32_t host : made->hosts()) peer(host);
+    for (const Mirror::Bell& bell : made->bells()) by_bell_[{bell.target.slot, bell.target.bit}].insert(made.get());
+    Mirror& mirror = *made;
+    mirrors_[id] = std::move(made);
+    tell_all(mirror);
+  });
+}
+
+void HostPump::unmirror(uint64_t id) {
+  call([&] {
+    const auto found = mirrors_.find(id);
+    if (found == mirrors_.end()) return;
+    Mirror& mirror = *found->second;
+    for (const uint32_t host : mirror.hosts()) peer(host).close(mirror);
+    for (auto at = by_bell_.begin(); at != by_bell_.end();) {
+      at->second.erase(&mirror);
+      at = at->second.empty() ? by_bell_.erase(at) : std::next(at);
+    }
+    mirrors_.erase(found);
+  });
+}
+
+void HostPump::connect(Fd fd, uint32_t host) {
+  call([&] {
+    Peer& to = peer(host);
+    to.connect(std::move(fd));
+    peers_[host].watched = -1;  // a descriptor that is closed leaves the epoll instance by itself
+    watch(to);
+    next_tick_ = 1;
+  });
+}
+
+void HostPump::disconnect(uint32_t host, const std::string& reason) {
+  call([&] { peer(host).drop(reason); });
+}
+
+void HostPump::give_up(uint32_t host, const std::string& reason) {
+  call([&] { peer(host).lose(reason); });
+}
+
+PeerCounts HostPump::counts(uint32_t host) {
+  PeerCounts counts;
+  call([&] { counts = peer(host).counts(); });
+  return counts;
+}
+
+bool HostPump::connected(uint32_t host) {
+  bool is = false;
+  call([&] { is = peer(host).greeted(); });
+  return is;
+}
+
+std::vector<Event> HostPump::events() {
+  drain(notice_.get());
+  std::lock_guard lock(mutex_);
+  return std::exchange(events_, {});
+}
+
+void HostPump::note(Event::Kind kind, uint32_t host, const std::string& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    events_.push_back({kind, host, reason});
+  }
+  write_event(notice_.get());
+}
+
+// --- what peers ask ---
+
+uint32_t HostPump::host_of(uint32_t slot) const {
+  const Proxy* const proxy = proxies_.find(slot);
+  return proxy == nullptr ? self_ : proxy->host;
+}
+
+std::shared_ptr<Arena> HostPump::arena_of(uint32_t slot) const { return proxies_.find(slot)->arena; }
+
+Mirror* HostPump::mirror(uint64_t id) {
+  const auto found = mirrors_.find(id);
+  return found == mirrors_.end() ? nullptr : found->second.get();
+}
+
+std::vector<Mirror*> HostPump::mirrors_of(uint32_t host) {
+  std::vector<Mirror*> found;
+  for (const auto& [id, mirror] : mirrors_)
+    if (std::ranges::find(mirror->hosts(), host) != mirror->hosts().end()) found.push_back(mirror.get());
+  return found;
+}
+
+void HostPump::tell_all(Mirror& mirror) {
+  for (const uint32_t host : mirror.hosts()) peer(host).look(mirror);
+}
+
+void HostPump::died(uint32_t host, const Death& death) {
+  const Proxy* const proxy = death.slot < board_->slots() ? proxies_.find(death.slot) : nullptr;
+  if (proxy == nullptr || proxy->host != host || proxy->incarnation != death.incarnation) return;
+  board_->slot(death.slot)->status.signal.store(death.signal, std::memory_order_relaxed);
+  board_->announce_death(death.slot);
+}
+
+Peer& HostPump::peer(uint32_t host) {
+  if (host == self_ || host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
+  Known& known = peers_[host];
+  if (!known.peer) known.peer = std::make_unique<Peer>(static_cast<Hub&>(*this), host, window_ns_);
+  return *known.peer;
+}
+
+// --- the thread ---
+
+void HostPump::rung(const Proxy& proxy, uint32_t bit) {
+  Peer& to = peer(proxy.host);
+  const auto found = by_bell_.find({proxy.slot, bit});
+  if (found != by_bell_.end()) {
+    for (Mirror* mirror : found->second) to.look(*mirror);
+  } else if (to.state() != Peer::State::kLost) {
+    to.ring(proxy.slot, proxy.incarnation, bit);
+  }
+  if (bit != kAttentionBit) return;
+  // It may be for anything, cancelled calls among it.
+  for (Mirror* mirror : mirrors_of(proxy.host)) to.look(*mirror);
+}
+
+void HostPump::see_deaths() {
+  const uint32_t deaths = board_->header()->deaths.load(std::memory_order_seq_cst);
+  if (deaths == deaths_seen_) return;
+  deaths_seen_ = deaths;
+  std::vector<Death> all;
+  for (uint32_t i = 0, n = board_->used(); i < n; ++i) {
+    const BoardSlot* slot = board_->slot(i);
+    if (slot->condition.load(std::memory_order_acquire) != Condition::kDead || proxies_.find(i) != nullptr) continue;
+    const Death death = {i, slot->incarnation.load(std::memory_order_relaxed), slot->status.signal.load(std::memory_order_relaxed), 0};
+    all.push_back(death);
+    const bool known = std::ranges::any_of(deaths_, [&](const Death& d) { return d.slot == death.slot && d.incarnation == death.incarnation; });
+    if (known) continue;
+    for (auto& [host, p] : peers_) p.peer->tell_death(death);
+  }
+  deaths_ = std::move(all);
+}
+
+void HostPump::watch(Peer& peer) {
+  Known& known = peers_[peer.host];
+  const bool for_room = peer.blocked();
+  if (peer.fd() < 0 || (known.watched == peer.fd() && known.for_room == for_room)) return;
+  epoll_event event = {};
+  event.events = EPOLLIN | (for_room ? EPOLLOUT : 0u);
+  event.data.fd = peer.fd();
+  if (::epoll_ctl(epoll_.get(), known.watched == peer.fd() ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, peer.fd(), &event) != 0) peer.drop("it cannot be watched");
+  known.watched = peer.fd();
+  known.for_room = for_room;
+}
+
+void HostPump::bury(Peer& peer) {
+  // The others learn of it from their own connections.
+  std::vector<uint32_t> slots;
+  for (const Proxy& p : proxies_.all())
+    if (p.host == peer.host) slots.push_back(p.slot);
+  for (const uint32_t slot : slots) board_->announce_death(slot);
+}
+
+bool HostPump::turn() {
+  bool any = obey();
+  any |= proxies_.take([this](const Proxy& proxy, uint32_t bit) { rung(proxy, bit); });
+  see_deaths();
+  epoll_event events[32];
+  const int n = ::epoll_wait(epoll_.get(), events, 32, 0);
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.fd == proxies_.eventfd()) proxies_.drain();
+    for (auto& [host, known] : peers_)
+      if (known.peer->fd() == events[i].data.fd && (events[i].events & ~uint32_t(EPOLLOUT)) != 0) any |= known.peer->receive();
+  }
+  // What was published for processes here may have been answered meanwhile: see to that first.
+  const uint64_t now = now_ns();
+  const bool due = next_tick_ != 0 && now >= next_tick_;
+  if (due) next_tick_ = 0;
+  for (auto& [host, known] : peers_) {
+    Peer& peer = *known.peer;
+    any |= peer.send();
+    if (due)
+      if (const uint64_t next = peer.tick(); next != 0) next_tick_ = next_tick_ == 0 ? next : std::min(next_tick_, next);
+    if (peer.fd() < 0) known.watched = -1;
+    watch(peer);
+    if (peer.greeted() && !known.greeted) note(Event::kConnected, host);
+    if (peer.state() != known.state) {
+      if (peer.state() == Peer::State::kDown) {
+        next_tick_ = 1;
+        note(Event::kDisconnected, host, peer.reason());
+      }
+      if (peer.state() == Peer::State::kLost) {
+        bury(peer);
+        note(Event::kLost, host, peer.reason());
+      }
+    }
+    known.greeted = peer.greeted();
+    known.state = peer.state();
+  }
+  return any;
+}
+
+void HostPump::sleep() {
+  if (!proxies_.arm()) return proxies_.disarm();
+  int timeout = -1;
+  if (next_tick_ != 0) {
+    const uint64_t now = now_ns();
+    timeout = next_tick_ <= now ? 0 : int(std::min<uint64_t>((next_tick_ - now) / 1'000'000 + 1, 60'000));
+  }
+  epoll_event events[8];
+  if (!ordered_.load(std::memory_order_acquire)) ::epoll_wait(epoll_.get(), events, 8, timeout);
+  proxies_.disarm();
+}
+
+void HostPump::run() {
+  uint64_t budget = spin_ns_, idle_since = now_ns();
+  for (;;) {
+    if (turn()) {
+      idle_since = now_ns();
+      continue;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      if (stop_ && orders_.empty()) break;
+    }
+    uint64_t now = now_ns();
+    if (now - idle_since < budget) {
+      ::sched_yield();
+      continue;
+    }
+    sleep();
+    // As Waiter does: what comes soon after is worth spinning for next time.
+    now = now_ns();
+    budget = now - idle_since < 4 * spin_ns_ ? spin_ns_ : std::min(spin_ns_, std::max<uint64_t>(budget / 2, 2'000));
+    idle_since = now;
+  }
+  for (auto& [host, known] : peers_) known.peer->say_bye();
+  std::vector<uint32_t> slots;
+  for (const Proxy& p : proxies_.all()) slots.push_back(p.slot);
+  for (const uint32_t slot : slots) proxies_.remove(slot);
+  peers_.clear();
+  mirrors_.clear();
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  done_.notify_all();
+}
+
+}  // namespace conveyor::net

@@ -1,0 +1,106 @@
+// The thread that joins this host's rings to those of others: one for each host. It never takes the GIL, and is never
+// waited for by it. It sleeps on the bells of the proxies and on its sockets; there is no timer but for connections that
+// are silent or gone.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "peer.h"
+#include "proxies.h"
+
+namespace conveyor::net {
+
+struct Event {
+  enum Kind { kConnected = 1, kDisconnected = 2, kLost = 3 } kind;
+  uint32_t host;
+  std::string reason;
+};
+
+class HostPump final : private Hub {
+ public:
+  static constexpr uint64_t kWindowNs = 1'000'000'000;
+  HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns = kWindowNs, uint64_t spin_ns = 100'000);
+  ~HostPump();
+  HostPump(const HostPump&) = delete;
+  HostPump& operator=(const HostPump&) = delete;
+
+  // Any thread may call these; each returns when the pump has done it, and throws what it met. After stop() all but
+  // stop() throw ESHUTDOWN, and in a forked child EPERM.
+  void add_proxy(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena);
+  void remove_proxy(uint32_t slot);
+  void mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits);
+  void unmirror(uint64_t id);
+  void connect(Fd fd, uint32_t host);
+  // As if the connection had broken; for tests, and where it is known from elsewhere.
+  void disconnect(uint32_t host, const std::string& reason);
+  void give_up(uint32_t host, const std::string& reason);
+  PeerCounts counts(uint32_t host);
+  bool connected(uint32_t host);
+  void stop();
+
+  // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).
+  int eventfd() const { return proxies_.eventfd(); }
+  // Becomes readable when there are events.
+  int notice_fd() const { return notice_.get(); }
+  std::vector<Event> events();
+
+ private:
+  uint32_t host_of(uint32_t slot) const override;
+  std::shared_ptr<Arena> arena_of(uint32_t slot) const override;
+  const std::shared_ptr<Board>& board() const override { return board_; }
+  uint32_t self() const override { return self_; }
+  uint64_t instance() const override { return instance_; }
+  Mirror* mirror(uint64_t id) override;
+  std::vector<Mirror*> mirrors_of(uint32_t host) override;
+  void tell_all(Mirror& mirror) override;
+  const std::vector<Death>& deaths() const override { return deaths_; }
+  void died(uint32_t host, const Death& death) override;
+
+  void call(const std::function<void()>& what);
+  Peer& peer(uint32_t host);
+  void run();
+  bool turn();
+  bool obey();
+  void rung(const Proxy& proxy, uint32_t bit);
+  void see_deaths();
+  void note(Event::Kind kind, uint32_t host, const std::string& reason = {});
+  void watch(Peer& peer);
+  void bury(Peer& peer);
+  void sleep();
+
+  const std::shared_ptr<Board> board_;
+  const uint32_t self_;
+  const uint64_t window_ns_, spin_ns_, instance_;
+  const Fd notice_, wake_, epoll_;
+  const uint64_t fork_ = fork_generation.load();
+
+  // The thread's own.
+  Proxies proxies_;
+  std::map<uint64_t, std::unique_ptr<Mirror>> mirrors_;
+  std::map<std::pair<uint32_t, uint32_t>, std::set<Mirror*>> by_bell_;
+  struct Known {
+    std::unique_ptr<Peer> peer;
+    int watched = -1;
+    bool for_room = false;
+    Peer::State state = Peer::State::kNew;
+    bool greeted = false;
+  };
+  std::map<uint32_t, Known> peers_;
+  std::vector<Death> deaths_;
+  uint32_t deaths_seen_;
+  uint64_t next_tick_ = 0;
+
+  ForkMutex mutex_;
+  std::condition_variable_any done_;
+  std::vector<std::function<void()>> orders_;
+  std::atomic<bool> ordered_{false};
+  std::vector<Event> events_;
+  bool stop_ = false, stopped_ = false;
+  std::thread thread_;
+};
+
+}  // namespace conveyor::net

@@ -1,0 +1,93 @@
+// The pump between hosts. It never calls Python: what it has to tell is fetched, when its descriptor says so.
+#include "bind.h"
+#include "exit.h"
+#include "net/pump.h"
+
+namespace conveyor {
+namespace {
+
+uint64_t ns_of(double seconds) {
+  if (!(seconds > 0 && seconds < 1e6)) throw nb::value_error("conveyor: a time in seconds, above 0");
+  return uint64_t(seconds * 1e9);
+}
+
+}  // namespace
+
+void bind_net(nb::module_& m) {
+  using net::HostPump;
+  m.attr("NOT_BETWEEN_HOSTS") = nb::bytes(net::kNotBetweenHosts);
+  m.attr("HOST_IS_FULL") = nb::bytes(net::kHostIsFull);
+  m.attr("HOST_CONNECTED") = int(net::Event::kConnected);
+  m.attr("HOST_DISCONNECTED") = int(net::Event::kDisconnected);
+  m.attr("HOST_LOST") = int(net::Event::kLost);
+  m.attr("WIRE_VERSION") = net::kWireVersion;
+
+  nb::class_<net::RingSpec>(m, "MirroredRing")
+      .def("__init__", [](net::RingSpec* self, size_t offset, std::pair<uint32_t, uint32_t> writer, const std::vector<std::pair<uint32_t, uint32_t>>& readers,
+                          std::shared_ptr<ArenaView> view) {
+             std::vector<Target> targets;
+             for (const auto& [slot, bit] : readers) targets.push_back({slot, bit});
+             new (self) net::RingSpec{offset, {writer.first, writer.second}, std::move(targets), std::move(view)};
+           }, "offset"_a, "writer"_a, "readers"_a, "view"_a.none() = nb::none());
+  nb::class_<net::LimitsSpec>(m, "MirroredLimits")
+      .def("__init__", [](net::LimitsSpec* self, size_t offset, uint32_t sets, uint32_t tasks, uint32_t home) { new (self) net::LimitsSpec{offset, sets, tasks, home}; },
+           "offset"_a, "sets"_a, "tasks"_a, "home"_a);
+
+  nb::class_<HostPump>(m, "HostPump")
+      .def("__init__", [](HostPump* self, std::shared_ptr<Board> board, uint32_t host, double window, double spin_us) {
+             new (self) HostPump(std::move(board), host, ns_of(window), uint64_t(std::max(0.0, spin_us) * 1000));
+           }, "board"_a, "host"_a, "window"_a = double(HostPump::kWindowNs) / 1e9, "spin_us"_a = 100.0)
+      .def_prop_ro("eventfd", &HostPump::eventfd)
+      .def_prop_ro("notice_fd", &HostPump::notice_fd)
+      .def("add_proxy", [](HostPump& p, uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
+             Unlocked unlocked;
+             p.add_proxy(slot, incarnation, host, name, std::move(arena));
+           }, "slot"_a, "incarnation"_a, "host"_a, "name"_a, "arena"_a)
+      .def("remove_proxy", [](HostPump& p, uint32_t slot) {
+             Unlocked unlocked;
+             p.remove_proxy(slot);
+           }, "slot"_a)
+      .def("mirror", [](HostPump& p, uint64_t number, std::shared_ptr<Segment> segment, std::vector<net::RingSpec> rings, std::vector<net::LimitsSpec> limits) {
+             Unlocked unlocked;
+             p.mirror(number, std::move(segment), std::move(rings), std::move(limits));
+           }, "number"_a, "segment"_a, "rings"_a, "limits"_a = nb::make_tuple())
+      .def("unmirror", [](HostPump& p, uint64_t number) {
+             Unlocked unlocked;
+             p.unmirror(number);
+           }, "number"_a)
+      .def("connect", [](HostPump& p, int fd, uint32_t host) {
+             Unlocked unlocked;
+             p.connect(dup_cloexec(fd), host);
+           }, "fd"_a, "host"_a)
+      .def("disconnect", [](HostPump& p, uint32_t host, const std::string& reason) {
+             Unlocked unlocked;
+             p.disconnect(host, reason);
+           }, "host"_a, "reason"_a)
+      .def("give_up", [](HostPump& p, uint32_t host, const std::string& reason) {
+             Unlocked unlocked;
+             p.give_up(host, reason);
+           }, "host"_a, "reason"_a)
+      .def("connected", [](HostPump& p, uint32_t host) {
+             Unlocked unlocked;
+             return p.connected(host);
+           }, "host"_a)
+      .def("events", [](HostPump& p) {
+             nb::list events;
+             for (const net::Event& e : p.events()) events.append(nb::make_tuple(int(e.kind), e.host, nb::str(e.reason.c_str())));
+             return events;
+           })
+      .def("counts", [](HostPump& p, uint32_t host) {
+             net::PeerCounts counts;
+             {
+               Unlocked unlocked;
+               counts = p.counts(host);
+             }
+             return nb::make_tuple(counts.frames_sent, counts.frames_received, counts.bytes_sent, counts.bytes_received, counts.connections);
+           }, "host"_a)
+      .def("stop", [](HostPump& p) {
+             Unlocked unlocked;
+             p.stop();
+           });
+}
+
+}  // namespace conveyor

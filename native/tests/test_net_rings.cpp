@@ -1,0 +1,282 @@
+// Rings between hosts: order, sizes, several readers, credit, what is refused, limits, bells and deaths.
+#include "net_setup.h"
+
+using namespace conveyor;
+
+namespace {
+
+using Shapes = std::vector<Host::Shape>;
+constexpr uint64_t kId = 7;
+
+struct Two {
+  Shapes rings;
+  Host a, b;
+  Two(const Homes& homes, const Shapes& rings, uint64_t window = 20 * kSecond, size_t cap = 512 * kMiB)
+      : rings(rings), a(0, homes, window, cap), b(1, homes, window, cap) {
+    a.mirror(kId, rings);
+    b.mirror(kId, rings);
+  }
+};
+
+void carry(Host& from, uint32_t writer, Host& to, uint32_t reader, Sender& sender, Receiver& receiver, uint64_t frames, bool large = true) {
+  std::thread sends([&] {
+    check::guarded("sends", [&] {
+      for (uint64_t n = 0; n < frames; ++n)
+        if (!send(from, writer, sender, n, size_of(n, large))) return;
+    });
+  });
+  for (uint64_t n = 0; n < frames; ++n) {
+    if (!to.wait(reader, [&] { return !receiver.ring.empty(); })) break;
+    if (!CHECK(is_whole(receiver.take(), n, size_of(n, large)))) break;
+  }
+  sends.join();
+}
+
+}  // namespace
+
+TEST(frames_of_every_size_come_in_their_order) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  carry(t.a, 0, t.b, 1, *sender, *receiver, check::kThreadSanitizer ? 40 : 100);
+  // Nothing is kept of what has come.
+  CHECK(check::soon([&] {
+    t.a.arenas[0]->give_back(0);
+    return t.a.arenas[0]->blocks_out() == 0;
+  }));
+}
+
+TEST(what_is_sent_before_there_is_a_connection_waits_for_it) {
+  Two t({0, 1}, {{0, {1}}});
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  for (uint64_t n = 0; n < kSlots; ++n) send(t.a, 0, *sender, n, size_of(n));
+  CHECK(!sender->ring.has_room());
+  join(t.a, t.b, socket_pair());
+  for (uint64_t n = 0; n < kSlots; ++n) {
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    CHECK(is_whole(receiver->take(), n, size_of(n)));
+  }
+  CHECK(t.a.wait_for_room(0, *sender));
+}
+
+TEST(several_readers_of_a_host_are_fed_by_one_transfer) {
+  // Readers 1 and 2 on the other host, 3 beside the writer.
+  Two t({0, 1, 1, 0}, {{0, {1, 2, 3}}});
+  join(t.a, t.b);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto one = t.b.receiver(kId, t.rings, 0, 0), two = t.b.receiver(kId, t.rings, 0, 1), beside = t.a.receiver(kId, t.rings, 0, 2);
+  std::vector<std::thread> threads;
+  const auto read = [&](Host& host, uint32_t slot, Receiver& receiver) {
+    threads.emplace_back([&, slot] {
+      check::guarded("reads", [&] {
+        for (uint64_t n = 0; n < 40; ++n) {
+          REQUIRE(host.wait(slot, [&] { return !receiver.ring.empty(); }));
+          REQUIRE(is_whole(receiver.take(), n, size_of(n)));
+        }
+      });
+    });
+  };
+  read(t.b, 1, *one);
+  read(t.b, 2, *two);
+  read(t.a, 3, *beside);
+  uint64_t bytes = 0;
+  for (uint64_t n = 0; n < 40; ++n) {
+    send(t.a, 0, *sender, n, size_of(n));
+    bytes += size_of(n);
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK_EQ(t.a.pump->counts(1).frames_sent, 40u);
+  CHECK(t.a.pump->counts(1).bytes_sent < bytes + bytes / 8);
+}
+
+TEST(a_writer_has_room_when_a_reader_elsewhere_has_taken_one) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  for (uint64_t n = 0; n < kSlots; ++n) send(t.a, 0, *sender, n, 8);
+  for (uint64_t n = 0; n < 100; ++n) {
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    CHECK(!sender->ring.has_room());  // nobody takes more than this one
+    receiver->take();
+    REQUIRE(t.a.wait_for_room(0, *sender));
+    send(t.a, 0, *sender, kSlots + n, 8);
+  }
+  // A reader that leaves holds nobody up.
+  receiver->close();
+  for (uint64_t n = 0; n < 3 * kSlots; ++n) REQUIRE(send(t.a, 0, *sender, n, 100'000));
+  CHECK(check::soon([&] {
+    t.a.arenas[0]->give_back(0);
+    return t.a.arenas[0]->blocks_out() == 0;
+  }));
+}
+
+TEST(what_is_not_wanted_and_what_was_lost_comes_back) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  receiver->ring.want(12);
+  CHECK(t.a.wait(0, [&] { return sender->ring.wanted() == 12; }));
+  receiver->ring.lose();
+  receiver->ring.want(13);
+  CHECK(t.a.wait(0, [&] { return sender->ring.wanted() == 13 && sender->ring.lost() == 1; }));
+}
+
+TEST(frames_that_cannot_travel_are_errors_at_their_readers) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  send(t.a, 0, *sender, 1, 100, kRefs | kDefinitions);
+  send(t.a, 0, *sender, 2, 100'000, kKeeps);
+  send(t.a, 0, *sender, 3, 100);
+  for (uint64_t n : {1, 2}) {
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    const Frame frame = receiver->take();
+    CHECK(frame.kind == Kind::kError);
+    CHECK_EQ(frame.tag, n);
+    CHECK_EQ(std::string(frame.body, frame.size), net::kNotBetweenHosts);
+  }
+  REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+  CHECK(is_whole(receiver->take(), 3, 100));
+  receiver->ring.want(1);
+  CHECK(t.a.wait(0, [&] { return sender->ring.wanted() == 1; }));
+  CHECK_EQ(sender->ring.lost(), 1u);
+  CHECK(check::soon([&] {
+    t.a.arenas[0]->give_back(0);
+    return t.a.arenas[0]->blocks_out() == 0;
+  }));
+}
+
+TEST(a_host_without_memory_says_so_in_the_frames_place) {
+  Two t({0, 1}, {{0, {1}}}, 20 * kSecond, 8 * kMiB);
+  join(t.a, t.b);
+  const auto hoard = t.b.arenas[0]->allocate(6 * kMiB);
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  send(t.a, 0, *sender, 1, 5 * kMiB);
+  send(t.a, 0, *sender, 2, 100);
+  REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+  const Frame frame = receiver->take();
+  CHECK(frame.kind == Kind::kError);
+  CHECK_EQ(std::string(frame.body, frame.size), net::kHostIsFull);
+  REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+  CHECK(is_whole(receiver->take(), 2, 100));
+  t.b.arenas[0]->release(hoard);
+}
+
+TEST(small_frames_are_not_stuck_behind_a_large_one) {
+  Two t({0, 1}, {{0, {1}}, {0, {1}}});
+  const auto large = t.a.sender(kId, t.rings, 0), small = t.a.sender(kId, t.rings, 1);
+  const auto from_large = t.b.receiver(kId, t.rings, 0, 0), from_small = t.b.receiver(kId, t.rings, 1, 0);
+  send(t.a, 0, *large, 0, 200 * kMiB);
+  send(t.a, 0, *small, 0, 8);
+  join(t.a, t.b);
+  REQUIRE(t.b.wait(1, [&] { return !from_small->ring.empty(); }));
+  CHECK(from_large->ring.empty());
+  REQUIRE(t.b.wait(1, [&] { return !from_large->ring.empty(); }));
+  CHECK(is_whole(from_large->take(), 0, 200 * kMiB));
+}
+
+TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
+  Two t({0, 1}, {{0, {1}}, {1, {0}}});
+  join(t.a, t.b);
+  Limits here = t.a.limits(kId, t.rings), there = t.b.limits(kId, t.rings);
+  const auto sender = t.a.sender(kId, t.rings, 0), back = t.b.sender(kId, t.rings, 1);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0), from_back = t.a.receiver(kId, t.rings, 1, 0);
+  for (uint64_t n = 0; n < 50; ++n) {
+    here.begin(n, n % 3 == 0 ? 0 : now_ns() + 100 * kSecond + n * kSecond);
+    send(t.a, 0, *sender, n, 8);
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    receiver->take();
+    // Ahead of the frame, as on one host.
+    if (n % 3 == 0) {
+      CHECK_EQ(there.deadline(n), 0u);
+    } else {
+      const uint64_t near = there.deadline(n) - here.deadline(n);
+      CHECK(near < kSecond || -near < kSecond);
+      there.note_ran(n, 66);
+      there.note_skipped(n, 67);
+    }
+    CHECK(!there.cancelled(n));
+    if (n % 5 == 0) {
+      there.count_failure();
+      there.fail(n);
+    }
+    send(t.b, 1, *back, n, 8);
+    REQUIRE(t.a.wait(0, [&] { return !from_back->ring.empty(); }));
+    from_back->take();
+    CHECK_EQ(here.failed(n), n % 5 == 0);
+    CHECK_EQ(here.failures(), uint32_t(n / 5 + 1));
+    if (n % 3 != 0) {
+      const auto [skipped, ran] = here.report(n);
+      CHECK_EQ(skipped, 67);
+      CHECK(ran == std::vector<uint32_t>{66});
+    }
+  }
+  // Without a frame: whoever may have to look is rung.
+  here.cancel(50);
+  here.drop_stream(51, 33);
+  t.a.board->ring(1, 3);
+  CHECK(t.b.wait(1, [&] { return there.cancelled(50) && there.stream_dropped(51, 33) && there.cancellations() == 1; }));
+}
+
+TEST(bells_without_a_ring_are_rung_on_the_other_host) {
+  Two t({0, 1}, {{0, {1}}});
+  join(t.a, t.b);
+  t.a.board->ring(1, 200);
+  CHECK(t.b.wait(1, [&] { return t.b.board->slot(1)->bell.ready[3].load() >> (200 - 192) & 1; }));
+}
+
+TEST(a_death_is_known_on_the_other_host) {
+  Two t({0, 1, 1}, {{0, {1, 2}}});
+  join(t.a, t.b);
+  t.b.board->slot(2)->status.signal.store(11);
+  t.b.board->announce_death(2);
+  CHECK(t.a.wait(0, [&] { return t.a.board->gone(2, 1); }));
+  CHECK_EQ(t.a.board->slot(2)->status.signal.load(), 11u);
+  CHECK(!t.a.board->gone(1, 1));
+  // The writer waits for it no more.
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  carry(t.a, 0, t.b, 1, *sender, *receiver, 30, false);
+}
+
+TEST(news_of_a_taken_frame_comes_by_way_of_a_third_host) {
+  // 0 -> 1 -> 2 -> 0 on three hosts, with no more frames under way than there are slots, and none whose writer waits.
+  const Homes homes = {0, 1, 2};
+  const Shapes rings = {{0, {1}, 0}, {1, {2}, 0}, {2, {0}, 0}};
+  Host hosts[] = {{0, homes}, {1, homes}, {2, homes}};
+  for (Host& host : hosts) host.mirror(kId, rings);
+  join(hosts[0], hosts[1]);
+  join(hosts[1], hosts[2]);
+  join(hosts[2], hosts[0]);
+  constexpr uint64_t kFrames = check::kThreadSanitizer ? 500 : 3'000;
+  std::vector<std::thread> threads;
+  for (uint32_t h : {1u, 2u})
+    threads.emplace_back([&, h] {
+      check::guarded("passes on", [&] {
+        const auto from = hosts[h].receiver(kId, rings, h - 1, 0);
+        const auto to = hosts[h].sender(kId, rings, h);
+        for (uint64_t n = 0; n < kFrames; ++n) {
+          REQUIRE(hosts[h].wait(h, [&] { return !from->ring.empty(); }));
+          from->take();
+          REQUIRE(to->ring.has_room());
+          REQUIRE(send(hosts[h], h, *to, n, 8));
+        }
+      });
+    });
+  const auto to = hosts[0].sender(kId, rings, 0);
+  const auto from = hosts[0].receiver(kId, rings, 2, 0);
+  for (uint64_t n = 0; n < kFrames + kSlots; ++n) {
+    if (n >= kSlots) {
+      if (!hosts[0].wait(0, [&] { return !from->ring.empty(); })) break;
+      CHECK_EQ(from->take().tag, n - kSlots);
+    }
+    if (n < kFrames && (!CHECK(to->ring.has_room()) || !send(hosts[0], 0, *to, n, 8))) break;
+  }
+  for (auto& thread : threads) thread.join();
+}

@@ -1,0 +1,256 @@
+"""Who may connect. Both sides prove that they know the session's token, before anything else is said.
+
+Each message has one size, so of a stranger no more is read than a hello has. The side that has dialled proves
+itself first: a stranger that dials learns versions and a nonce, and no more. Proofs are HMAC-SHA256 over both
+hellos, with the role of the one who proves: none is good for another connection, nor for the other role.
+Versions are compared when both have proved themselves. Nothing is unpickled.
+
+What is said afterwards is not signed: where somebody may sit between the hosts, give a context for TLS.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import secrets
+import select
+import socket
+import ssl
+import struct
+import sys
+import time
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.exceptions import ConveyorError
+
+#: Of the handshake and of what pumps say afterwards.
+PROTOCOL = 1
+
+_MAGIC = b"conveyor"
+_HELLO = struct.Struct("!8sHHIH6x24s32s")  # magic, protocol, wire, host, python, version, nonce
+_PROOF = 32
+_VERDICT = struct.Struct("!32sB")
+#: Seconds after which another try to connect is made beside the first, and how many there are.
+_NEXT_TRY, _MOST_TRIES = 0.15, 8
+_FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
+
+
+class HandshakeError(ConveyorError):
+    """The other side is not let in, or does not let this one in; the text says why."""
+
+
+class Identity(Struct, frozen=True):
+    """What one side says of itself: its host's number, and what it runs."""
+
+    host: int
+    conveyor: str
+    python: tuple[int, int] = sys.version_info[:2]
+    protocol: int = PROTOCOL
+    wire: int = _core.WIRE_VERSION
+
+    def difference(self, other: Identity) -> str | None:
+        """What keeps the two from working together."""
+        for name in ("protocol", "wire", "conveyor", "python"):
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                return f"{name}: {here} on host {self.host}, {there} on host {other.host}"
+        return None
+
+
+def new_token() -> bytes:
+    """For one session: who has it belongs to it."""
+    return secrets.token_bytes(32)
+
+
+def dial(
+    address: tuple[str, int],
+    token: bytes,
+    own: Identity,
+    timeout: float,
+    tls: ssl.SSLContext | None = None,
+) -> tuple[socket.socket, Identity]:
+    """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
+    where nobody answers, :class:`HandshakeError` where the two do not belong together."""
+    deadline = time.monotonic() + timeout
+    sock = _connected(address, deadline)
+    try:
+        if tls is not None:
+            sock = secured(sock, tls, deadline, server=False, name=address[0])
+        return sock, introduce(sock, token, own, deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
+    """The first of a few tries that comes about. A lost packet of TCP's own opening is sent again after a
+    second, which is as long as a host may stay away; another try does not wait for that."""
+    family, kind, protocol, _, to = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    tries: list[socket.socket] = []
+    found: socket.socket | None = None
+    failed = 0
+    try:
+        while found is None:
+            sock = socket.socket(family, kind, protocol)
+            tries.append(sock)
+            sock.setblocking(False)
+            failed = sock.connect_ex(to)
+            if failed not in (0, errno.EINPROGRESS):
+                break
+            left = min(_left(deadline), _NEXT_TRY) if len(tries) < _MOST_TRIES else _left(deadline)
+            ready = select.select([], tries, [], left)[1]
+            for sock in ready:
+                failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if failed == 0:
+                    found = sock
+            if found is None and ready:
+                break
+    finally:
+        for sock in tries:
+            if sock is not found:
+                sock.close()
+    if found is None:
+        raise OSError(
+            failed, f"host {address[0]}:{address[1]} cannot be reached: {os.strerror(failed)}"
+        )
+    return found
+
+
+def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float) -> Identity:
+    """The side that has dialled."""
+    hello = _pack(own)
+    _say(sock, hello, deadline)
+    answer = _hear(sock, _HELLO.size, deadline)
+    _unpack(answer)  # that it is one
+    _say(sock, _proof(token, b"dials", hello, answer), deadline)
+    proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline))
+    if not hmac.compare_digest(proof, _proof(token, b"listens", hello, answer, bytes([verdict]))):
+        raise HandshakeError("the other side does not know this session's token")
+    other = _unpack(answer)
+    _check(own, other)
+    if verdict != _FINE:
+        raise HandshakeError("the other side does not want this host")
+    return other
+
+
+def let_in(
+    sock: socket.socket, token: bytes, own: Identity, deadline: float, wanted: frozenset[int] | None
+) -> Identity:
+    """The side that listens. ``wanted``: the hosts that may come; ``None``: all."""
+    hello = _hear(sock, _HELLO.size, deadline)
+    other = _unpack(hello)
+    answer = _pack(own)
+    _say(sock, answer, deadline)
+    proof = _hear(sock, _PROOF, deadline)
+    if not hmac.compare_digest(proof, _proof(token, b"dials", hello, answer)):
+        raise HandshakeError("somebody who does not know this session's token has connected")
+    verdict = _FINE
+    if own.difference(other) is not None:
+        verdict = _OTHER_VERSION
+    elif other.host == own.host or (wanted is not None and other.host not in wanted):
+        verdict = _NOT_WANTED
+    said = _proof(token, b"listens", hello, answer, bytes([verdict]))
+    _say(sock, _VERDICT.pack(said, verdict), deadline)
+    _check(own, other)
+    if verdict != _FINE:
+        raise HandshakeError(f"host {other.host} has connected, which is not waited for")
+    return other
+
+
+def secured(
+    sock: socket.socket,
+    context: ssl.SSLContext,
+    deadline: float,
+    *,
+    server: bool,
+    name: str | None = None,
+) -> ssl.SSLSocket:
+    """TLS over a connection, which it owns; its handshake is over by the deadline, however slow."""
+    wrapped = context.wrap_socket(
+        sock,
+        server_side=server,
+        do_handshake_on_connect=False,
+        server_hostname=None if server or not context.check_hostname else name,
+    )
+    try:
+        wrapped.setblocking(False)
+        while True:
+            try:
+                wrapped.do_handshake()
+                return wrapped
+            except ssl.SSLWantReadError:
+                ready = _ready([wrapped], [], deadline)
+            except ssl.SSLWantWriteError:
+                ready = _ready([], [wrapped], deadline)
+            if not ready:
+                raise HandshakeError("the other side has not finished its handshake in time")
+    except BaseException:
+        wrapped.close()
+        raise
+
+
+def _ready(reads: list[ssl.SSLSocket], writes: list[ssl.SSLSocket], deadline: float) -> bool:
+    return any(select.select(reads, writes, [], _left(deadline)))
+
+
+def _check(own: Identity, other: Identity) -> None:
+    difference = own.difference(other)
+    if difference is not None:
+        raise HandshakeError(
+            f"the hosts of a session run the same versions, and these do not: {difference}. Install the same "
+            f"version of conveyor, and of Python, on both"
+        )
+
+
+def _pack(own: Identity) -> bytes:
+    version = own.conveyor.encode()[:24]
+    python = own.python[0] << 8 | own.python[1]
+    return _HELLO.pack(
+        _MAGIC, own.protocol, own.wire, own.host, python, version, secrets.token_bytes(32)
+    )
+
+
+def _unpack(hello: bytes) -> Identity:
+    magic, protocol, wire, host, python, version, _ = _HELLO.unpack(hello)
+    if magic != _MAGIC:
+        raise HandshakeError("something has connected that does not speak Conveyor's protocol")
+    text = version.rstrip(b"\0").decode("ascii", "replace")
+    return Identity(host, text, (python >> 8, python & 255), protocol, wire)
+
+
+def _proof(token: bytes, role: bytes, *said: bytes) -> bytes:
+    return hmac.digest(token, b"conveyor handshake\0" + role + b"\0" + b"".join(said), "sha256")
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise HandshakeError("the other side has not finished its handshake in time")
+    return left
+
+
+def _say(sock: socket.socket, data: bytes, deadline: float) -> None:
+    sock.settimeout(_left(deadline))
+    try:
+        sock.sendall(data)
+    except TimeoutError:
+        _left(deadline)
+        raise
+
+
+def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly so many bytes, and not one more: what follows is the pump's."""
+    data = b""
+    while len(data) < size:
+        sock.settimeout(_left(deadline))
+        try:
+            some = sock.recv(size - len(data))
+        except TimeoutError:
+            continue  # `_left` says so
+        if not some:
+            raise HandshakeError("the other side has gone before it had proved itself")
+        data += some
+    return data

@@ -1,0 +1,86 @@
+"""TLS before the pump: a thread carries bytes between the TLS connection and a pair of sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+import threading
+
+_PIECE = 256 << 10
+
+
+def relayed(secure: ssl.SSLSocket) -> socket.socket:
+    """A plain socket that stands for ``secure``, which the relay owns now; either's end ends the other."""
+    own, pumps = socket.socketpair()
+    threading.Thread(target=_relay, args=(secure, own), name="conveyor-tls", daemon=True).start()
+    return pumps
+
+
+def _relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
+    """One thread for both ways, since an SSL object is one thread's at a time."""
+    to_secure, to_plain = bytearray(), bytearray()
+    secure.setblocking(False)
+    plain.setblocking(False)
+    with (
+        contextlib.closing(secure),
+        contextlib.closing(plain),
+        selectors.DefaultSelector() as waiting,
+    ):
+        waiting.register(secure, selectors.EVENT_READ)
+        waiting.register(plain, selectors.EVENT_READ)
+        try:
+            while True:
+                moved = False
+                # No more is read than has been passed on: whoever is slow slows the other down.
+                if not to_plain:
+                    with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                        some = secure.recv(_PIECE)
+                        if not some:
+                            return
+                        to_plain += some
+                        moved = True
+                if not to_secure:
+                    with contextlib.suppress(BlockingIOError):
+                        some = plain.recv(_PIECE)
+                        if not some:
+                            return
+                        to_secure += some
+                        moved = True
+                if to_plain:
+                    with contextlib.suppress(BlockingIOError):
+                        del to_plain[: plain.send(to_plain)]
+                        moved = True
+                if to_secure:
+                    with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                        # The same bytes again, where it could not be sent: OpenSSL has begun with them.
+                        del to_secure[: secure.send(bytes(to_secure))]
+                        moved = True
+                if moved:
+                    continue
+                _wait_for(waiting, secure, bool(to_plain), bool(to_secure))
+                _wait_for(waiting, plain, bool(to_secure), bool(to_plain))
+                waiting.select()
+        except OSError:
+            return  # the pump, or the other host, hears of it by the end of its own
+
+
+def _wait_for(
+    waiting: selectors.BaseSelector, sock: socket.socket, is_full: bool, has_some: bool
+) -> None:
+    """``is_full``: what is read from ``sock`` has nowhere to go; ``has_some``: something is to be written."""
+    # TLS may have to read before it can write.
+    reads = (
+        0
+        if is_full and not (has_some and isinstance(sock, ssl.SSLSocket))
+        else selectors.EVENT_READ
+    )
+    writes = selectors.EVENT_WRITE if has_some else 0
+    if reads | writes:
+        if sock in waiting.get_map():
+            waiting.modify(sock, reads | writes)
+        else:
+            waiting.register(sock, reads | writes)
+    elif sock in waiting.get_map():
+        waiting.unregister(sock)

@@ -1,0 +1,291 @@
+"""Who is let in by a host of the session: those who know its token and run the same, and nobody else."""
+
+import contextlib
+import queue
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import pytest
+
+from conveyor.engine.net.handshake import (
+    HandshakeError,
+    Identity,
+    dial,
+    introduce,
+    let_in,
+    new_token,
+)
+from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.relay import relayed
+
+TOKEN = new_token()
+HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
+
+
+@contextlib.contextmanager
+def listening(**options):
+    came = queue.Queue()
+    options = {"patience": 5.0, **options}
+    listener = Listener(("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), **options)
+    try:
+        yield listener, came
+    finally:
+        listener.close()
+
+
+def soon(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return True
+
+
+def test_two_hosts_of_a_session_know_each_other():
+    with listening() as (listener, came):
+        sock, other = dial(listener.address, TOKEN, THERE, 5)
+        theirs, who = came.get(timeout=5)
+        assert (other, who) == (HERE, THERE)
+        with sock, theirs:
+            theirs.settimeout(5)
+            sock.sendall(b"what follows is the pump's")
+            assert theirs.recv(100) == b"what follows is the pump's"
+        assert (listener.let_in, listener.strangers) == (1, 0)
+
+
+def test_a_wrong_token_is_refused_on_both_sides():
+    with listening() as (listener, came):
+        with pytest.raises(HandshakeError, match="gone before it had proved itself"):
+            dial(listener.address, new_token(), THERE, 5)
+        soon(lambda: listener.strangers == 1)
+        assert "token" in listener.reasons[0]
+        assert came.empty()
+
+
+def test_a_listener_that_does_not_know_the_token_is_refused():
+    here, there = socket.socketpair()
+    failed = queue.Queue()
+
+    def impostor():
+        # It has no proof to give, so it passes back what it has heard.
+        hello = there.recv(1000)
+        there.sendall(hello)
+        proof = there.recv(1000)
+        there.sendall(proof + b"\1")
+        there.close()
+        failed.put(None)
+
+    threading.Thread(target=impostor).start()
+    with here, pytest.raises(HandshakeError, match="does not know this session's token"):
+        introduce(here, TOKEN, THERE, time.monotonic() + 5)
+    failed.get(timeout=5)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10, bytes(200), b"\xff" * 200]
+)
+def test_garbage_is_dropped_and_counted(garbage):
+    with listening() as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.sendall(garbage)
+            sock.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1000) == b""  # and is told nothing
+        soon(lambda: listener.strangers == 1)
+        assert "does not speak" in listener.reasons[0]
+        dial(listener.address, TOKEN, THERE, 5)[0].close()
+        came.get(timeout=5)[0].close()
+
+
+def test_what_was_overheard_is_good_for_nothing():
+    here, there = socket.socketpair()
+    heard = []
+
+    class Overheard:
+        def __getattr__(self, name):
+            return getattr(here, name)
+
+        def sendall(self, data):
+            heard.append(bytes(data))
+            here.sendall(data)
+
+    thread = threading.Thread(
+        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + 5, None), daemon=True
+    )
+    thread.start()
+    introduce(Overheard(), TOKEN, THERE, time.monotonic() + 5)
+    thread.join()
+    assert len(heard) == 2
+    with listening() as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.settimeout(5)
+            sock.sendall(heard[0])
+            sock.recv(1000)
+            sock.sendall(heard[1])
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1000) == b""
+        soon(lambda: listener.strangers == 1)
+        assert came.empty()
+
+
+def test_who_is_slow_has_a_limit_and_holds_up_nobody():
+    with listening(patience=0.5) as (listener, came):
+        slow = [socket.create_connection(listener.address) for _ in range(4)]
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            while listener.strangers < 4 and time.monotonic() - start < 10:
+                for sock in slow:
+                    sock.send(b"c")  # one byte after the other, so that each read succeeds
+                time.sleep(0.05)
+        soon(lambda: listener.strangers == 4)
+        assert time.monotonic() - start < 3
+        dial(listener.address, TOKEN, THERE, 5)[0].close()
+        came.get(timeout=5)[0].close()
+        for sock in slow:
+            sock.close()
+
+
+def test_a_flood_is_dropped():
+    with listening(most_pending=4, patience=1.0) as (listener, came):
+        flood = [socket.create_connection(listener.address) for _ in range(40)]
+        soon(lambda: listener.dropped == 36)
+        names = [t.name for t in threading.enumerate()]
+        assert names.count("conveyor-handshake") <= 4
+        soon(lambda: listener.strangers == 4)  # the others had their time
+        dial(listener.address, TOKEN, THERE, 5)[0].close()
+        came.get(timeout=5)[0].close()
+        for sock in flood:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Identity(1, "1.2.4"), "conveyor: "),
+        (Identity(1, "1.2.3", python=(3, 1)), "python: "),
+        (Identity(1, "1.2.3", protocol=99), "protocol: "),
+        (Identity(1, "1.2.3", wire=99), "wire: "),
+    ],
+)
+def test_other_versions_are_told_on_both_sides(other, what):
+    with listening() as (listener, came):
+        with pytest.raises(HandshakeError, match=what):
+            dial(listener.address, TOKEN, other, 5)
+        soon(lambda: listener.strangers == 1)
+        assert what in listener.reasons[0]
+        assert came.empty()
+
+
+def test_hosts_that_are_not_waited_for_are_told():
+    with listening(wanted=frozenset({1})) as (listener, came):
+        for host in (0, 2):
+            with pytest.raises(HandshakeError, match="does not want"):
+                dial(listener.address, TOKEN, Identity(host, "1.2.3"), 5)
+        dial(listener.address, TOKEN, THERE, 5)[0].close()
+        came.get(timeout=5)[0].close()
+        soon(lambda: listener.strangers == 2)
+
+
+def test_nobody_there_is_an_error_that_says_where():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(ConnectionRefusedError, match=f"{address[1]} cannot be reached"):
+        dial(address, TOKEN, THERE, 5)
+
+
+def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):  # from now on the system drops who connects
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        start = time.monotonic()
+        with pytest.raises(HandshakeError, match="in time"):
+            dial(full.getsockname(), TOKEN, THERE, 0.6)
+        assert time.monotonic() - start < 3
+
+
+def test_one_address_is_listened_at():
+    with pytest.raises(ValueError, match="at one address"):
+        Listener(("0.0.0.0", 0), TOKEN, HERE, print)
+
+
+def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
+    with listening(patience=60.0) as (listener, _):
+        sock = socket.create_connection(listener.address)
+        soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
+    sock.settimeout(5)
+    with contextlib.suppress(ConnectionResetError):
+        assert sock.recv(10) == b""
+    sock.close()
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory):
+    home = tmp_path_factory.mktemp("tls")
+    key, certificate = home / "key.pem", home / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl to make a certificate with")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=certificate)
+
+
+def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
+    server, client = contexts
+    with listening(tls=server) as (listener, came):
+        secure, _ = dial(listener.address, TOKEN, THERE, 5, client)
+        theirs, _ = came.get(timeout=5)
+        here, there = relayed(secure), relayed(theirs)
+        sent = bytes(range(256)) * 20_000
+        back = threading.Thread(target=lambda: there.sendall(sent))
+        forth = threading.Thread(target=lambda: here.sendall(sent))
+        back.start()
+        forth.start()
+        got = {here: bytearray(), there: bytearray()}
+
+        def read(sock):
+            while len(got[sock]) < len(sent):
+                got[sock] += sock.recv(1 << 20)
+
+        readers = [threading.Thread(target=read, args=(sock,)) for sock in got]
+        for thread in readers:
+            thread.start()
+        for thread in (back, forth, *readers):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert got[here] == got[there] == sent
+        here.close()
+        there.settimeout(5)
+        assert there.recv(1) == b""
+        there.close()
+
+
+def test_who_does_not_speak_tls_is_a_stranger(contexts):
+    with listening(tls=contexts[0], patience=1.0) as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.sendall(b"c" * 300)
+            soon(lambda: listener.strangers == 1)
+        with socket.create_connection(listener.address):
+            soon(lambda: listener.strangers == 2)  # it says nothing at all
+        assert came.empty()
