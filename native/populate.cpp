@@ -93,7 +93,7 @@ bool populate(char* base, uint64_t offset, size_t size) {
   {
     const SignalsBlocked blocked;
     try {
-      for (; started < threads; ++started) others[started] = std::thread(part, started);
+      for (; started < threads; ++started) others[started] = std::thread([&part, started] { part(started); });
     } catch (const std::exception&) {  // no more are to be had: their parts are this one's
     }
   }

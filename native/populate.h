@@ -21,7 +21,8 @@ class Attempts {
 
 // Give `size` bytes at `base` their pages; `offset` is their place in the file. What is a whole huge page, in the
 // file and here, becomes one if the kernel has any: it is there ten times as fast as small pages are, and its
-// readers take one fault for it. Memory that is there already keeps what it holds. Several threads do it from 8 MiB on. False: there is none.
+// readers take one fault for it. Memory that is there already keeps what it holds. Several threads do it from 8 MiB on.
+// False: there is none.
 bool populate(char* base, uint64_t offset, size_t size);
 
 }  // namespace conveyor

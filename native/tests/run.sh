@@ -47,7 +47,10 @@ run_tests() {
             *) echo "FAILED: exit code $code" ;;
             esac
             failed=$((failed + 1))
+            BASH_REMATCH[2]=1
         fi
+        # Said once more at the end: of a log that is cut there, nothing else may be left.
+        [ "${BASH_REMATCH[2]}" -eq 0 ] || printf '== %s (%s) failed\n%s\n' "$name" "$flavour${page:+, pages of $page bytes}" "$output" >>"$dir.failed"
     done
     echo "$passed $failed"
 }
@@ -57,6 +60,7 @@ mkdir -p "$build"
 logs=()
 for flavour in ${FLAVOURS:-address,undefined thread}; do
     dir=$build/${flavour//,/-}
+    rm -f "$dir.failed"
     cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
         cmake --build "$dir" --parallel "${JOBS:-$(nproc)}" >>"$dir.log" 2>&1 ||
         { cat "$dir.log"; wait; exit 1; }
@@ -68,8 +72,6 @@ done
 replayed=0
 [ -n "${FILTER:-}" ] || KEEP=0 "$here/fuzz.sh" "$build/fuzz" 0 >"$build/fuzz.out" 2>&1 || replayed=1
 wait
-[ "$replayed" -eq 0 ] || cat "$build/fuzz.out"
-
 passed=0 failed=0
 for log in "${logs[@]}"; do
     head -n -1 "$log"
@@ -78,5 +80,7 @@ for log in "${logs[@]}"; do
     failed=$((failed + broken))
 done
 failed=$((failed + replayed))
+cat "$build"/*.failed 2>/dev/null
+[ "$replayed" -eq 0 ] || { echo "== the fuzz targets, or what they once found, failed"; cat "$build/fuzz.out"; }
 echo "native: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
