@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from types import FrameType
+from typing import Any, NamedTuple
 
 
 def users_level() -> int:
@@ -11,3 +14,29 @@ def users_level() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conveyor."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+class Site(NamedTuple):
+    """A line of the user's, of which something is warned later, or by another thread. It holds no frame."""
+
+    filename: str
+    line: int
+    module: str
+    registry: dict[Any, Any]
+
+    def warn(self, text: str) -> None:
+        """Warn as if that line had called."""
+        filename, line, module, registry = self
+        warnings.warn_explicit(text, UserWarning, filename, line, module, registry)
+
+
+def users_site() -> Site:
+    """The line outside of this package that the thread is in."""
+    frame: FrameType = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("conveyor."):
+        frame = frame.f_back
+    module = frame.f_globals
+    registry = module.setdefault("__warningregistry__", {})
+    return Site(
+        frame.f_code.co_filename, frame.f_lineno, module.get("__name__") or "<unknown>", registry
+    )

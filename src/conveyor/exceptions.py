@@ -32,17 +32,24 @@ __all__ = [
     "GraphTornDownError",
     "Held",
     "NodeSentError",
+    "ObjectFetchTimedOutError",
+    "ObjectLostError",
     "ObjectStoreFullError",
     "OutOfMemoryError",
+    "OwnerDiedError",
     "RayActorError",
     "RayCgraphCapacityExceeded",
     "RayChannelError",
     "RayChannelTimeoutError",
+    "RayDirectTransportError",
     "RayError",
+    "RaySystemError",
     "RayTaskError",
     "RuntimeStateError",
     "SerializationError",
     "SessionEndedError",
+    "SessionError",
+    "SharedWriteError",
     "SystemLimitError",
     "TaskCancelledError",
     "TaskError",
@@ -53,6 +60,11 @@ __all__ = [
 
 class ConveyorError(Exception):
     """Base of every error that Conveyor raises itself."""
+
+
+class SessionError(ConveyorError):
+    """What the session does for a program has failed or cannot be had: a channel, a transport, room, what the
+    system limits, or the session itself. Code of the program has not raised, and no actor has died."""
 
 
 class GraphError(ConveyorError, ValueError):
@@ -72,7 +84,7 @@ class NodeSentError(GraphError, SerializationError):
     in the arguments of ``remote``."""
 
 
-class ChannelError(ConveyorError):
+class ChannelError(SessionError):
     """A channel cannot be used: it is closed, its graph was torn down, or a wait for it took too long."""
 
 
@@ -139,7 +151,7 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault(name, made)
 
 
-class CapacityError(ConveyorError, RuntimeError):
+class CapacityError(SessionError, RuntimeError):
     """No room for another execution now, and the caller asked not to wait for it."""
 
 
@@ -204,7 +216,7 @@ class GraphTornDownError(ChannelError, RuntimeError):
     """A graph is used after its ``teardown()``."""
 
 
-class RuntimeStateError(ConveyorError, RuntimeError):
+class RuntimeStateError(SessionError, RuntimeError):
     """The library's state does not allow it (after ``shutdown``, in a forked child)."""
 
 
@@ -212,7 +224,7 @@ class SessionEndedError(RuntimeStateError):
     """The session has ended, by ``shutdown()`` or with the program: nothing of it can be had any more."""
 
 
-class SystemLimitError(ConveyorError, OSError):
+class SystemLimitError(SessionError, OSError):
     """A limit of the system keeps the session from what it needs: descriptors, addresses, sizes of files,
     processes. The message names the limit, how high it is, and what to do; ``errno`` is the system's."""
 
@@ -359,7 +371,10 @@ RayError = ConveyorError
 RayTaskError = TaskError
 RayActorError = ActorDiedError
 ActorUnavailableError = ActorRestartedError
+RaySystemError = SessionError
 RayChannelError = ChannelError
-RayChannelTimeoutError = GetTimeoutError = WaitTimeoutError
+RayChannelTimeoutError = GetTimeoutError = ObjectFetchTimedOutError = WaitTimeoutError
+RayDirectTransportError = TransportError
+OwnerDiedError = ObjectLostError
 RayCgraphCapacityExceeded = CapacityError
 ObjectStoreFullError = ArenaFullError

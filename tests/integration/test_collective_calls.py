@@ -513,6 +513,33 @@ def test_groups_are_known_by_name(local):
     collective.create_collective_group([one, two], name="first")
 
 
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "Gloo", "TORCH_GLOO"])
+def test_a_group_may_have_any_of_rays_backends(local, backend):
+    torch = pytest.importorskip("torch")
+
+    def reduced(rank):
+        ones = np.ones(2)
+        collective.allreduce(ones)
+        return ones.sum()
+
+    def refused(rank):
+        tensor = torch.ones(2, device="meta" if rank == 1 else "cpu")
+        collective.allreduce(tensor)
+
+    actors = [Rank.remote(), Rank.remote()]
+    group = collective.create_collective_group(actors, backend=backend)
+    assert group.backend == backend
+    assert collective.get_collective_groups(backend=backend.lower()) == [group]
+    assert get([actor.run.remote(reduced) for actor in actors]) == [4, 4]
+    refs = [actor.run.remote(refused) for actor in actors]
+    with pytest.raises(
+        ValueError, match=r"the tensor is on meta: .* take dense tensors of the CPU"
+    ):
+        get(refs[1])
+    with pytest.raises(CollectiveBrokenError, match="meta"):
+        get(refs[0])
+
+
 def test_an_actor_can_make_a_group_of_others(local):
     @conveyor.remote
     class Maker:
@@ -537,10 +564,9 @@ def test_groups_that_cannot_be(local):
     ]:
         with pytest.raises(error, match=words):
             collective.create_collective_group(actors)
-    with pytest.raises(ValueError, match="GPUs"):
-        collective.create_collective_group([one, two], "nccl")
-    with pytest.raises(ValueError, match="unknown backend"):
-        collective.create_collective_group([one, two], "smoke")
+    for backend in ("smoke", None):
+        with pytest.raises(ValueError, match=f"unknown backend {backend!r}: there are shm, gloo"):
+            collective.create_collective_group([one, two], backend)
     with pytest.raises(TypeError, match="name"):
         collective.create_collective_group([one, two], name=3)
     with pytest.raises(ValueError, match="handle or its name"):

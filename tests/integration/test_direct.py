@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -384,6 +385,30 @@ def test_who_is_passed_a_value_that_is_written_to_elsewhere_is_warned(pair, recw
     recwarn.clear()
     get([other.total.remote(ref), maker.total.remote(ref)])
     assert not recwarn.list
+
+
+def test_the_warning_is_of_the_users_line_also_where_the_value_was_not_there_yet(
+    pair, recwarn, latches
+):
+    maker, other = pair
+    go = latches()
+    third = Holder.remote()
+    before = maker.hold.remote(go.path)
+    ref = maker.make.remote()
+    total, own = other.total.remote(ref), maker.total.remote(ref)
+    own_line = sys._getframe().f_lineno - 1
+    go.open()
+    conveyor.wait([before, own, total], num_returns=3, timeout=WAIT)
+    assert get([total, own]) == [1000, 1000]
+    [told] = [one for one in recwarn.list if "passed back" in str(one.message)]
+    assert (told.filename, told.lineno) == (__file__, own_line)
+    recwarn.clear()
+    there = maker.make.remote()
+    conveyor.wait([there], timeout=WAIT)
+    get(third.total.remote(there))
+    get(maker.total.remote(there))
+    [told] = recwarn.list
+    assert (told.filename, told.lineno) == (__file__, sys._getframe().f_lineno - 2)
 
 
 def test_where_nobody_may_read_another_ones_memory_values_travel_as_any_other(pair):

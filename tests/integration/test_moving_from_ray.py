@@ -5,12 +5,14 @@ import os
 import threading
 import warnings
 
+import numpy as np
 import pytest
 
 import conveyor
 from conveyor import exceptions
 from conveyor.dag import DAGContext, InputNode, MultiOutputNode
 from conveyor.exceptions import GraphError, SerializationError
+from conveyor.testing import hold_transfers
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -22,6 +24,9 @@ class Echo:
 
     def echo(self, x, y=None):
         return x
+
+    def array(self):
+        return np.ones(1000)
 
     def items(self, x):
         yield x
@@ -85,6 +90,37 @@ def test_errors_are_caught_by_rays_names(echo, graph):
     assert issubclass(exceptions.CapacityError, ray.exceptions.RayCgraphCapacityExceeded)
     assert ray.exceptions.TaskCancelledError is exceptions.ExecutionCancelledError
     assert issubclass(ray.exceptions.RayChannelTimeoutError, ray.exceptions.RayChannelError)
+
+
+def test_errors_of_direct_objects_are_caught_by_rays_names(session, wait_until):
+    ray = conveyor
+    keeper = Echo.remote()
+    kept = keeper.array.options(tensor_transport="auto").remote()
+    ray.wait([kept])
+    with hold_transfers(keeper), pytest.raises(ray.exceptions.ObjectFetchTimedOutError):
+        ray.get(kept, timeout=0.05)
+    owner = Echo.remote()
+    [lost] = ray.get(owner.__ray_call__.remote(_asked_of, keeper))
+    ray.kill(owner)
+    wait_until(lambda: not any(one.id == lost.value_id() for one in ray.objects()), 5, "its end")
+    for name in ("OwnerDiedError", "ObjectLostError"):
+        with pytest.raises(getattr(ray.exceptions, name)):
+            ray.get(lost)
+
+
+def test_what_fails_of_the_session_is_a_system_error(echo):
+    system_error = conveyor.exceptions.RaySystemError
+    for name in ("RayChannelError", "RayCgraphCapacityExceeded", "RayDirectTransportError"):
+        assert issubclass(getattr(exceptions, name), system_error)
+    assert exceptions.RayDirectTransportError is exceptions.TransportError
+    for ours in (exceptions.SystemLimitError, exceptions.SessionEndedError):
+        assert issubclass(ours, system_error)
+    for others in (exceptions.TaskError, exceptions.ActorDiedError, exceptions.ObjectLostError):
+        assert not issubclass(others, system_error)
+
+
+def _asked_of(self, keeper):
+    return [keeper.array.options(tensor_transport="auto").remote()]
 
 
 def test_every_public_name_of_exceptions_is_there():

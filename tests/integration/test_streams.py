@@ -280,6 +280,61 @@ def test_an_async_generator(engine, wait_until):
             next(stream)
 
 
+def test_num_returns_streaming_is_what_generators_do(source):
+    """Ray's word for it: taken wherever there is a number of results, and refused of what is no generator."""
+
+    @conveyor.remote
+    class Marked:
+        @conveyor.method(num_returns="streaming")
+        def items(self, n):
+            yield from range(n)
+
+        @conveyor.method(num_returns="streaming")
+        async def later(self, n):
+            for i in range(n):
+                yield i
+
+        def whole(self):
+            return [1]
+
+    @conveyor.remote(num_returns="streaming")
+    def numbers(n):
+        yield from range(n)
+
+    @conveyor.remote
+    def one():
+        return 1
+
+    marked = Marked.remote()
+    for call in (
+        marked.items,
+        marked.later,
+        marked.items.options(num_returns=2).options(num_returns="streaming"),
+        source.pair.options(num_returns="streaming"),
+        numbers,
+        numbers.options(num_returns="streaming"),
+    ):
+        assert list(call.remote(2)) in ([0, 1], [2, 3])
+    for refused in (
+        lambda: marked.whole.options(num_returns="streaming"),
+        lambda: one.options(num_returns="streaming"),
+        lambda: conveyor.remote(num_returns="streaming")(lambda: 1),
+        lambda: conveyor.method(num_returns="streaming")(Plain.whole),
+    ):
+        with pytest.raises(
+            ValueError, match=r"is for generators, and .*(whole|one|<lambda>).* is none"
+        ):
+            refused()
+    for place in (marked.items.options, numbers.options, conveyor.method):
+        with pytest.raises(ValueError, match="items of a generator come one by one"):
+            place(num_returns="dynamic")
+
+
+class Plain:
+    def whole(self):
+        return [1]
+
+
 def test_num_returns_takes_a_generators_items(source):
     a, b = source.pair.options(num_returns=2).bind(InputNode())
     with MultiOutputNode([b, a]).compile() as graph:

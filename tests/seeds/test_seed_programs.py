@@ -5,7 +5,7 @@ file one part of it; ``overview_*`` is the first listing of "Ray Compiled Graph 
 page sets beside its compiled form. ``overlap_cpu`` is the program of "Overlapping communication and
 computation" in its form for CPUs: there is another device, transport and size in it. ``direct_*`` are
 those of "Ray Direct Transport (RDT)"; ``direct_nixl_cpu`` is made of several listings, in their form for
-CPUs.
+CPUs, and ``direct_nccl_cpu`` asks for no GPU.
 """
 
 import importlib.util
@@ -88,6 +88,7 @@ DIRECT = [
     ("get", check_a_tensor),
     ("mutable", check_different_sums),
     ("freed", check_nothing),
+    ("nccl_cpu", check_a_number),
     ("nixl_cpu", check_nixl),
 ]
 

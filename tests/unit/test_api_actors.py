@@ -422,7 +422,7 @@ def test_num_returns_out_of_range(wrong, runtime):
         Echo.remote().echo.options(num_returns=wrong)
 
 
-@pytest.mark.parametrize("wrong", ["2", 1.0, True, "streaming"])
+@pytest.mark.parametrize("wrong", ["2", 1.0, True, "all"])
 def test_num_returns_of_the_wrong_type(wrong, runtime):
     with pytest.raises(TypeError, match="num_returns must be an integer"):
         method(num_returns=wrong)

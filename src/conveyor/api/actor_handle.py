@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.arguments import takes_refs
 from conveyor.api.methods import MethodEntry, MethodTable, check_num_returns, make_table
@@ -177,7 +177,7 @@ class ActorMethod(Generic[P, ResultT]):
     def options(
         self,
         *,
-        num_returns: None = None,
+        num_returns: Literal["streaming"] | None = None,
         tensor_transport: str | None = ...,
         snapshot: bool = ...,
         **rays: Any,
@@ -195,7 +195,7 @@ class ActorMethod(Generic[P, ResultT]):
     def options(
         self,
         *,
-        num_returns: int | None = None,
+        num_returns: int | Literal["streaming"] | None = None,
         tensor_transport: Any = _UNCHANGED,
         snapshot: bool = False,
         **rays: Any,
@@ -203,7 +203,7 @@ class ActorMethod(Generic[P, ResultT]):
         """The same method with other options.
 
         Args:
-            num_returns: how many values it returns separately.
+            num_returns: how many values it returns separately; ``"streaming"``: it is a generator.
             tensor_transport: as for ``conveyor.method``; ``None``: what a call returns does not stay with the
                 actor.
             snapshot: as for ``conveyor.method``.
@@ -211,7 +211,7 @@ class ActorMethod(Generic[P, ResultT]):
 
         Raises:
             TypeError: an option that does not exist.
-            ValueError: no such transport.
+            ValueError: no such transport, or ``"streaming"`` is said of no generator.
         """
         take_out(rays, METHOD_OPTIONS, "a method")
         for name in rays:
@@ -220,8 +220,10 @@ class ActorMethod(Generic[P, ResultT]):
             )
         before = self._returns
         if num_returns is None:
-            num_returns = count_of(before)
-        check_num_returns(num_returns)
+            count = count_of(before)
+        else:
+            info = self._entry.info
+            count = check_num_returns(num_returns, info.is_generator, info.name)
         if tensor_transport is _UNCHANGED:
             _, transport, snapshot_before = (
                 before if isinstance(before, tuple) else (1, None, False)
@@ -231,7 +233,7 @@ class ActorMethod(Generic[P, ResultT]):
         else:
             transport = check_transport(tensor_transport)
         check_snapshot(snapshot, transport)
-        returns = num_returns if transport is None else (num_returns, transport, snapshot)
+        returns = count if transport is None else (count, transport, snapshot)
         return ActorMethod(self._handle, self._entry, returns)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -284,7 +286,7 @@ if TYPE_CHECKING:
         def options(
             self,
             *,
-            num_returns: int | None = None,
+            num_returns: int | Literal["streaming"] | None = None,
             tensor_transport: Any = ...,
             snapshot: bool = ...,
             **rays: Any,

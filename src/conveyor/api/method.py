@@ -18,6 +18,7 @@ from conveyor.api.methods import (
     SNAPSHOT_MARK,
     TRANSPORT_MARK,
     check_num_returns,
+    is_generator,
 )
 from conveyor.api.transports import check_snapshot, check_transport
 from conveyor.api.unused import METHOD_OPTIONS, take_out
@@ -88,7 +89,7 @@ def method(function: Callable[Concatenate[Any, P], T], /) -> TypedMethod[P, T, R
 @overload
 def method(
     *,
-    num_returns: Literal[1] = 1,
+    num_returns: Literal[1, "streaming"] = 1,
     tensor_transport: str | None = None,
     snapshot: bool = False,
     receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
@@ -107,7 +108,7 @@ def method(
 
 def method(
     *function: Any,
-    num_returns: int = 1,
+    num_returns: int | Literal["streaming"] = 1,
     tensor_transport: str | None = None,
     snapshot: bool = False,
     receive_into: Mapping[str, str | Callable[[Any], Any]] | None = None,
@@ -128,7 +129,7 @@ def method(
 
     Args:
         num_returns: how many values the method returns separately, each with a reference (or a
-            graph node) of its own.
+            graph node) of its own. Ray's ``"streaming"`` is taken for generators, which stream anyway.
         tensor_transport: the tensors and arrays that a call returns stay with the actor; whoever needs them
             fetches them there. ``"auto"`` leaves the way to us; a name of ``conveyor.transport`` asks for
             that transport. See the guide's page on direct objects.
@@ -144,7 +145,7 @@ def method(
 
     Raises:
         TypeError: an option that does not exist, or ``receive_into`` is of no method of an instance.
-        ValueError: no such transport, or no such parameter.
+        ValueError: no such transport, or no such parameter, or ``"streaming"`` is said of no generator.
     """
     if function:
         if len(function) > 1 or not (callable(function[0]) or hasattr(function[0], "__func__")):
@@ -156,7 +157,8 @@ def method(
             f"unknown method option {name!r}; known are num_returns, receive_into, snapshot, "
             "tensor_transport"
         )
-    check_num_returns(num_returns)
+    # Whether it is one is looked at once the method is there.
+    check_num_returns(num_returns, True, "a method")
     transport = check_transport(tensor_transport)
     check_snapshot(snapshot, transport)
     places = _checked_places(receive_into)
@@ -195,10 +197,11 @@ def _receiving(function: Any, places: dict[str, Any]) -> Any:
     return made
 
 
-def _mark(function: Any, num_returns: int, transport: str | None, snapshot: bool) -> Any:
+def _mark(function: Any, num_returns: int | str, transport: str | None, snapshot: bool) -> Any:
     # A static or class method passes the mark on to nobody: it belongs on the function inside.
     inside = getattr(function, "__func__", function)
-    setattr(inside, MARK, num_returns)
+    what = f"{getattr(inside, '__qualname__', inside)}()"
+    setattr(inside, MARK, check_num_returns(num_returns, is_generator(inside), what))
     if transport is not None:
         setattr(inside, TRANSPORT_MARK, transport)
         setattr(inside, SNAPSHOT_MARK, snapshot)

@@ -24,9 +24,33 @@ SNAPSHOT_MARK = "__conveyor_snapshot__"
 RECEIVED_MARK = "__conveyor_received__"
 
 
-def check_num_returns(num_returns: Any) -> None:
-    """Raise unless ``num_returns`` is an integer from 1 to as many as anybody can have names for."""
-    check_count(num_returns, "num_returns", f"from 1 to {_MOST_RETURNS}", 1, _MOST_RETURNS)
+def check_num_returns(num_returns: Any, is_generator: bool, what: str) -> int:
+    """How many results a call of ``what`` has. Ray's ``"streaming"`` is what generators do.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is none from 1 to as many as anybody can have names for, or ``what`` is no generator.
+    """
+    if not isinstance(num_returns, str):
+        return check_count(
+            num_returns, "num_returns", f"from 1 to {_MOST_RETURNS}", 1, _MOST_RETURNS
+        )
+    if num_returns == "dynamic":
+        raise ValueError(
+            "num_returns='dynamic' is not taken: the items of a generator come one by one, as 'streaming'"
+        )
+    if num_returns != "streaming":
+        raise TypeError(f"num_returns must be an integer, or 'streaming', not {num_returns!r}")
+    if not is_generator:
+        raise ValueError(
+            f"num_returns='streaming' is for generators, and {what} is none: it has to yield its results"
+        )
+    return 1
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a call of it gives items."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 #: Each is a reference of its own, made with the call.
@@ -144,7 +168,7 @@ def _describe(cls: type, name: str, raw: Any) -> MethodInfo:
         name=name,
         num_returns=getattr(function, MARK, 1),
         is_async=inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
-        is_generator=inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
+        is_generator=is_generator(function),
         signature=_signature(cls, name, raw),
         tensor_transport=getattr(function, TRANSPORT_MARK, None),
         snapshot=getattr(function, SNAPSHOT_MARK, False),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from conveyor.api.actor_class import ActorClass
-from conveyor.api.methods import check_enabled, check_num_returns
+from conveyor.api.methods import check_enabled, check_num_returns, is_generator
 from conveyor.api.options import ActorOptions
 from conveyor.api.remote_function import RemoteFunction, checked_worker_options
 
@@ -62,7 +62,7 @@ def remote(made: Callable[P, Iterator[T]], /) -> RemoteFunction[P, StreamRef[T]]
 @overload
 def remote(made: Callable[P, T], /) -> RemoteFunction[P, Ref[T]]: ...
 @overload
-def remote(*, num_returns: Literal[1] = 1, **options: Any) -> Decorator: ...
+def remote(*, num_returns: Literal[1, "streaming"] = 1, **options: Any) -> Decorator: ...
 @overload
 def remote(*, num_returns: int, **options: Any) -> DecoratorOfMany: ...
 
@@ -173,7 +173,7 @@ def _remote(made: Any, options: Mapping[str, Any]) -> ActorClass[Any] | RemoteFu
         return ActorClass(made, ActorOptions().updated(**options))
     if not callable(made):
         raise TypeError(f"only classes and functions can be made remote, not {made!r}")
-    num_returns = options.get("num_returns", 1)
-    check_num_returns(num_returns)
+    what = f"{getattr(made, '__qualname__', made)}()"
+    num_returns = check_num_returns(options.get("num_returns", 1), is_generator(made), what)
     worker = {name: value for name, value in options.items() if name != "num_returns"}
     return RemoteFunction(made, checked_worker_options(worker), num_returns)

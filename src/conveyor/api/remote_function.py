@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from conveyor.api.actor_class import ActorClass
 from conveyor.api.actor_handle import ActorHandle, check_usable
@@ -107,7 +107,11 @@ class RemoteFunction(Generic[P, ResultT]):
 
     @overload
     def options(
-        self, *, num_returns: None = None, on: ActorHandle | None = None, **worker: Any
+        self,
+        *,
+        num_returns: Literal["streaming"] | None = None,
+        on: ActorHandle | None = None,
+        **worker: Any,
     ) -> RemoteFunction[P, ResultT]: ...
     @overload
     def options(
@@ -115,17 +119,24 @@ class RemoteFunction(Generic[P, ResultT]):
     ) -> RemoteFunction[P, Any]: ...
 
     def options(
-        self, *, num_returns: int | None = None, on: ActorHandle | None = None, **worker: Any
+        self,
+        *,
+        num_returns: int | Literal["streaming"] | None = None,
+        on: ActorHandle | None = None,
+        **worker: Any,
     ) -> RemoteFunction[P, Any]:
         """The same function with other options.
 
         Args:
-            num_returns: how many values it returns separately.
+            num_returns: how many values it returns separately; ``"streaming"``: it is a generator.
             on: the actor to run it in, between its methods.
             **worker: ``num_cpus`` and ``num_gpus`` of its worker, as for actors.
         """
+        count = self._num_returns
         if num_returns is not None:
-            check_num_returns(num_returns)
+            count = check_num_returns(
+                num_returns, self._function.is_generator, f"{self._function.name}()"
+            )
         on = self._on if on is None else on
         if on is not None:
             if not isinstance(on, ActorHandle):
@@ -138,7 +149,7 @@ class RemoteFunction(Generic[P, ResultT]):
         return RemoteFunction(
             self.__wrapped__,
             {**self._worker, **checked_worker_options(worker)},
-            num_returns or self._num_returns,
+            count,
             on,
         )
 

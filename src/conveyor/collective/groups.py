@@ -14,8 +14,8 @@ from conveyor.runtime import context
 from conveyor.runtime.calls.call import FUNCTION
 from conveyor.runtime.protocol import Runtime
 
-#: The names that backends have in Ray, for tensors of the CPU: all are served by shared memory.
-_BACKENDS = ("shm", "gloo", "torch_gloo")
+#: Ray's names of backends, and our own: all are served by shared memory.
+_BACKENDS = ("shm", "gloo", "torch_gloo", "nccl")
 
 
 class CollectiveGroupHandle:
@@ -79,8 +79,9 @@ def create_collective_group(
 
     Args:
         actors: rank 0 first.
-        backend: ``"shm"``. ``"gloo"`` and ``"torch_gloo"`` mean the same here: all actors of a session are on
-            one host, where shared memory does what those do.
+        backend: ``"shm"``. Ray's ``"gloo"``, ``"torch_gloo"`` and ``"nccl"``, in any case, mean the same:
+            all actors of a session are on one host, where shared memory does what those do. Operations take
+            tensors of the CPU, whatever the name.
         name: what operations call the group. Without one it is an arbitrary one, and operations that name no
             group find it, as long as their actor is in no other.
         driver_rank: the driver is in the group too, with this rank: the actors have the others, in their
@@ -90,8 +91,8 @@ def create_collective_group(
     it does not outlive any of them.
 
     Raises:
-        ValueError: an actor is listed twice, the name is taken, or the backend is none or is for GPUs; the
-            driver's rank is none of the group's, or this is not the driver.
+        ValueError: an actor is listed twice, the name is taken, or there is no such backend; the driver's
+            rank is none of the group's, or this is not the driver.
         ActorDiedError: an actor is dead.
         RuntimeStateError: an actor is in a group of that name, made elsewhere.
     """
@@ -127,10 +128,11 @@ def get_collective_groups(
 ) -> list[CollectiveGroupHandle]:
     """The groups that this process has created, with all of ``actors`` in them, and of that backend."""
     wanted = set(actors or ())
+    asked = None if backend is None else backend.lower()
     return [
         handle
         for handle in _made().values()
-        if wanted <= set(handle._actors) and backend in (None, handle.backend)
+        if wanted <= set(handle._actors) and asked in (None, handle.backend.lower())
     ]
 
 
@@ -211,10 +213,5 @@ def _check_name(name: Any) -> None:
 
 
 def _check_backend(backend: Any) -> None:
-    if backend == "nccl":
-        raise ValueError(
-            "the backend 'nccl' is for tensors on GPUs, which collective groups do not take yet: 'shm' is "
-            "for those of the CPU"
-        )
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend.lower() not in _BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: there are {', '.join(_BACKENDS)}")

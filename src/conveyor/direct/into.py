@@ -16,16 +16,18 @@ from conveyor.codec.direct import Located, Unfetched
 from conveyor.codec.tensors import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
-from conveyor.direct.leaves import Path, is_leaf, leaves_of, named, with_leaves
+from conveyor.direct.leaves import Path, is_leaf, leaves_of, named
 from conveyor.direct.memory import address_of, is_array, is_tensor, lies_at, nbytes_of, room_in
+from conveyor.direct.objects import Pickled, Walked, taken_apart
 from conveyor.direct.skeleton import Skeleton
 from conveyor.runtime.refs.ref import Ref
 
 
 def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
     """The value of ``ref`` in the memory of ``into``: a tensor or an array; a list of them, one for each
-    tensor and array in the value, in the order in which they are found there; or a mapping, or nested lists
-    and mappings, with one wherever the value has one.
+    tensor and array in the value, in the order in which its pickler comes to them, also in objects; or a
+    mapping, or nested lists and mappings, with one wherever the lists, tuples and mappings of the value have
+    one.
 
     Returns ``into`` itself for a single one, else the value with these in the places of its own.
 
@@ -94,13 +96,18 @@ class Targets:
         """All of them, in order."""
         return list(self._all.values())
 
-    def for_leaves(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+    def apart(self, value: Any, fresh: bool) -> Walked | Pickled:
+        """``value`` taken apart. What is told by its path is not inside of objects."""
+        return Walked(value, fresh) if self._by_path else taken_apart(value, fresh)
+
+    def for_leaves(self, apart: Walked | Pickled) -> list[Any]:
         """The one for each of the tensors and arrays that a value has.
 
         Raises:
             ValueError: they do not fit.
         """
-        targets = self._by_paths(found) if self._by_path else self._in_order(found)
+        found = apart.leaves
+        targets = self._by_paths(found) if self._by_path else self._in_order(found, apart.unseen)
         for (path, leaf), target in zip(found, targets, strict=True):
             there, given = _described(leaf), _described(target)
             if there != given:
@@ -110,15 +117,17 @@ class Targets:
                 )
         return targets
 
-    def _in_order(self, found: Sequence[tuple[Path, Any]]) -> list[Any]:
+    def _in_order(self, found: Sequence[tuple[Path, Any]], unseen: str) -> list[Any]:
         targets = self.all
         if len(targets) == len(found):
             return targets
         # What is in it twice may be taken once.
         once = list(dict.fromkeys(id(leaf) for _, leaf in found))
         if len(targets) != len(once):
+            where = f" in its lists, tuples and mappings (its objects cannot be pickled: {unseen})"
             raise ValueError(
-                f"the value has {len(found)} tensors and arrays, and there are {len(targets)} to take them"
+                f"the value has {len(found)} tensors and arrays{where if unseen else ''}, and there are "
+                f"{len(targets)} to take them"
             )
         return [targets[once.index(id(leaf))] for _, leaf in found]
 
@@ -151,14 +160,11 @@ def receive(value: Any, targets: Targets) -> Any:
         value = _fetched(value, targets) if here is None else here.value
     if targets.single and hasattr(value, "dtype") and not is_leaf(value):
         value = _as_array(value)  # a part of one element is a scalar, of NumPy's
-    found = list(leaves_of(value))
-    taking = targets.for_leaves(found)
-    _check_untied(found, taking)
-    _copy([leaf for _, leaf in found], taking)
-    if targets.single:
-        return taking[0]
-    ahead = iter(taking)
-    return with_leaves(value, lambda _: next(ahead), fresh)
+    apart = targets.apart(value, fresh)
+    taking = targets.for_leaves(apart)
+    _check_untied(apart.leaves, taking)
+    _copy([leaf for _, leaf in apart.leaves], taking)
+    return taking[0] if targets.single else apart.put_together(taking)
 
 
 def _as_array(scalar: Any) -> Any:
@@ -181,19 +187,19 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
         skeleton = Skeleton(where)
     except Exception:  # there is no room, or the user's code expects what is not there yet
         return unfetched.fetch()
-    found = list(leaves_of(skeleton.value))
-    if is_array(skeleton.value) and not found:
-        return unfetched.fetch()
-    taking = targets.for_leaves(found)
-    _check_untied(found, taking)
+    apart = targets.apart(skeleton.value, True)
+    if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
+        return unfetched.fetch()  # the user's code expects it
+    taking = targets.for_leaves(apart)
+    _check_untied(apart.leaves, taking)
     if where.joined:
         return unfetched.fetch()
     memories: dict[int, Any] = {}
-    for (_, leaf), target in zip(found, taking, strict=True):
+    for (_, leaf), target in zip(apart.leaves, taking, strict=True):
         number, room = skeleton.range_of(leaf), targets.rooms[id(target)]
         if number is not None and room is not None:
             memories.setdefault(number, room)
-    del skeleton, found
+    del skeleton, apart
     if not memories or _overlap(memories.values()):
         return unfetched.fetch()
     lengths = _core.lengths_of(where.ranges)

@@ -66,8 +66,22 @@ def _with_leaves(
     return target
 
 
+class Nth(tuple[int]):
+    """The path of one that no keys and indices lead to: its number, in the order of the pickler."""
+
+    def __new__(cls, number: int) -> Nth:
+        """``number`` counts from 0."""
+        return super().__new__(cls, (number,))
+
+
+def _named(path: Path) -> str:
+    if type(path) is Nth:
+        return f"number {path[0]}"
+    return "".join(f"[{key!r}]" for key in path) or "the value itself"
+
+
 def named(paths: Iterable[Path]) -> str:
     """Paths in words, the first few of them."""
-    found = ["".join(f"[{key!r}]" for key in path) or "the value itself" for path in paths]
+    found = [_named(path) for path in paths]
     more = len(found) - _NAMED
     return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -10,8 +10,10 @@ from conveyor.codec.direct import Unfetched, fetched
 from conveyor.device import registry as devices
 from conveyor.direct.into import Targets
 from conveyor.direct.into import receive as receive_into
-from conveyor.direct.leaves import is_leaf, with_leaves
+from conveyor.direct.leaves import is_leaf
 from conveyor.direct.memory import is_tensor
+from conveyor.direct.objects import taken_apart
+from conveyor.exceptions import SerializationError
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.streams import StreamRef
 
@@ -25,9 +27,9 @@ def set_target_for_ref(ref: Ref, target: Any) -> None:
     and until this or :func:`set_target_device_for_ref` is called again.
 
     Args:
-        target: a list of tensors or arrays, one for each in the value, in the order in which they are found
-            there. Whether they fit is looked at by ``get``, which raises ``ValueError`` before anything is
-            written.
+        target: a list of tensors or arrays, one for each in the value, in the order in which its pickler
+            comes to them, also in objects. Whether they fit is looked at by ``get``, which raises
+            ``ValueError`` before anything is written.
 
     Raises:
         TypeError: ``ref`` is no reference to one value, or ``target`` is no list of tensors and arrays.
@@ -103,10 +105,17 @@ def receive(ref: Ref, targets: Any, timeout: float | None) -> Any:
 
 
 def on_device(value: Any, device: str) -> Any:
-    """``value``, which may be elsewhere, with its tensors on ``device``."""
+    """``value``, which may be elsewhere, with its tensors on ``device``.
+
+    Raises:
+        SerializationError: it has objects that cannot be pickled, whose tensors are not known.
+    """
     is_here = not isinstance(value, Unfetched) or value.here() is not None
-    return with_leaves(
-        fetched(value),
-        lambda leaf: leaf.to(device) if is_tensor(leaf) else leaf,
-        fresh=not is_here,
-    )
+    apart = taken_apart(fetched(value), fresh=not is_here)
+    if apart.unseen:
+        raise SerializationError(
+            f"the tensors of the value cannot be had on {device}: its objects cannot be pickled, and are "
+            f"looked into in no other way ({apart.unseen})"
+        )
+    moved = {id(leaf): leaf.to(device) for _, leaf in apart.leaves if is_tensor(leaf)}
+    return apart.put_together([moved.get(id(leaf), leaf) for _, leaf in apart.leaves])

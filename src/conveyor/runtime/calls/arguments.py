@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 
 from conveyor import _core
-from conveyor.callers import users_level
+from conveyor.callers import Site, users_site
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, with_arguments
 from conveyor.runtime.refs import values
@@ -28,16 +27,16 @@ def await_soon(first: Ref | None, seconds: float) -> None:
         gate.await_ready(first._number, first._reader, seconds)
 
 
-def with_values(call: Call, actor: tuple[int, int], name: str) -> Call:
-    """``call`` of ``actor``, which users know by ``name``: with the values of its refs, which are done.
-    Raises ``RefFailed``."""
+def with_values(call: Call, actor: tuple[int, int], site: Site | None = None) -> Call:
+    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made it,
+    if that is not the one that the thread is in. Raises ``RefFailed``."""
     args, kwargs = values.with_values(call[1], call[2])
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
-            _warn_of_sharing(given, sent, actor, name)
+            _warn_of_sharing(given, sent, actor, site)
     for key, given in (call[2] or {}).items():
         if kwargs[key] is not given:
-            _warn_of_sharing(given, kwargs[key], actor, name)
+            _warn_of_sharing(given, kwargs[key], actor, site)
     return with_arguments(call, args, kwargs)
 
 
@@ -46,7 +45,7 @@ def with_values(call: Call, actor: tuple[int, int], name: str) -> Call:
 _passed: weakref.WeakKeyDictionary[Ref, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 
 
-def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], name: str) -> None:
+def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site | None) -> None:
     """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
     to another one, which gets what is in it then."""
     where = values.located(sent)
@@ -60,12 +59,11 @@ def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], name: str) 
     _passed[ref] = own, others
     if own and others and before != (True, True):
         # It names no ref: Python keeps each text of a warning for ever.
-        warnings.warn(
+        (site or users_site()).warn(
             f"a value is being passed back to the actor that created it, {where.keeper}, and to another one "
             f"as well. Its tensors and arrays have stayed there: what {where.keeper} writes to them is seen "
             "by whoever fetches them afterwards. Write to a copy, or wait with "
-            "conveyor.experimental.wait_tensor_freed",
-            stacklevel=users_level(),
+            "conveyor.experimental.wait_tensor_freed"
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conveyor import _core
+from conveyor.callers import users_site
 from conveyor.codec.faults import is_of_value
 from conveyor.exceptions import ActorDiedError, ConveyorError, SerializationError
 from conveyor.runtime import ending
@@ -111,7 +112,7 @@ class Link:
                     raise self._why_gone()
                 if has_refs and lacked(call) is None:
                     try:
-                        call = with_values(call, self._actor, self.actor_name)
+                        call = with_values(call, self._actor)
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
@@ -181,7 +182,7 @@ class Link:
     def _submit_later(self, call: Call, has_refs: bool) -> CallRef:
         ref = CallRef(self, -1, call[0])
         with self.lock:
-            self._pending.append((ref, call, has_refs))
+            self._pending.append((ref, call, users_site() if has_refs else None))
             self.flush()
             waiting = bool(self._pending)
         if waiting:
@@ -199,7 +200,7 @@ class Link:
         if instead is None:
             del self._pending[place]
         else:
-            self._pending[place] = (CallRef(self, -1, instead[0]), instead, False)
+            self._pending[place] = (CallRef(self, -1, instead[0]), instead, None)
 
     @property
     def outstanding(self) -> int:
@@ -219,15 +220,15 @@ class Link:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
         with self.lock:
             while self._pending:
-                ref, call, has_refs = self._pending[0]
-                if has_refs and lacked(call) is not None:
+                ref, call, site = self._pending[0]
+                if site is not None and lacked(call) is not None:
                     return False
                 try:
                     if self.gone:
                         raise self._why_gone()
-                    if has_refs:
-                        call = with_values(call, self._actor, self.actor_name)
-                        self._pending[0] = (ref, call, False)
+                    if site is not None:
+                        call = with_values(call, self._actor, site)
+                        self._pending[0] = (ref, call, None)
                     number = self.gate.submit(call)
                 except BaseException as error:  # the call's outcome: an argument failed, say
                     if not is_of_value(error):
@@ -240,7 +241,7 @@ class Link:
                     outcome = outcome.with_traceback(None)
                     _, args, _, _, what, _ = call
                     if what == START and type(args[0]) is not Unmade and not self.gone:
-                        self._pending[0] = (ref, unmade(outcome, self.actor_name), False)
+                        self._pending[0] = (ref, unmade(outcome, self.actor_name), None)
                         continue
                     instead = None
                     if not (self._is_control or what in (START, MISSED) or self.gone):
@@ -307,8 +308,8 @@ class Link:
     def _lacks(self) -> Ref | None:
         """What the first call that waits here waits for, and so do all behind it."""
         with self.lock:
-            _, call, has_refs = self._pending[0] if self._pending else (None, None, False)
-        return lacked(call) if call is not None and has_refs else None
+            _, call, site = self._pending[0] if self._pending else (None, None, None)
+        return lacked(call) if call is not None and site is not None else None
 
     def _wait(
         self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TypeAlias
 
+from conveyor.callers import Site
 from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.refs.ref import Ref
 
-#: Each with whether refs among its arguments still stand for their values.
-Waiting: TypeAlias = "deque[tuple[CallRef, Call, bool]]"
+#: Each with the line that has made it, as long as refs among its arguments stand for their values.
+Waiting: TypeAlias = "deque[tuple[CallRef, Call, Site | None]]"
 
 
 def place_of(waiting: Waiting, ref: Ref) -> int | None:

@@ -24,6 +24,7 @@ from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from typing import Generic
 
     class _RefCore(_core.RefCore, Generic[ValueT]): ...
@@ -132,6 +133,12 @@ class Ref(_RefCore[ValueT], Placed):
         close it.
         """
         return context.current().watcher.fileno(self)
+
+    def future(self) -> Future[ValueT]:
+        """A ``concurrent.futures.Future`` of the result. Its callbacks run on a thread of the library's, one
+        after the other; its ``cancel`` is :meth:`cancel`."""
+        made: Future[ValueT] = import_later("conveyor.runtime.refs.future").future_of(self)
+        return made
 
     def cancel(self) -> bool:
         """Cancel the execution, or the call, that this is a result of. False if it is done already.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from conveyor import _core
 from conveyor.runtime import threads
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.waiting.completions import Completions
 from conveyor.system_limits import explained
 
 logger = logging.getLogger("conveyor")
@@ -26,10 +27,13 @@ class Watcher:
         # Nothing of others is called, and no ref is asked, while it is held: callbacks take locks of
         # their own. Reentrant, because finalizers may run in the middle of anything.
         self._lock = threading.RLock()
-        self._watched: dict[int, tuple[weakref.ref[Ref], Callable[[], object]]] = {}
+        # By what stands for one request: several may be for the same ref.
+        self._watched: dict[object, tuple[weakref.ref[Ref], Callable[[], object]]] = {}
         self._descriptors: weakref.WeakKeyDictionary[Ref, int] = weakref.WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._closed = False
+        #: What comes after a ref is done, and may take long.
+        self.completions = Completions()
 
     def fileno(self, ref: Ref) -> int:
         """The descriptor of ``ref``, made if it has none; it is closed with the ref."""
@@ -39,33 +43,35 @@ class Watcher:
                 with explained(f"make a descriptor for {ref!r}"):
                     fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 try:
-                    self.watch(ref, lambda: os.eventfd_write(fd, 1))
+                    key = self.watch(ref, lambda: os.eventfd_write(fd, 1))
                 except BaseException:
                     os.close(fd)
                     raise
                 self._descriptors[ref] = fd
-                weakref.finalize(ref, self._close, fd, id(ref)).atexit = False
+                weakref.finalize(ref, self._close, fd, key).atexit = False
             return fd
 
-    def watch(self, ref: Ref, callback: Callable[[], object]) -> None:
+    def watch(self, ref: Ref, callback: Callable[[], object]) -> object:
         """Call back once when ``ref`` is done, on the watcher's thread or here; at the latest when the
-        session ends. Not if the ref becomes garbage before."""
+        session ends. Not if the ref becomes garbage before. Returns what stands for this request."""
+        key = object()
         if ref.done():
             callback()
-            return
+            return key
         with self._lock:
             if not self._closed:
-                self._watched[id(ref)] = (weakref.ref(ref), callback)
+                self._watched[key] = (weakref.ref(ref), callback)
                 if self._thread is not None:
                     self._ring()  # it may sleep already, and the ref be done just now
-                    return
+                    return key
                 try:
                     self._thread = threads.start(self._run, "watcher")
                 except BaseException:
-                    self._watched.pop(id(ref), None)
+                    self._watched.pop(key, None)
                     raise
-                return
+                return key
         callback()
+        return key
 
     def close(self) -> None:
         with self._lock:
@@ -75,7 +81,7 @@ class Watcher:
             self._ring()
             thread.join()
 
-    def _close(self, fd: int, key: int) -> None:
+    def _close(self, fd: int, key: object) -> None:
         # In a finalizer: without the lock. Nobody writes any more, because who does holds the ref.
         self._watched.pop(key, None)
         os.close(fd)

@@ -1,0 +1,140 @@
+"""The tensors and arrays in a value that has objects in it: those that its pickler comes to."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+from conveyor.direct.leaves import Nth, Path, is_leaf, leaves_of, with_leaves
+
+#: These are themselves: nothing is looked for in them, nor are they loaded again.
+_WHOLE = (type, FunctionType, BuiltinFunctionType, ModuleType)
+_ATOMS = (*_WHOLE, type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
+
+
+def has_objects(value: Any) -> bool:
+    """Whether there is anything in it but lists, tuples, mappings, tensors, arrays and plain values."""
+    seen: set[int] = set()
+    ahead = [value]
+    while ahead:
+        one = ahead.pop()
+        if is_leaf(one) or isinstance(one, _ATOMS) or _is_scalar(one) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            ahead.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            ahead.extend(one)
+        else:
+            return True
+    return False
+
+
+def _is_scalar(value: Any) -> bool:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (numpy is not None and isinstance(value, numpy.generic)) or (
+        torch is not None and isinstance(value, (torch.dtype, torch.device))
+    )
+
+
+class Walked:
+    """A value of lists, tuples and mappings that has been taken apart: ``leaves`` are its tensors and arrays,
+    with their paths. ``fresh``: nobody else has it. ``unseen``: why its objects were not looked into."""
+
+    def __init__(self, value: Any, fresh: bool = False, unseen: str = "") -> None:
+        self.leaves: list[tuple[Path, Any]] = list(leaves_of(value))
+        self.unseen = unseen
+        self._value = value
+        self._fresh = fresh
+
+    def put_together(self, leaves: Sequence[Any]) -> Any:
+        """The value with these in the places of its own."""
+        ahead = iter(leaves)
+        return with_leaves(self._value, lambda _: next(ahead), self._fresh)
+
+
+class Pickled:
+    """The same of a value that has objects."""
+
+    unseen = ""
+
+    def __init__(self, value: Any) -> None:
+        """Raises whatever pickling does."""
+        self.leaves: list[tuple[Path, Any]] = []
+        self._kept: list[Any] = []
+        self._value = value  # so that what it is made of is known by its address
+        file = io.BytesIO()
+        _Taking(file, self.leaves, self._kept).dump(value)
+        self._rest = file.getbuffer()
+
+    def put_together(self, leaves: Sequence[Any]) -> Any:
+        """The value with these in the places of its own. A parameter stays one, over the memory of what comes
+        into its place: modules take nothing else."""
+        return _Putting(io.BytesIO(self._rest), self.leaves, leaves, self._kept).load()
+
+
+class _Taking(cloudpickle.CloudPickler):  # type: ignore[misc]
+    def __init__(self, file: Any, leaves: list[tuple[Path, Any]], kept: list[Any]) -> None:
+        super().__init__(file, protocol=5)
+        self._leaves = leaves
+        self._kept = kept
+
+    def persistent_id(self, one: Any) -> tuple[bool, int] | None:
+        """Names what is not pickled."""
+        if is_leaf(one):
+            self._leaves.append((Nth(len(self._leaves)), one))
+            return True, len(self._leaves) - 1
+        # References and handles are themselves, too.
+        if isinstance(one, _WHOLE) or type(one).__module__.startswith("conveyor."):
+            self._kept.append(one)
+            return False, len(self._kept) - 1
+        return None
+
+
+class _Putting(pickle.Unpickler):
+    def __init__(
+        self, file: Any, before: list[tuple[Path, Any]], leaves: Sequence[Any], kept: list[Any]
+    ) -> None:
+        super().__init__(file)
+        self._before = before
+        self._after = leaves
+        self._kept = kept
+        self._known: dict[tuple[int, int], Any] = {}
+
+    def persistent_load(self, name: Any) -> Any:
+        """What was named so."""
+        is_one, number = name
+        if not is_one:
+            return self._kept[number]
+        before, after = self._before[number][1], self._after[number]
+        tied = id(before), id(after)  # what is tied stays so
+        if tied not in self._known:
+            self._known[tied] = _like(before, after)
+        return self._known[tied]
+
+
+def _like(before: Any, after: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if (
+        torch is None
+        or not isinstance(before, torch.nn.Parameter)
+        or isinstance(after, torch.nn.Parameter)
+    ):
+        return after
+    return torch.nn.Parameter(after.detach(), requires_grad=before.requires_grad)
+
+
+def taken_apart(value: Any, fresh: bool = False) -> Walked | Pickled:
+    """``value``, with what its pickler comes to."""
+    if not has_objects(value):
+        return Walked(value, fresh)
+    try:
+        return Pickled(value)
+    except Exception as error:  # of the user's, or what no pickler takes
+        return Walked(value, fresh, f"{type(error).__name__}: {error}")

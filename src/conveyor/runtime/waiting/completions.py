@@ -1,0 +1,45 @@
+"""A thread on which what waits for refs without sleeping gets their values, and goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from conveyor.runtime import threads
+
+logger = logging.getLogger("conveyor")
+
+
+class Completions:
+    """Of one process: one after the other, on a thread that is there as long as there are any. Not on the
+    watcher's: to get a value may take long, as may the user's callbacks, and the watcher has others to
+    serve."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ahead: deque[Callable[[], object]] = deque()
+        self._runs = False
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done soon."""
+        with self._lock:
+            self._ahead.append(work)
+            if self._runs:
+                return
+            self._runs = True
+        threads.start_or_run(self._run, "futures")
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._ahead:
+                    self._runs = False
+                    return
+                work = self._ahead.popleft()
+            try:
+                work()
+            except Exception:  # the others are still to be told
+                logger.exception("a future could not be told that its reference is done")
+            del work  # it may be the last that holds a value
