@@ -99,8 +99,10 @@ def memory_of(value: Any) -> memoryview:
         return memoryview(flat.numpy()).cast("B") if value.numel() else memoryview(bytearray())
     if not is_array(value):
         raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
-    if not value.flags.c_contiguous or not value.flags.writeable:
-        raise ValueError("what is read into must be contiguous, and not read-only")
+    if not value.flags.c_contiguous:
+        raise ValueError("what is read into must be contiguous")
+    if not value.flags.writeable:
+        raise ValueError("what is read into is read-only")
     if not value.size or value.dtype.hasobject:  # what points to objects is not to be read into
         return memoryview(bytearray())
     import numpy as np

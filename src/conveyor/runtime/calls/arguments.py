@@ -28,8 +28,8 @@ def await_soon(first: Ref | None, seconds: float) -> None:
 
 
 def with_values(call: Call, actor: tuple[int, int], site: Site | None = None) -> Call:
-    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made it,
-    if that is not the one that the thread is in. Raises ``RefFailed``."""
+    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
+    it, if that is not the one that the thread is in. Raises ``RefFailed``."""
     args, kwargs = values.with_values(call[1], call[2])
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
