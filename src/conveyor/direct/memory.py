@@ -75,8 +75,9 @@ def address_of(value: Any) -> int:
 
 
 def memory_at(value: Any) -> tuple[int, int]:
-    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows."""
-    if is_tensor(value) or is_array(value):
+    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows, or a
+    tensor that has only the memory of its parts."""
+    if is_array(value) or (is_tensor(value) and str(value.layout) == "torch.strided"):
         return address_of(value), value.nbytes
     return 0, 0
 
