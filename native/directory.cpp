@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kDirectoryMagic = 0x6f74636572696443;
 constexpr size_t kFirstChunk = 512;  // entries; each further chunk has twice as many
 constexpr size_t kChunks = 24;
-constexpr size_t kLongestNames = 4096;
+constexpr uint64_t kLongestNames = 1 << 17;  // bytes of them that are read: what is longer is cut off
 
 // What others read first. Entries are told by their place: those of a chunk follow those of the one before.
 struct Head {
@@ -224,9 +224,9 @@ DirectoryReading read_directory(pid_t pid, uint64_t address) {
         // It is about to go where the second word says so already.
         if (entry.number == 0) break;
         const auto [found, fresh] = names.try_emplace(entry.words[2]);
-        if (fresh && entry.words[2] != 0 && entry.words[3] <= kLongestNames) {
-          found->second.resize(entry.words[3]);
-          copy(pid, entry.words[2], found->second.data(), entry.words[3]);
+        if (fresh && entry.words[2] != 0) {
+          found->second.resize(std::min(entry.words[3], kLongestNames));
+          copy(pid, entry.words[2], found->second.data(), found->second.size());
         }
         reading.kept.push_back({entry.number, entry.words[0], entry.words[1], found->second});
         break;

@@ -244,6 +244,51 @@ def test_a_target_that_is_to_take_two_different_parts(holder, value, into):
     assert all(target.tolist() == [9.0] * 6 for target in targets.values())  # nothing was written
 
 
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+def test_targets_that_overlap_are_refused(holder, make):
+    buffer = make(14)
+    value = {"a": np.ones(6), "b": np.ones(3)}
+    if make is torch.zeros:
+        value = {name: torch.ones(one.shape) for name, one in value.items()}
+    elsewhere = holder.pass_on.options(tensor_transport="auto", snapshot=True).remote(value)
+    for ref in (elsewhere, conveyor.put(value, tensor_transport="auto"), conveyor.put(value)):
+        for into in ({"a": buffer[:6], "b": buffer[4:7]}, [buffer[3:9], buffer[6:9]]):
+            with pytest.raises(
+                ValueError, match=r"same memory is to take both \['a'\] and \['b'\]"
+            ):
+                conveyor.get(ref, into=into)
+    assert not buffer.any()
+    conveyor.get(elsewhere, into=[buffer[:6], buffer[6:9]])
+    assert buffer.sum() == 9
+
+
+def test_targets_may_overlap_as_the_value_does(holder):
+    buffer, shared = torch.zeros(8), torch.arange(6.0)
+    here = conveyor.put({"a": shared, "b": shared[4:]}, tensor_transport="auto")
+    for ref in (here, holder.pass_on.options(tensor_transport="auto").remote(here)):
+        buffer.zero_()
+        conveyor.get(ref, into={"a": buffer[:6], "b": buffer[4:6]})
+        assert buffer.tolist() == [*range(6), 0, 0]
+        with pytest.raises(ValueError, match="same memory"):
+            conveyor.get(ref, into=[buffer[:6], buffer[3:5]])
+    square = conveyor.put(
+        [one := torch.arange(4.0).reshape(2, 2), one.t()], tensor_transport="auto"
+    )
+    target = torch.zeros(2, 2)
+    with pytest.raises(ValueError, match="one target is to take both"):
+        conveyor.get(square, into=[target, target])
+
+
+def test_what_several_references_give_is_not_received_into_the_same_memory(holder):
+    buffer = np.zeros(9)
+    ref, other = [conveyor.put(np.full(6, x), tensor_transport="auto") for x in (1.0, 2.0)]
+    with pytest.raises(ValueError, match="both the value of reference 0 and that of reference 1"):
+        conveyor.get([ref, other], into=[buffer[:6], buffer[3:]])
+    assert not buffer.any()
+    conveyor.get([ref, ref], into=[buffer[:6], buffer[:6]])
+    assert buffer.sum() == 6
+
+
 def test_into_from_a_frame_and_from_this_process(holder):
     array = np.zeros(6)
     assert conveyor.get(holder.plain.remote(), into=array).tolist() == [0, 1, 2, 3, 4, 5]
@@ -271,13 +316,24 @@ def test_what_does_not_fit_is_refused_and_left_as_it_is(holder, into, words):
 
 def test_what_nothing_can_be_read_into(holder):
     ref, target = holder.array.remote((3,)), np.zeros(3, "int32")
-    for into in (5, "text", [object()]):
-        with pytest.raises(TypeError):
+    for into, words in (
+        (5, "not a value of type int$"),
+        ("text", "not a value of type str$"),
+        ({}, "not a value of type dict with none in it$"),
+        ([object()], r"\[0\] of into: a torch tensor or a numpy array is needed, not a object"),
+    ):
+        with pytest.raises(TypeError, match=words):
             conveyor.get(ref, into=into)
     locked = np.zeros(3, "int32")
     locked.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        conveyor.get(ref, into=locked)
+    for into, words in (
+        (locked, "^what is read into is read-only"),
+        ([locked], r"^\[0\] of into: .* read-only"),
+        ({"w": [target, locked]}, r"^\['w'\]\[1\] of into: .* read-only"),
+        ({"w": np.zeros((2, 3)).T}, r"^\['w'\] of into: .* contiguous"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            conveyor.get(ref, into=into)
     for refs, into in (([ref], target), ([ref], [target] * 2), ({"a": ref}, {"b": target})):
         with pytest.raises(ValueError, match=r"for a mapping of ref|for 1 references"):
             conveyor.get(refs, into=into)

@@ -11,6 +11,7 @@ from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor import _core
+from conveyor.direct.table import TABLE
 
 
 @conveyor.remote
@@ -259,3 +260,54 @@ def test_a_listing_of_what_is_none():
     address = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
     with pytest.raises(OSError, match="Protocol"):
         _core.read_directory(os.getpid(), address)
+
+
+@pytest.mark.parametrize("length", [5000, 300_000])
+def test_long_names_do_no_harm(pair, length):
+    usual = pair[0].make.remote()
+    conveyor.wait([usual], timeout=WAIT)
+    stored = TABLE.keep(np.ones(3), [memoryview(bytearray(24))], "x" * length)
+    listed = by_id()
+    assert listed[usual.value_id()].transport == "auto"
+    long = listed[f"{stored.number:016x}"]
+    assert long.nbytes == 24
+    assert len(long.transport) == min(length, 1 << 17)  # what is longer is cut off
+    assert set(long.transport) == {"x"}
+
+
+class Sparse:
+    """A route that takes anything, and notes what it is told."""
+
+    name = "sparse"
+
+    def __init__(self):
+        self.told = []
+
+    def offer(self, number, tensors):
+        self.told.append(("offer", number))
+        return b"note"
+
+    def forget(self, number, note, tensors):
+        self.told.append(("forget", number))
+
+
+class Refuses(np.ndarray):
+    @property
+    def __array_interface__(self):
+        raise LookupError("nowhere")
+
+
+def test_what_was_offered_is_taken_back_where_its_memory_is_not_known():
+    route = Sparse()
+    with pytest.raises(LookupError, match="nowhere"):
+        TABLE.keep(None, [], "sparse", route, [np.ones(3).view(Refuses)])
+    assert [what for what, _ in route.told] == ["offer", "forget"]
+    assert len({number for _, number in route.told}) == 1
+
+
+def test_a_sparse_tensor_may_be_offered():
+    torch = pytest.importorskip("torch")
+    route = Sparse()
+    stored = TABLE.keep(None, [], "sparse", route, [torch.eye(3).to_sparse()])
+    del stored
+    assert [what for what, _ in route.told] == ["offer", "forget"]

@@ -148,3 +148,35 @@ def test_an_actor_that_is_dead_is_not_held():
         gc.collect()
         conveyor.get(first.go_on.remote())
     assert link() is None
+
+
+def test_an_argument_that_ends_the_session_when_it_is_sent(scripts):
+    program = """
+        import os, threading, time
+        import conveyor
+
+        told, on = threading.Event(), []
+
+        class Ends:
+            def __reduce__(self):
+                if not on:
+                    on.append(threading.current_thread())
+                    conveyor.shutdown()
+                    told.set()
+                return Ends, ()
+
+        @conveyor.remote
+        class Actor:
+            def hold(self):
+                time.sleep(0.2)
+
+            def take(self, *args):
+                return len(args)
+
+        a, b = Actor.remote(), Actor.remote()
+        ref = b.take.remote(a.hold.remote(), Ends())
+        print(told.wait(60), on[0].name, conveyor.is_initialized())
+        on[0].join(60)
+        print(on[0].is_alive())
+    """
+    assert scripts.run(program) == "True conveyor-pump False\nFalse\n"

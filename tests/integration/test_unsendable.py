@@ -110,6 +110,21 @@ def test_results_of_calls(keeper):
     assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
 
 
+def test_results_that_are_to_stay(keeper):
+    stays = {"tensor_transport": "auto"}
+    text = refused(lambda: get(keeper.result.options(**stays).remote()))
+    assert text.startswith(
+        f"the result of keeper.result, a dict, cannot be sent: its part ['x'][0] {LOCK}"
+    )
+    text = refused(lambda: get(keeper.two.options(**stays).remote()))
+    assert text.startswith("result 1 of keeper.two, a dict, cannot be sent: its part ['b'] is of")
+    stream = keeper.items.options(**stays).remote()
+    assert next(stream) == 1
+    assert refused(lambda: next(stream)).startswith(
+        "an item of keeper.items, a dict, cannot be sent: its part ['a'] is of type _thread.lock"
+    )
+
+
 def test_an_item_of_a_stream(keeper):
     stream = keeper.items.remote()
     assert next(stream) == 1

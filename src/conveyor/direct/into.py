@@ -17,8 +17,9 @@ from conveyor.codec.tensors import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
 from conveyor.direct.leaves import Path, is_leaf, leaves_of, named
-from conveyor.direct.memory import address_of, is_array, is_tensor, lies_at, nbytes_of, room_in
+from conveyor.direct.memory import address_of, is_array, is_tensor, lies_at, room_in
 from conveyor.direct.objects import Pickled, Walked, taken_apart
+from conveyor.direct.shares import check_shares, sharing
 from conveyor.direct.skeleton import Skeleton
 from conveyor.runtime.refs.ref import Ref
 
@@ -33,8 +34,8 @@ def get_into(ref: Ref, into: Any, timeout: float | None) -> Any:
 
     Raises:
         TypeError: one of them is neither, or of a device that is not known.
-        ValueError: one of them is read-only or not contiguous, or they do not fit the value. Nothing has been
-            written then.
+        ValueError: one of them is read-only or not contiguous, they do not fit the value, or two share memory
+            that the value has apart. Nothing has been written then.
         ActorDiedError, ObjectLostError, WaitTimeoutError: as ``get``.
     """
     targets = Targets(into)
@@ -61,12 +62,24 @@ def get_each_into(refs: Any, into: Any, timeout: float | None) -> Any:
     for ref, _ in ahead:
         if not isinstance(ref, Ref):
             raise TypeError(f"get takes references, and one is a {type(ref).__name__}")
+    _check_apart(ahead)
     timeout = check_timeout(timeout)
     end = None if timeout is None or timeout < 0 else time.monotonic() + timeout
     for ref, _ in ahead:
         ref._settled(timeout if end is None else max(end - time.monotonic(), 0.0))
     received = [receive(ref._unfetched(), targets) for ref, targets in ahead]
     return dict(zip(refs, received, strict=True)) if isinstance(refs, Mapping) else received
+
+
+def _check_apart(ahead: Sequence[tuple[Ref, Targets]]) -> None:
+    """Raise if two references are to be received into the same memory."""
+    every = [(i, one) for i, (_, targets) in enumerate(ahead) for one in targets.all]
+    for a, b in sharing([one for _, one in every]):
+        (i, _), (j, _) = sorted([every[a], every[b]], key=lambda one: one[0])
+        if ahead[i][0] is not ahead[j][0]:
+            raise ValueError(
+                f"the same memory is to take both the value of reference {i} and that of reference {j}"
+            )
 
 
 class Targets:
@@ -82,14 +95,22 @@ class Targets:
         flat = isinstance(into, (list, tuple)) and not any(map(_is_container, into))
         self._all: dict[Any, Any] = dict(enumerate(into) if flat else leaves_of(into))
         self._by_path = not flat and not self.single
-        if (self._by_path and not self._all) or not (
-            self.single or isinstance(into, (list, tuple, Mapping))
-        ):
+        if self._by_path and not self._all:
+            given = f"a value of type {type(into).__name__}"
             raise TypeError(
                 f"{what} takes a tensor, an array, or a list of them, or a mapping with some of them in it, "
-                f"not a {type(into).__name__}{' without any' if self._by_path else ''}"
+                f"not {given}{' with none in it' if _is_container(into) else ''}"
             )
-        self.rooms = {id(one): room_in(one) for one in self._all.values()}
+        self.rooms = {id(one): self._room_in(key, one) for key, one in self._all.items()}
+
+    def _room_in(self, key: Any, one: Any) -> memoryview | None:
+        try:
+            return room_in(one)
+        except (TypeError, ValueError) as error:
+            if self.single:
+                raise
+            where = named([key if self._by_path else (key,)])
+            raise type(error)(f"{where} of {self._what.removesuffix('=')}: {error}") from None
 
     @property
     def all(self) -> list[Any]:
@@ -162,7 +183,7 @@ def receive(value: Any, targets: Targets) -> Any:
         value = _as_array(value)  # a part of one element is a scalar, of NumPy's
     apart = targets.apart(value, fresh)
     taking = targets.for_leaves(apart)
-    _check_untied(apart.leaves, taking)
+    check_shares(apart.leaves, taking)
     _copy([leaf for _, leaf in apart.leaves], taking)
     return taking[0] if targets.single else apart.put_together(taking)
 
@@ -191,7 +212,7 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
     if apart.unseen or (isinstance(apart, Pickled) and not skeleton.blind):
         return unfetched.fetch()  # the user's code expects it
     taking = targets.for_leaves(apart)
-    _check_untied(apart.leaves, taking)
+    check_shares(apart.leaves, taking)
     if where.joined:
         return unfetched.fetch()
     memories: dict[int, Any] = {}
@@ -207,18 +228,6 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
     _tell_autograd(taking)
     _read(where, every)
     return unfetched.decode_with(every)
-
-
-def _check_untied(found: Sequence[tuple[Path, Any]], taking: Sequence[Any]) -> None:
-    """Raise if a target is to take two parts of the value that are not the same memory: the last would be in
-    both places."""
-    first: dict[int, tuple[Path, Any]] = {}
-    for (path, leaf), target in zip(found, taking, strict=True):
-        known, other = first.setdefault(id(target), (path, leaf))
-        if other is not leaf and (
-            address_of(other) != address_of(leaf) or nbytes_of(other) != nbytes_of(leaf)
-        ):
-            raise ValueError(f"one target is to take both {named([known])} and {named([path])}")
 
 
 def _overlap(memories: Iterable[memoryview]) -> bool:

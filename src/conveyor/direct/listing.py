@@ -69,7 +69,8 @@ def objects() -> list[KeptObject]:
     name = process.board.name
     found = []
     for (number, nbytes, since, names), slot in sorted(kept, key=lambda one: one[0][2]):
-        transport, by, snapshot, *_ = names.decode(errors="replace").split("\0")
+        # They may be cut off.
+        transport, by, snapshot, *_ = [*names.decode(errors="replace").split("\0"), "", ""]
         here = slot == process.slot and not snapshot
         who = tuple(sorted({name(holder) for holder in holders.get(number, ())}))
         found.append(

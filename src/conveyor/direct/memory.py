@@ -75,8 +75,9 @@ def address_of(value: Any) -> int:
 
 
 def memory_at(value: Any) -> tuple[int, int]:
-    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows."""
-    if is_tensor(value) or is_array(value):
+    """Address and bytes of what somebody offers; 0, 0 if that is nothing that torch or numpy knows, or a
+    tensor that has only the memory of its parts."""
+    if is_array(value) or (is_tensor(value) and str(value.layout) == "torch.strided"):
         return address_of(value), value.nbytes
     return 0, 0
 
@@ -99,8 +100,10 @@ def memory_of(value: Any) -> memoryview:
         return memoryview(flat.numpy()).cast("B") if value.numel() else memoryview(bytearray())
     if not is_array(value):
         raise TypeError(f"a torch tensor or a numpy array is needed, not a {type(value).__name__}")
-    if not value.flags.c_contiguous or not value.flags.writeable:
-        raise ValueError("what is read into must be contiguous, and not read-only")
+    if not value.flags.c_contiguous:
+        raise ValueError("what is read into must be contiguous")
+    if not value.flags.writeable:
+        raise ValueError("what is read into is read-only")
     if not value.size or value.dtype.hasobject:  # what points to objects is not to be read into
         return memoryview(bytearray())
     import numpy as np

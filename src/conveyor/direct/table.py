@@ -179,11 +179,11 @@ class Table:
             if note is None:
                 return None
             beside = OnRoute(route, note, list(tensors))
-        lying = ranges
-        if tensors:
-            lying += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
-        self._lying[number] = lying
         try:
+            lying = ranges
+            if tensors:
+                lying += b"".join([_RANGE.pack(*memory_at(one)) for one in tensors])
+            self._lying[number] = lying
             on = "" if beside is None else beside.route.name
             if _core.checks_writes():
                 stored: Stored = Watched(

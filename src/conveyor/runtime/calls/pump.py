@@ -68,7 +68,8 @@ class Pump:
             self._closed = True
             thread = self._thread
         self._wait.close()
-        if thread is not None:
+        # What it sends may run any code, also such that ends the session: then it ends when it is back.
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._wait.release()  # links that refs hold have this, too
 

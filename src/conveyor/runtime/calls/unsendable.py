@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from conveyor.codec import blamed
+from conveyor.codec.direct import Direct
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import (
     ASYNC_FUNCTION,
@@ -86,9 +87,13 @@ def _of_result(actor: str, call: Call, result: Any) -> Iterator[Given]:
     name, _, _, returns, what, _ = call
     label = f"{actor}.{name}"
     if what in (NEXT, ASYNC_NEXT):
-        yield Given.result(f"an item of {label}", result[0])
+        yield Given.result(f"an item of {label}", _users(result[0]))
     elif count_of(returns) > 1:
         for i, value in enumerate(result):
-            yield Given.result(f"result {i} of {label}", value)
+            yield Given.result(f"result {i} of {label}", _users(value))
     else:
-        yield Given.result(f"the result of {label}", result)
+        yield Given.result(f"the result of {label}", _users(result))
+
+
+def _users(result: Any) -> Any:
+    return result.value if type(result) is Direct else result
