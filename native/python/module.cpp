@@ -98,4 +98,5 @@ NB_MODULE(_core, m) {
   bind_will(m);
   bind_collective(m);
   bind_direct(m);
+  bind_borrowed(m);
 }
