@@ -1,5 +1,7 @@
 #include "arena_section.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -254,6 +256,14 @@ void Arena::look(size_t at_most, size_t& from) {
 void Arena::look_at_all() {
   size_t from = out_.size();
   look(SIZE_MAX, from);
+}
+
+std::pair<int, uint64_t> Arena::file() const {
+  std::lock_guard lock(mutex_);
+  struct stat file;
+  if (!fd_ || inherited_) return {-1, 0};
+  if (::fstat(fd_->get(), &file) != 0) throw_errno("arena");
+  return {fd_->get(), file.st_ino};
 }
 
 size_t Arena::blocks_out() const {

@@ -130,6 +130,8 @@ class Arena : public Shareable<Arena> {
   // Give back a block that was not published. Cannot fail.
   void release(Block* block) noexcept;
 
+  // The number of its descriptor in this process, and its file's, which no other arena has; -1: it is closed.
+  std::pair<int, uint64_t> file() const;
   size_t bytes_touched() const { return touched_.load(std::memory_order_relaxed); }
   size_t blocks_out() const;
   size_t bytes_out() const;

@@ -71,6 +71,7 @@ using Numbers = std::vector<uint64_t>;
 // That this process holds a frame of its own making that keeps these values, and what is attached to that.
 struct Held {
   Held(Numbers numbers, std::shared_ptr<const void> what);
+  bool any() const { return what_ != nullptr; }
   const Numbers numbers;
 
  private:

@@ -37,6 +37,7 @@ class Mapping {
   PrivateView keep_private(PrivateView view);
   // While somebody holds something here.
   int fd() const { return file_->get(); }
+  uint64_t offset() const { return offset_; }  // in the file
 
   char* const base;
   const size_t size;

@@ -32,14 +32,14 @@ bool was_written(const char* base, size_t size) {
 
 }  // namespace
 
-PrivatePages::PrivatePages(std::shared_ptr<Lease> lease, const char* data, size_t size) : lease_(std::move(lease)) {
+PrivatePages::PrivatePages(std::shared_ptr<const void> keep, std::shared_ptr<Mapping> mapping, const char* data, size_t size) : keep_(std::move(keep)), mapping_(std::move(mapping)) {
   if (count_.fetch_add(1, std::memory_order_relaxed) >= kMost) return;
-  const uint64_t at = lease_->offset() + uint64_t(data - lease_->block());
+  const uint64_t at = mapping_->offset() + uint64_t(data - mapping_->base);
   const uint64_t first = at / kGranule * kGranule;
   skipped_ = size_t(at - first);
-  view_ = lease_->mapping().take_private(first, skipped_ + size);
+  view_ = mapping_->take_private(first, skipped_ + size);
   if (view_.base != nullptr) return;
-  void* p = map_file(lease_->fd(), first, skipped_ + size, MAP_PRIVATE);
+  void* p = map_file(mapping_->fd(), first, skipped_ + size, MAP_PRIVATE);
   if (p != MAP_FAILED) view_ = {static_cast<char*>(p), first, skipped_ + size};
 }
 
@@ -49,7 +49,7 @@ PrivatePages::~PrivatePages() {
   // A forked child has nothing of its parent's to keep.
   const bool kept = fork_ == fork_generation.load(std::memory_order_relaxed) &&
                     (!was_written(view_.base, view_.size) || ::madvise(view_.base, view_.size, MADV_DONTNEED) == 0);
-  const PrivateView over = kept ? lease_->mapping().keep_private(view_) : view_;
+  const PrivateView over = kept ? mapping_->keep_private(view_) : view_;
   if (over.base != nullptr) ::munmap(over.base, over.size);
 }
 

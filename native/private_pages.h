@@ -8,7 +8,7 @@
 
 namespace conveyor {
 
-// Private copy-on-write pages over a part of a leased block. To map memory and to fault it in costs more than to
+// Private copy-on-write pages over a part of a block that is held. To map memory and to fault it in costs more than to
 // read it, so the mapping is kept for the next value in the same place (`Mapping::keep_private`): a page that
 // nobody has written to shows what the file has.
 class PrivatePages {
@@ -18,8 +18,8 @@ class PrivatePages {
   static constexpr size_t kFrom = size_t(64) << 10;
   static constexpr size_t kMost = 16'384;
 
-  // `size` bytes of the lease's block, from `data` on. `data()` is null if they cannot be mapped.
-  PrivatePages(std::shared_ptr<Lease> lease, const char* data, size_t size);
+  // `size` bytes of `mapping` from `data` on, which `keep` keeps as they are. `data()` is null if they cannot be mapped.
+  PrivatePages(std::shared_ptr<const void> keep, std::shared_ptr<Mapping> mapping, const char* data, size_t size);
   ~PrivatePages();
   PrivatePages(const PrivatePages&) = delete;
   PrivatePages& operator=(const PrivatePages&) = delete;
@@ -28,7 +28,8 @@ class PrivatePages {
 
  private:
   static inline std::atomic<size_t> count_{0};  // in this process
-  const std::shared_ptr<Lease> lease_;          // ends when nobody can read the pages any more
+  const std::shared_ptr<const void> keep_;      // ends when nobody can read the pages any more
+  const std::shared_ptr<Mapping> mapping_;
   const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
   PrivateView view_;
   size_t skipped_ = 0;  // from the beginning of a page on

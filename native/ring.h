@@ -22,6 +22,7 @@ enum SlotFlags : uint32_t {
   kRefs = 4,         // the value refers to refs, which the header names (with kDefinitions)
   kBound = 8,        // the value refers to definitions that the channel may have carried before
   kKeeps = 16,       // its writer keeps something as long as anybody has the frame, which lies in a block therefore
+  kSure = 32,        // and with kKeeps: who has the frame keeps it, whoever else dies than who has made it. See SureLease
 };
 
 struct SlotHeader {

@@ -70,7 +70,7 @@ bool Sender::forward(const Frame& frame, bool may_wait) {
   out.tag = frame.tag;
   out.kind = frame.kind;
   out.codec = frame.codec;
-  out.flags = frame.flags & ~uint32_t(kExternal);
+  out.flags = frame.flags & ~uint32_t(kExternal | kSure);  // whether this process outlives the others is not known here
   out.size = frame.size;
   if (frame.flags & kKeeps) {
     out.attached = std::make_shared<const Frame>(frame);

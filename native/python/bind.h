@@ -23,6 +23,7 @@ void bind_turn(nb::module_& m);
 void bind_will(nb::module_& m);
 void bind_collective(nb::module_& m);
 void bind_direct(nb::module_& m);
+void bind_borrowed(nb::module_& m);
 void bind_pins(nb::module_& m);
 void bind_net(nb::module_& m);
 

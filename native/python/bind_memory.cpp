@@ -21,8 +21,9 @@ PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_g
 // Memory of its own with what is in the buffer: private pages over it, or a copy. What is written there is dropped
 // with it.
 Buffer private_pages(const Buffer& b) {
-  if (b.lease && b.length >= PrivatePages::kFrom) {
-    auto pages = std::make_shared<PrivatePages>(b.lease, b.data, b.length);
+  const std::shared_ptr<Mapping> mapping = b.lease ? b.lease->shared_mapping() : b.mapping;
+  if (mapping && b.length >= PrivatePages::kFrom) {
+    auto pages = std::make_shared<PrivatePages>(b.owner, mapping, b.data, b.length);
     if (char* data = pages->data(); data != nullptr) return Buffer{data, b.length, false, pages, nullptr, nullptr};
     // No mapping or no addresses are left; a copy may still fit.
   }
@@ -123,6 +124,10 @@ void bind_memory(nb::module_& m) {
       .def("close", [](Arena& a) {
              Unlocked unlocked;
              a.close();
+           })
+      .def_prop_ro("file", [](const Arena& a) {
+             const auto [fd, inode] = a.file();
+             return nb::make_tuple(fd, inode);
            })
       .def_prop_ro("bytes_touched", &Arena::bytes_touched)
       .def_prop_ro("bytes_out", &Arena::bytes_out)

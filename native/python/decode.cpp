@@ -1,6 +1,8 @@
 #include "decode.h"
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "exit.h"
@@ -14,14 +16,17 @@ namespace {
 
 // Of the innermost frame that the thread decodes.
 struct Fetching {
-  explicit Fetching(bool fetches) : before(std::exchange(now, fetches)) {}
+  Fetching(bool fetches, const Frame& frame) : fetches(fetches), frame(frame), before(std::exchange(now, this)) {}
   ~Fetching() { now = before; }
   Fetching(const Fetching&) = delete;
   Fetching& operator=(const Fetching&) = delete;
-  const bool before;
-  static thread_local bool now;
+  const bool fetches;
+  const Frame& frame;
+  std::optional<Numbers> keeps{};  // sorted; read when it is first asked for
+  Fetching* const before;
+  static thread_local Fetching* now;
 };
-thread_local bool Fetching::now = true;
+thread_local Fetching* Fetching::now = nullptr;
 
 constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
 
@@ -118,11 +123,22 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size) {
 }
 
 nb::object decode(const Frame& frame, bool fetches) {
-  const Fetching mode(fetches);
+  const Fetching mode(fetches, frame);
   return or_python_error([&] { return decode_frame(frame); });
 }
 
-bool fetches() noexcept { return Fetching::now; }
+bool fetches() noexcept { return Fetching::now == nullptr || Fetching::now->fetches; }
+
+std::shared_ptr<Lease> sure_lease(uint64_t number) {
+  Fetching* const now = Fetching::now;
+  if (now == nullptr || !(now->frame.flags & kSure) || !now->frame.lease || now->frame.lease->inherited()) return nullptr;
+  if (!now->keeps) {
+    Numbers keeps = now->frame.keeps();
+    std::sort(keeps.begin(), keeps.end());
+    now->keeps = std::move(keeps);
+  }
+  return std::binary_search(now->keeps->begin(), now->keeps->end(), number) ? now->frame.lease : nullptr;
+}
 
 nb::bytes meta_of(const Frame& frame) {
   const TableView table = table_of(frame);

@@ -34,6 +34,9 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size);
 nb::object decode(const Frame& frame, bool fetches = true);
 // Whether the frame that this thread is decoding is to be fetched. Code that is run meanwhile may decode others.
 bool fetches() noexcept;
+// The lease that keeps the value of that number, where it lies in the memory of who has made it, as long as that process
+// or the lease lives: that of the frame which this thread is decoding, if it is kSure and names the value. Else null.
+std::shared_ptr<Lease> sure_lease(uint64_t number);
 // What stands for the value from now on: the value itself where its type is immutable (those that are
 // decoded natively), an ErrorFrame, else a Snapshot. Runs no Python code.
 nb::object keep(const Frame& frame);

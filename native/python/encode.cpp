@@ -205,6 +205,7 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     out.codec = frame.codec;
     out.flags = frame.flags & ~uint32_t(kExternal);
     out.source = nb::borrow(value);
+    if (!keeps_surely(frame)) out.flags &= ~uint32_t(kSure);
     if (frame.flags & kKeeps) {
       out.attached = std::make_shared<const Frame>(frame);
       out.keeps = frame.keeps();
@@ -245,6 +246,12 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     add_numbers_of(keeper, out.keeps);
     out.attached = kept(nb::borrow(keeper));
     out.flags |= kKeeps;
+    // A ref may have another outcome later, so the frames themselves are kept beside it.
+    std::vector<Frame> frames;
+    if (keeps_surely(keeper, frames)) {
+      out.flags |= kSure;
+      if (!frames.empty()) out.attached = std::make_shared<const std::pair<std::shared_ptr<const void>, std::vector<Frame>>>(std::move(out.attached), std::move(frames));
+    }
   }
   unnoted.reached_end = true;  // from here on `out` takes them back
   take_buffers(out, buffers, arena);

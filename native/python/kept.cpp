@@ -19,6 +19,7 @@ std::atomic<Kept*> aside{nullptr};
 std::atomic<uint32_t> changes{0};  // futex word
 std::atomic<uint32_t> waiting{0};  // threads that sleep on it, or are about to
 std::atomic<size_t> not_aside{0};  // kept for somebody
+std::atomic<uint64_t> outlives_all{UINT64_MAX};  // a driver's fork generation: what is forked from it is none
 
 // A process that sends one value after the other puts one aside for each: a thread that waits is not woken, and does
 // not take the GIL, more often than this.
@@ -70,6 +71,35 @@ void add_numbers_of(nb::handle keeper, std::vector<uint64_t>& numbers) {
     numbers.push_back(PyLong_AsUnsignedLongLongMask(found.ptr()));
   }
 }
+
+bool keeps_surely(const Frame& frame) {
+  if (!(frame.flags & kSure)) return false;
+  return frame.attached ? frame.attached->any() : frame.lease && outlives_all.load(std::memory_order_relaxed) == fork_generation.load(std::memory_order_relaxed);
+}
+
+bool keeps_surely(nb::handle keeper, std::vector<Frame>& frames) {
+  if (PyList_CheckExact(keeper.ptr())) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keeper.ptr()); ++i)
+      if (!keeps_surely(nb::borrow(PyList_GET_ITEM(keeper.ptr(), i)), frames)) return false;
+    return true;
+  }
+  if (nb::isinstance<Snapshot>(keeper)) {
+    const Frame& frame = nb::inst_ptr<Snapshot>(keeper)->frame;
+    if (!keeps_surely(frame)) return false;
+    frames.push_back(frame);
+    return true;
+  }
+  if (is_ref(keeper.ptr())) {
+    const nb::object outcome = nb::inst_ptr<RefCore>(keeper)->outcome;
+    return outcome.is_valid() && nb::isinstance<Snapshot>(outcome) && keeps_surely(outcome, frames);
+  }
+  static PyObject* const anchor = PyUnicode_InternFromString("anchor");
+  nb::object found = nb::steal(PyObject_GetAttr(keeper.ptr(), anchor));
+  if (!found.is_valid()) PyErr_Clear();
+  return found.is_valid();
+}
+
+void outlive_all() { outlives_all.store(fork_generation.load(std::memory_order_relaxed), std::memory_order_relaxed); }
 
 void let_go_of_kept() {
   Kept* node = aside.exchange(nullptr, std::memory_order_acquire);

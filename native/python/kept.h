@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "frame.h"
+
 namespace nb = nanobind;
 
 namespace conveyor {
@@ -17,6 +19,13 @@ std::shared_ptr<const void> kept(nb::object object);
 // Add the numbers of the values that `keeper` keeps: what keeps one, a frame or a ref that refers to such, or a list of
 // them. What is none of these adds nothing.
 void add_numbers_of(nb::handle keeper, std::vector<uint64_t>& numbers);
+// Whether all that `keeper` keeps is kept as long as this process has `frames`, to which are added those that it is kept
+// by, whoever else dies than the processes that have made the values (kSure): the values that are kept here, and, where
+// this process is the last of a session to die, what others keep for it.
+bool keeps_surely(nb::handle keeper, std::vector<Frame>& frames);
+bool keeps_surely(const Frame& frame);
+// This process is the driver's: a session ends with it.
+void outlive_all();
 // Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
 void let_go_of_kept();
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "arena.h"
+#include "borrowed.h"
 #include "frame.h"
 
 namespace conveyor {
@@ -37,9 +38,10 @@ struct Buffer {
   char* data;
   size_t length;
   bool readonly;
-  std::shared_ptr<void> owner;  // Lease, OwnedMemory, MadeInPlace or PrivatePages
+  std::shared_ptr<void> owner;  // Lease, OwnedMemory, MadeInPlace, Borrowed or PrivatePages
   std::shared_ptr<Lease> lease;
   std::shared_ptr<MadeInPlace> made;
+  std::shared_ptr<Mapping> mapping = nullptr;  // that a Borrowed lies in
 };
 
 }  // namespace conveyor

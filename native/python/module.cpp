@@ -99,4 +99,5 @@ NB_MODULE(_core, m) {
   bind_collective(m);
   bind_direct(m);
   bind_net(m);
+  bind_borrowed(m);
 }

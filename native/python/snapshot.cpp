@@ -36,7 +36,7 @@ Snapshot snapshot(nb::handle value, nb::handle sent, size_t share_from) {
 Snapshot received_snapshot(uint16_t codec, uint32_t flags, size_t size, nb::handle data, int fd) {
   Snapshot s;
   s.frame.codec = codec;
-  s.frame.flags = flags & ~uint32_t(kExternal);
+  s.frame.flags = flags & ~uint32_t(kExternal | kSure);
   s.frame.size = size;
   if (fd >= 0) {
     const off_t length = ::lseek(fd, 0, SEEK_END);

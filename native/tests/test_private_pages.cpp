@@ -11,7 +11,7 @@ constexpr size_t kSize = 300'000;
 struct Value {
   std::shared_ptr<Lease> lease;
   std::unique_ptr<PrivatePages> pages;
-  Value(Setup& s, const Block* block, size_t size = kSize) : lease(s.lease(block)), pages(std::make_unique<PrivatePages>(lease, lease->data(), size)) {
+  Value(Setup& s, const Block* block, size_t size = kSize) : lease(s.lease(block)), pages(std::make_unique<PrivatePages>(lease, lease->shared_mapping(), lease->data(), size)) {
     REQUIRE(pages->data() != nullptr);
   }
   char* data() const { return pages->data(); }
@@ -66,7 +66,7 @@ TEST(values_in_one_place_at_the_same_time_have_pages_of_their_own) {
   std::memset(block->data(), 1, kSize);
   s.arena.publish(block, s.readers(2), 0, 0);
   auto lease = std::shared_ptr<Lease>(s.lease(block, 0)), other = std::shared_ptr<Lease>(s.lease(block, 1));
-  PrivatePages one(lease, lease->data(), kSize), two(other, other->data(), kSize);
+  PrivatePages one(lease, lease->shared_mapping(), lease->data(), kSize), two(other, other->shared_mapping(), other->data(), kSize);
   one.data()[5] = 9;
   CHECK_EQ(two.data()[5], 1);
   CHECK(one.data() != two.data());
@@ -96,7 +96,7 @@ TEST(few_views_are_kept_and_none_of_what_is_closed) {
     auto lease = std::shared_ptr<Lease>(s.lease(published(s, 1)));
     lease->mapping().close_file();
     CHECK(mappings() <= own + 2);
-    PrivatePages late(lease, lease->data(), kSize);
+    PrivatePages late(lease, lease->shared_mapping(), lease->data(), kSize);
     CHECK(late.data() != nullptr);  // who has the lease may still read
   }
   CHECK_EQ(mappings(), before);

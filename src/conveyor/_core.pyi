@@ -467,6 +467,11 @@ class Arena:
         free for ``idle`` seconds is given back.
         """
 
+    @property
+    def file(self) -> tuple[int, int]:
+        """The number of its descriptor in this process, and its file's, which no other arena has. -1: it is
+        closed."""
+
     @staticmethod
     def create_fd(size: int) -> int:
         """A new sealed, sparse file, rounded down to 64 MiB; the caller closes it."""
@@ -1482,6 +1487,25 @@ def read_directory(pid: int, address: int) -> Directory:
 
 def ranges_of(buffers: Sequence[Any]) -> bytes:
     """Where contiguous buffers lie: a table of addresses and lengths, as 64-bit numbers."""
+
+def lying_in(table: bytes, arena: Arena) -> bytes:
+    """Where each of such ranges lies in the process's own arena: its block's offset and size, and its own place in
+    the block, as 64-bit numbers; the last is 0 for one that lies elsewhere. Nothing if all do."""
+
+def outlive_all() -> None:
+    """This process is the driver's: a session ends with it, so what it holds is let go of by itself alone."""
+
+def sure_lease(number: int) -> SureLease | None:
+    """What keeps the value of that number where it lies in the arena of who has made it: the lease on the frame which
+    this thread is decoding, if nobody's death but that of who has made the value can let go of it. ``None``: there is
+    no such lease, and the value may go at any time."""
+
+class SureLease:
+    """What ``sure_lease`` has found."""
+
+    def in_place(self, view: ArenaView, ranges: bytes, lying: bytes) -> list[Buffer | None] | None:
+        """The ranges of a value, which lie as ``lying_in`` has said in the arena that ``view`` shows, as read-only
+        memory; ``None`` for each that lies elsewhere. ``None`` instead of all: they cannot be mapped."""
 
 def lengths_of(table: bytes) -> list[int]:
     """The length of each of them."""

@@ -25,6 +25,12 @@ class Keeper:
         self.array = np.ones(10)
         return self.array
 
+    @conveyor.method(tensor_transport="auto")
+    def in_arena(self):
+        self.array = conveyor.empty((50_000,), "float64")
+        self.array[:] = 1
+        return self.array
+
     def write(self, index=3):
         self.array[index] += 1
 
@@ -187,3 +193,12 @@ def test_every_byte_and_its_place_count():
                 seen.add(checksum(array))
                 array[place] ^= 1 << bit
         assert len(seen) == 3 + 2 * size
+
+
+def test_what_lies_in_an_arena_is_looked_at_as_well(local_watched):
+    keeper = Keeper.remote()
+    ref = keeper.in_arena.remote()
+    assert get(ref).sum() == 50_000
+    get(keeper.write.remote())
+    with pytest.raises(SharedWriteError, match="in_arena"):
+        get(ref)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from conveyor.codec.direct import Beside, Direct, Located, Route, names_of
+from conveyor import _core
+from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of
 from conveyor.codec.frames import decode
 from conveyor.direct.choice import route_for
 from conveyor.direct.fetching import decode_with, fetch
@@ -27,6 +28,7 @@ class _Me(NamedTuple):
     """This process, as the frames of its values name it.
 
     place: slot, incarnation and pid.
+    file: its arena's.
     names: by transport, and by whether it is of snapshots, what ``Located.names`` is.
     """
 
@@ -34,6 +36,7 @@ class _Me(NamedTuple):
     may_be_read: bool
     place: tuple[int, int, int]
     name: str
+    file: File
     names: dict[tuple[str, bool], bytes]
 
     @classmethod
@@ -41,7 +44,8 @@ class _Me(NamedTuple):
         process = runtime.process
         place = (*process.identity, runtime.pid)
         readable = let_session_read(runtime.own_actor is None)
-        return cls(process, readable, place, process.board.name(process.slot), {})
+        name = process.board.name(process.slot)
+        return cls(process, readable, place, name, File(*process.arena.file), {})
 
 
 class _Holder:
@@ -85,7 +89,10 @@ class _Holder:
             on, note, _ = stored.beside
             aside = Beside(on, on.specs(tensors), note).pack()
         place = *me.place, stored.number, stored.anchor
-        return Located(*place, names, stored.ranges, codec, meta, aside), stored
+        lying = _core.lying_in(stored.ranges, me.process.arena)
+        if lying:
+            lying = me.file.pack() + lying
+        return Located(*place, names, stored.ranges, codec, meta, aside, lying), stored
 
     def begin(self) -> None:
         context.current().process.keeping.start()
@@ -96,8 +103,8 @@ class _Holder:
     def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
         return part_of(where, index)
 
-    def fetch(self, where: Located, decode_any: Decode) -> Any:
-        return fetch(where, decode_any)
+    def fetch(self, where: Located, decode_any: Decode, sure: _core.SureLease | None = None) -> Any:
+        return fetch(where, decode_any, sure)
 
 
 HOLDER = _Holder()

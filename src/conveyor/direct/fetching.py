@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from conveyor import _core
 from conveyor.codec.beside import placing
-from conveyor.codec.direct import Beside, Located, receiving
+from conveyor.codec.direct import Beside, File, Located, receiving
 from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
 from conveyor.direct.transfers import go_on
@@ -21,9 +21,12 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime import context
 
+_RANGE_BYTES = 16
 
-def fetch(where: Located, decode: Decode) -> Any:
-    """The value itself where it is kept here, else another one like it, in memory of this process's.
+
+def fetch(where: Located, decode: Decode, sure: _core.SureLease | None = None) -> Any:
+    """The value itself where it is kept here, else another one like it: in memory of this process's, or where
+    its own lies, if that can be and something is ``sure`` to keep it there.
 
     Raises:
         ActorDiedError: the process that kept it has died.
@@ -49,7 +52,8 @@ def fetch(where: Located, decode: Decode) -> Any:
             _core.read_peer_joined(*source, joined)
             buffers = [joined]
         else:
-            buffers = _fetched(source, runtime.process.arena)
+            here = None if sure is None else _in_place(where, sure, runtime.process)
+            buffers = _fetched(source, runtime.process.arena) if here is None else here
     except OSError as error:
         raise _why(where, error, runtime) from None
     tensors = _beside(where, runtime) if where.beside else None
@@ -88,6 +92,23 @@ def _beside(where: Located, runtime: Any) -> Sequence[Any]:
     if failed is not None:
         raise failed
     return tensors
+
+
+def _in_place(where: Located, sure: _core.SureLease, process: Any) -> list[_core.Buffer] | None:
+    """The memory of a value: where it lies, as far as that is an arena. ``None``: all is to be copied."""
+    if _core.checks_writes() or process.board.gone(where.slot, where.incarnation):
+        return None  # what is compared is what has been copied; and of the dead nothing is got any more
+    file, lying = File.split(where.lying)
+    view = process.arenas.of(where.slot, where.incarnation, where.pid, *file)
+    found = None if view is None else sure.in_place(view, where.ranges, lying)
+    if found is None or None not in found:
+        return cast("list[_core.Buffer] | None", found)
+    # The anchor says whether what is copied is the value's.
+    size = _RANGE_BYTES
+    elsewhere = [at * size for at, one in enumerate(found) if one is None]
+    ranges = b"".join([where.ranges[at : at + size] for at in elsewhere])
+    fetched = iter(_fetched((where.pid, ranges, where.anchor, where.number), process.arena))
+    return [next(fetched) if one is None else one for one in found]
 
 
 def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_core.Buffer]:

@@ -68,7 +68,9 @@ def part_of(where: Located, index: Index) -> Located | None:
     given = [*index, *[_ALL] * (len(shape) - len(index))]
     if not ranges or _is_exact(shape, picked, level):
         left = tuple([n for n, one in zip(whole, given, strict=True) if not _is_int(one)])
-        return where._replace(ranges=ranges, meta=header.with_shape(where.meta, left), joined=True)
+        return where._replace(
+            ranges=ranges, meta=header.with_shape(where.meta, left), lying=b"", joined=True
+        )
     # Whole blocks come, of which the part is taken where they are.
     _, count, step = picked[level]
     block = (*whole[:level], (count - 1) * step + 1, *shape[level + 1 :])
@@ -77,7 +79,7 @@ def part_of(where: Located, index: Index) -> Located | None:
     for one, (first, n, apart) in zip(given[level:], rest, strict=True):
         inner.append(first if _is_int(one) else slice(first, first + (n - 1) * apart + 1, apart))
     meta = _pickled(_taken, where.codec, header.with_shape(where.meta, block), tuple(inner))
-    return where._replace(ranges=ranges, codec=PICKLE, meta=meta, joined=True)
+    return where._replace(ranges=ranges, codec=PICKLE, meta=meta, lying=b"", joined=True)
 
 
 def _is_int(one: Any) -> bool:
@@ -215,7 +217,7 @@ def _lying(
         at += length
     if len(buffers) > 1:
         codec, meta = PICKLE, _pickled(_apart, codec, meta, places)
-    return where._replace(ranges=b"".join(tables), codec=codec, meta=meta, joined=True)
+    return where._replace(ranges=b"".join(tables), codec=codec, meta=meta, lying=b"", joined=True)
 
 
 class _Call:

@@ -18,6 +18,7 @@ from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
+from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
@@ -127,6 +128,8 @@ class Process:
         #: Of the peers, by slot: which of its processes it is, and its arena.
         self._peers: dict[int, tuple[int, _core.ArenaView]] = {}
         self._peers_lock = threading.Lock()
+        #: Of processes that values are read from where they lie.
+        self.arenas = OthersArenas(self)
         self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
         self._closed = False
@@ -169,7 +172,8 @@ class Process:
         return self._peers[slot][1].fd, self.board.eventfd(slot)
 
     def forget_gone(self) -> None:
-        """Let go of what is kept of peers that are dead and will not be heard of again."""
+        """Let go of what is kept of processes that are dead and will not be heard of again."""
+        self.arenas.forget_gone()
         for slot, (incarnation, _) in list(self._peers.items()):
             if self.board.gone(slot, incarnation):
                 with self._peers_lock:
@@ -198,6 +202,7 @@ class Process:
             for close in (self.inbox.close_fds, self.arena.close, self.board.close_fds):
                 last.callback(close)
             last.callback(self._peers.clear)
+            last.callback(self.arenas.clear)
             if not ending.begun_here():  # else all of its memory goes at once
                 for part in reading:
                     last.callback(part.leave)
@@ -205,6 +210,7 @@ class Process:
 
     def forget(self, slot: int) -> None:
         """``slot`` is no peer any more; values received from it stay as long as they are held."""
+        self.arenas.forget_gone()
         with self._peers_lock:
             self._peers.pop(slot, None)
             self.board.forget_eventfd(slot)
@@ -256,11 +262,16 @@ class Process:
         same memory."""
         return _core.Reader(segment, offset, index, self.board, writer.bell, arena, shared, carries)
 
+    def known_arena(self, slot: int, incarnation: int) -> _core.ArenaView | None:
+        """Of a peer; ``None`` if that process is none."""
+        known, arena = self._peers.get(slot, (None, None))
+        return arena if known == incarnation else None
+
     def arena_of(self, slot: int, incarnation: int) -> _core.ArenaView:
         """Of a peer that is alive. ``RuntimeStateError`` if it is none any more."""
-        known, arena = self._peers.get(slot, (None, None))
+        arena = self.known_arena(slot, incarnation)
         # Whoever lays a channel introduces its ends first: so it has died, and may have a successor.
-        if arena is None or known != incarnation:
+        if arena is None:
             raise RuntimeStateError(
                 f"a process of slot {slot} has died before the channel was open: nothing comes from it"
             )

@@ -14,7 +14,7 @@ from conveyor.codec import pickling
 from conveyor.codec.beside import Collected
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.direct.holder import Holder, holder, keep_beside
-from conveyor.codec.direct.located import Located, names_of
+from conveyor.codec.direct.located import File, Located, names_of
 from conveyor.codec.direct.receiving import Receiving, receiving
 from conveyor.codec.direct.routes import Beside, Route
 from conveyor.codec.direct.unfetched import Unfetched, fetched, itself
@@ -34,6 +34,7 @@ __all__ = [
     "DIRECT",
     "Beside",
     "Direct",
+    "File",
     "Holder",
     "Located",
     "Receiving",
@@ -103,7 +104,10 @@ def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
     :func:`conveyor.codec.frames.decode`."""
     if not _core.fetches():
         return Unfetched(meta, decode_any)
-    return holder().fetch(Located.unpack(meta), decode_any)
+    where = Located.unpack(meta)
+    return holder().fetch(
+        where, decode_any, _core.sure_lease(where.number) if where.lying else None
+    )
 
 
 def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from conveyor import _core
 from conveyor.codec.direct.located import Located
 from conveyor.codec.direct.routes import Route
 from conveyor.codec.direct.value import Direct
@@ -45,8 +46,11 @@ class Holder(Protocol):
         """Where a part of a value is; see :meth:`Unfetched.where_part`."""
         ...
 
-    def fetch(self, where: Located, decode: Callable[..., Any]) -> Any:
-        """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``."""
+    def fetch(
+        self, where: Located, decode: Callable[..., Any], sure: _core.SureLease | None = None
+    ) -> Any:
+        """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``. ``sure``: what keeps it
+        where it lies."""
         ...
 
 

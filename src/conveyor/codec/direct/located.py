@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-_head = struct.Struct("<HHIIIIIQQ")
+_head = struct.Struct("<HHIIIIIIQQ")
+_file = struct.Struct("<qQ")
 _JOINED = 1 << 15
 
 
@@ -21,6 +22,8 @@ class Located(NamedTuple):
     codec, meta: of the value, which is decoded with what the buffers hold.
     beside: what :class:`~conveyor.codec.direct.routes.Beside` has packed, if some of the value's tensors are
     got in another way than by reading.
+    lying: where the ranges lie in that process's arena, as ``_core.lying_in`` says it, with :class:`File` in
+    front, if any does.
     joined: the ranges are the runs of one buffer, as those of a part are. They are copied one behind the
     other.
     """
@@ -35,6 +38,7 @@ class Located(NamedTuple):
     codec: int
     meta: bytes
     beside: bytes = b""
+    lying: bytes = b""
     joined: bool = False
 
     @property
@@ -54,22 +58,36 @@ class Located(NamedTuple):
 
     def pack(self) -> bytes:
         """The meta bytes of the frame."""
-        slot, incarnation, pid, number, anchor, names, ranges, codec, meta, beside, joined = self
+        (
+            slot,
+            incarnation,
+            pid,
+            number,
+            anchor,
+            names,
+            ranges,
+            codec,
+            meta,
+            beside,
+            lying,
+            joined,
+        ) = self
         if joined:
             codec |= _JOINED
-        sizes = len(names), slot, incarnation, pid, len(ranges), len(beside)
+        sizes = len(names), slot, incarnation, pid, len(ranges), len(beside), len(lying)
         head = _head.pack(codec, *sizes, number, anchor)
-        return b"".join((head, names, ranges, beside, meta))
+        return b"".join((head, names, ranges, beside, lying, meta))
 
     @classmethod
     def unpack(cls, packed: bytes) -> Located:
         """What :meth:`pack` has made."""
-        codec, named, slot, incarnation, pid, ranging, aside, number, anchor = _head.unpack_from(
-            packed
+        codec, named, slot, incarnation, pid, ranging, aside, placed, number, anchor = (
+            _head.unpack_from(packed)
         )
         names = _head.size + named
         ranges = names + ranging
         beside = ranges + aside
+        lying = beside + placed
         return cls(
             slot,
             incarnation,
@@ -79,10 +97,31 @@ class Located(NamedTuple):
             packed[_head.size : names],
             packed[names:ranges],
             codec & ~_JOINED,
-            packed[beside:],
+            packed[lying:],
             packed[ranges:beside],
+            packed[beside:lying],
             codec >= _JOINED,
         )
+
+
+class File(NamedTuple):
+    """The file of a process's arena.
+
+    descriptor: its number there.
+    inode: its own, which no other arena's file has.
+    """
+
+    descriptor: int
+    inode: int
+
+    def pack(self) -> bytes:
+        """What stands in front of :attr:`Located.lying`."""
+        return _file.pack(*self)
+
+    @classmethod
+    def split(cls, lying: bytes) -> tuple[File, bytes]:
+        """What stands in front, and the rest."""
+        return cls(*_file.unpack_from(lying)), lying[_file.size :]
 
 
 def names_of(transport: str, keeper: str, snapshot: bool) -> bytes:

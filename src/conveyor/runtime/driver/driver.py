@@ -90,6 +90,7 @@ class Driver(CallingRuntime):
         process = Process(board, DRIVER_SLOT, self._eventfd, self._arena_fd, arena)
         super().__init__(process, Chores(_core.Waker(self._garbage_event), self._wake))
         board.alive_unwatched(DRIVER_SLOT)
+        _core.outlive_all()
         self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
         self.exports = Exports(
             os.urandom(8).hex(),

@@ -1,0 +1,22 @@
+#include "borrowed.h"
+
+namespace conveyor {
+
+namespace {
+
+char* checked_block(ArenaView& view, uint64_t offset, uint64_t size, std::shared_ptr<Mapping>& keep) {
+  char* block = view.block(offset, size, keep);
+  if (reinterpret_cast<BlockHeader*>(block)->magic != kBlockMagic) throw std::system_error(EPROTO, std::generic_category(), "no block header");
+  return block;
+}
+
+}  // namespace
+
+Borrowed::Borrowed(std::shared_ptr<Lease> lease, ArenaView& view, uint64_t offset, uint64_t size)
+    : lease_(std::move(lease)), block_(checked_block(view, offset, size, mapping_)), hold_(*mapping_) {}
+
+Borrowed::~Borrowed() {
+  hold_.leave([lease = std::move(lease_), mapping = std::move(mapping_)] {});
+}
+
+}  // namespace conveyor

@@ -1,0 +1,88 @@
+// Values that stay in the arena of the process that made them, and are read there in place.
+#include <algorithm>
+#include <cstring>
+
+#include "bind.h"
+#include "decode.h"
+#include "directory.h"
+#include "kept.h"
+#include "made_in_place.h"
+#include "peer_memory.h"
+
+namespace conveyor {
+namespace {
+
+// What keeps a value where it lies.
+struct SureLease {
+  std::shared_ptr<Lease> lease;
+};
+
+template <class Entry>
+std::vector<Entry> entries_of(nb::bytes table) {
+  if (table.size() % sizeof(Entry) != 0) throw nb::value_error("a table of ranges");
+  std::vector<Entry> entries(table.size() / sizeof(Entry));
+  if (!entries.empty()) std::memcpy(entries.data(), table.c_str(), table.size());
+  return entries;
+}
+
+// Where each range lies in the arena; no bytes if none does.
+nb::bytes lying_in(nb::bytes table, const Arena* arena) {
+  std::vector<Lying> lying;
+  if (MadeInPlace::any()) {
+    const std::vector<Range> ranges = entries_of<Range>(table);
+    lying.reserve(ranges.size());
+    std::shared_ptr<MadeInPlace> last;
+    bool any = false;
+    for (const Range& range : ranges) {
+      const char* data = reinterpret_cast<const char*>(range.address);
+      if (!last || data < last->block->data() || data + range.length > last->block->data() + last->length) last = range.length == 0 ? nullptr : MadeInPlace::find(data, range.length, arena);
+      lying.push_back(last ? Lying{last->block->offset, last->block->size, uint64_t(data - last->block->base)} : Lying{0, 0, 0});
+      any |= last != nullptr;
+    }
+    if (!any) lying.clear();
+  }
+  return nb::bytes(reinterpret_cast<const char*>(lying.data()), lying.size() * sizeof(Lying));
+}
+
+// The ranges as they lie there, None for what lies elsewhere; None instead of all if a block cannot be mapped.
+nb::object in_place(const SureLease& sure, ArenaView& view, nb::bytes ranges, nb::bytes table) {
+  const std::vector<Range> lengths = entries_of<Range>(ranges);
+  const std::vector<Lying> lying = entries_of<Lying>(table);
+  if (lying.size() != lengths.size()) throw nb::value_error("as many places as ranges");
+  nb::list buffers;
+  std::shared_ptr<Borrowed> last;
+  uint64_t block = 0;
+  for (size_t i = 0; i < lying.size(); ++i) {
+    const auto& [offset, size, at] = lying[i];
+    if (at == 0) {
+      buffers.append(nb::none());
+      continue;
+    }
+    if (at < kBlockHeader || at > size || lengths[i].length > size - at) throw nb::value_error("a range outside of its block");
+    if (!last || block != offset) {
+      try {
+        last = std::make_shared<Borrowed>(sure.lease, view, offset, size);
+      } catch (const std::system_error&) {  // no mapping or no addresses are left: it can be copied still
+        return nb::none();
+      }
+      block = offset;
+    }
+    buffers.append(nb::cast(Buffer{last->block() + at, size_t(lengths[i].length), true, last, nullptr, nullptr, last->mapping()}, nb::rv_policy::move));
+  }
+  return buffers;
+}
+
+}  // namespace
+
+void bind_borrowed(nb::module_& m) {
+  m.def("outlive_all", &outlive_all);
+  m.def("lying_in", &lying_in, "table"_a, "arena"_a);
+  nb::class_<SureLease>(m, "SureLease").def("in_place", &in_place, "view"_a, "ranges"_a, "lying"_a);
+  m.def("sure_lease", [](uint64_t number) -> nb::object {
+    std::shared_ptr<Lease> lease = sure_lease(number);
+    if (!lease) return nb::none();
+    return nb::cast(SureLease{std::move(lease)}, nb::rv_policy::move);
+  }, "number"_a);
+}
+
+}  // namespace conveyor
