@@ -4,21 +4,22 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#include "collective_loops.h"
 
 namespace conveyor {
 namespace {
 
-// The loops of one element type and operation. "Wide" is what is computed in.
-struct Loops {
-  void (*direct)(void* to, const void* first, const void* second, size_t n);  // two sources, without a tile
-  void (*pair)(void* wide, const void* first, const void* second, size_t n);
-  void (*add)(void* wide, const void* source, size_t n);
-  void (*finish)(void* to, const void* wide, size_t n, size_t divisor);
-  size_t wide;
-};
-
 namespace plain {
+constexpr size_t kVector = 16;
+struct Halves {};
 #include "collective_loops.inl"
 }
 
@@ -26,12 +27,23 @@ namespace plain {
 // gain nothing: the memory is what these loops wait for.
 #if defined(__x86_64__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,f16c")
 #endif
 namespace avx2 {
+constexpr size_t kVector = 32;
+struct Halves {
+  using Vector = __m256;
+  static Vector up(const uint16_t* from) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+  static void down(uint16_t* to, Vector x) {
+    // Of what is no number only the sign is kept, as F16::down does.
+    const __m256i no_number = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256 kept = _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_srli_epi32(no_number, 10)), x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(kept, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
 #include "collective_loops.inl"
 }  // namespace avx2
 #if defined(__clang__)
@@ -41,7 +53,10 @@ namespace avx2 {
 #endif
 
 bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2");
+  static const bool has = [] {
+    uint32_t a, b, c, d;  // not every compiler's __builtin_cpu_supports knows F16C
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  }();
   return has;
 }
 #endif

@@ -1,5 +1,26 @@
 // The inner loops of collective_kernels.cpp, which includes this once for each kind of machine, in a namespace of its
-// own and with what that machine can do.
+// own and with what that machine can do: `kVector` is the bytes of its vectors, and `Halves` has its conversions of
+// a vector of 16-bit floats, if it has any.
+
+typedef float Floats __attribute__((vector_size(kVector)));
+typedef uint32_t Words __attribute__((vector_size(kVector)));
+
+// What is computed with at once, of types of which the compiler makes no good loops by itself. In which order its parts
+// have the elements is for `load` and `store` of the type to say: nobody else looks at what is kept wide.
+template <size_t N>
+struct Block {
+  static constexpr size_t kElements = N * kVector / sizeof(float);
+  Floats parts[N];
+  // By whole vectors: copied as one object it would be written by smaller pieces than it is read by.
+  static Block get(const float* wide) {
+    Block made;
+    for (size_t k = 0; k < N; ++k) std::memcpy(&made.parts[k], wide + k * kVector / sizeof(float), kVector);
+    return made;
+  }
+  void put(float* wide) const {
+    for (size_t k = 0; k < N; ++k) std::memcpy(wide + k * kVector / sizeof(float), &parts[k], kVector);
+  }
+};
 
 template <class T>
 struct Plain {  // what is kept is what is computed with
@@ -25,9 +46,38 @@ struct Bf16 {
     const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
     return uint16_t(x != x ? 0x7fc0 : rounded);
   }
+
+  // Two neighbours lie in one word, the first of them in its lower half: none has to be moved to another lane.
+  using Several = Block<2>;
+  static Several load(const uint16_t* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return {Floats(words << 16), Floats(words & 0xffff0000u)};
+  }
+  static void store(uint16_t* to, const Several& block) {
+    const Words words = rounded(block.parts[0]) >> 16 | (rounded(block.parts[1]) & 0xffff0000u);
+    std::memcpy(to, &words, sizeof words);
+  }
+
+ private:
+  static Words rounded(Floats x) {
+    const Words u = Words(x);
+    return x != x ? Words{} + 0x7fc00000u : u + 0x7fffu + (u >> 16 & 1u);
+  }
 };
 
-struct F16 {  // by hand, since not every compiler has the type: written so that it is vectorized
+template <class H>
+struct HalfBlocks {};
+
+template <class H>
+  requires requires { typename H::Vector; }
+struct HalfBlocks<H> {
+  using Several = Block<1>;
+  static Several load(const uint16_t* from) { return {Floats(H::up(from))}; }
+  static void store(uint16_t* to, const Several& block) { H::down(to, block.parts[0]); }
+};
+
+struct F16 : HalfBlocks<Halves> {  // by hand, since not every compiler has the type: written so that it is vectorized
   using Stored = uint16_t;
   using Wide = float;
   static float up(uint16_t x) {
@@ -78,45 +128,75 @@ struct And {
   static T of(T a, T b) { return T(a & b); }
 };
 
+// Blocks are done first, then what is left, one by one.
+template <class E>
+constexpr size_t at_once() {
+  if constexpr (requires { typename E::Several; }) return E::Several::kElements;
+  return 0;
+}
+
+template <class O, class B>
+B each(const B& a, const B& b) {
+  B made;
+  for (size_t k = 0; k < std::size(made.parts); ++k) made.parts[k] = O::of(a.parts[k], b.parts[k]);
+  return made;
+}
+
 // What a destination shares with a source begins at the same place: each element is read before it is written.
 template <class E, class O>
 void direct(void* to, const void* first, const void* second, size_t n) {
   auto* d = static_cast<typename E::Stored*>(to);
   auto *a = static_cast<const typename E::Stored*>(first), *b = static_cast<const typename E::Stored*>(second);
+  size_t i = 0;
+  if constexpr (constexpr size_t k = at_once<E>(); k != 0)
+    for (; i + k <= n; i += k) E::store(d + i, each<O>(E::load(a + i), E::load(b + i)));
 #pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) d[i] = E::down(O::of(E::up(a[i]), E::up(b[i])));
+  for (; i < n; ++i) d[i] = E::down(O::of(E::up(a[i]), E::up(b[i])));
 }
 
 template <class E, class O>
 void pair(void* wide, const void* first, const void* second, size_t n) {
   auto* d = static_cast<typename E::Wide*>(wide);
   auto *a = static_cast<const typename E::Stored*>(first), *b = static_cast<const typename E::Stored*>(second);
+  size_t i = 0;
+  if constexpr (constexpr size_t k = at_once<E>(); k != 0)
+    for (; i + k <= n; i += k) each<O>(E::load(a + i), E::load(b + i)).put(d + i);
 #pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) d[i] = O::of(E::up(a[i]), E::up(b[i]));
+  for (; i < n; ++i) d[i] = O::of(E::up(a[i]), E::up(b[i]));
 }
 
 template <class E, class O>
 void add(void* wide, const void* source, size_t n) {
   auto* d = static_cast<typename E::Wide*>(wide);
   auto* a = static_cast<const typename E::Stored*>(source);
+  size_t i = 0;
+  if constexpr (constexpr size_t k = at_once<E>(); k != 0)
+    for (; i + k <= n; i += k) each<O>(E::Several::get(d + i), E::load(a + i)).put(d + i);
 #pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) d[i] = O::of(d[i], E::up(a[i]));
+  for (; i < n; ++i) d[i] = O::of(d[i], E::up(a[i]));
+}
+
+template <class E, bool kDivides>
+void finish_by(typename E::Stored* d, const typename E::Wide* a, size_t n, typename E::Wide by) {
+  const auto quotient = [by](auto x) { return kDivides ? x / by : x; };
+  size_t i = 0;
+  if constexpr (constexpr size_t k = at_once<E>(); k != 0)
+    for (; i + k <= n; i += k) {
+      auto made = E::Several::get(a + i);
+      for (size_t j = 0; j < std::size(made.parts); ++j) made.parts[j] = quotient(made.parts[j]);
+      E::store(d + i, made);
+    }
+#pragma GCC ivdep
+  for (; i < n; ++i) d[i] = E::down(quotient(a[i]));
 }
 
 template <class E>
 void finish(void* to, const void* wide, size_t n, size_t divisor) {
   auto* d = static_cast<typename E::Stored*>(to);
   auto* a = static_cast<const typename E::Wide*>(wide);
-  if constexpr (std::is_floating_point_v<typename E::Wide>) {
-    if (divisor != 1) {
-      const auto by = static_cast<typename E::Wide>(divisor);
-#pragma GCC ivdep
-      for (size_t i = 0; i < n; ++i) d[i] = E::down(a[i] / by);
-      return;
-    }
-  }
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) d[i] = E::down(a[i]);
+  if constexpr (std::is_floating_point_v<typename E::Wide>)
+    if (divisor != 1) return finish_by<E, true>(d, a, n, static_cast<typename E::Wide>(divisor));
+  finish_by<E, false>(d, a, n, 1);
 }
 
 template <class E, class O>

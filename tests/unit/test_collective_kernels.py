@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import numpy as np
 import pytest
 
+from conveyor import _core
 from conveyor.dag.collective import kernels
 from conveyor.dag.collective.calls import (
     AllGather,
@@ -18,6 +20,8 @@ from conveyor.dag.collective.calls import (
     ReduceScatter,
     Scatter,
 )
+from conveyor.dag.collective.elements import ELEMENT_TYPES
+from conveyor.dag.collective.kernels import TENSORS
 from conveyor.dag.collective.reduceop import ReduceOp
 
 torch = pytest.importorskip("torch")
@@ -87,6 +91,38 @@ def test_halves_are_rounded_once():
     assert AllReduce("allreduce", NAMES, 0)(*half)[0] == 2052
     most = [torch.tensor([60000.0], dtype=torch.float16)] * 2
     assert AllReduce("allreduce", NAMES[:2], 0, ReduceOp.AVG)(*most).item() == 60000
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_halves_are_reduced_to_the_bits_of_one_rounding(op, dtype):
+    # As the library is built: the native core's own tests are built otherwise.
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype))
+    number = ELEMENT_TYPES.index(dtype)
+    function = TENSORS.function(op)
+    for seed in range(20):
+        others = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))]
+        found = torch.empty_like(every)
+        sources = tuple(TENSORS.buffer(one) for one in (every, others))
+        _core.reduce((TENSORS.buffer(found),), sources, number, op.value)
+        wanted = function(every.float(), others.float()).to(every.dtype)
+        same = (found == wanted) | (found.isnan() & wanted.isnan())
+        assert bool(same.all()), (seed, every[~same], others[~same])
+
+
+def test_halves_take_about_as_long_as_other_floats():
+    # They took 15 to 100 times as long where the compiler had made no vectors of their loops.
+    def least(dtype, op):
+        sources = tuple(np.zeros(256 << 10, np.uint8) for _ in range(2 + (op is ReduceOp.AVG)))
+        out, times = np.zeros(256 << 10, np.uint8), []
+        for _ in range(30):
+            start = time.perf_counter()
+            _core.reduce((out,), sources, ELEMENT_TYPES.index(dtype), op.value)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    for op in (ReduceOp.SUM, ReduceOp.AVG):
+        assert least("float16", op) < 9 * least("bfloat16", op)
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
