@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from conveyor.api.methods import (
     MARK,
@@ -25,7 +25,7 @@ from conveyor.api.unused import METHOD_OPTIONS, take_out
 from conveyor.later import import_later
 
 if TYPE_CHECKING:
-    from typing import Concatenate, Literal, ParamSpec, Protocol
+    from typing import Concatenate, ParamSpec, Protocol
 
     from conveyor.api.actor_handle import ActorMethod
     from conveyor.runtime.refs.ref import Ref

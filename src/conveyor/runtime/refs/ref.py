@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     class _RefCore(_core.RefCore, Generic[ValueT]): ...
 
 else:
+    # For hints: concurrent.futures is slow to import.
+    Future = type("Future", (), {"__class_getitem__": classmethod(GenericAlias)})
     # A native class has one base only, which this is where it stands for one.
     _RefCore = GenericAlias(_core.RefCore, ValueT)
 
