@@ -1,6 +1,7 @@
 #include "private_pages.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,23 +12,54 @@ namespace conveyor {
 
 namespace {
 
-// Whether a page of the private mapping has been written to: such a page is there (or swapped out), and is no
-// page of the file any more. Also true if that cannot be told.
-bool was_written(const char* base, size_t size) {
-  // Opened each time: a process that keeps it has one descriptor more, and a forked child its parent's.
-  const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  if (pagemap.get() < 0) return true;
+// Of the kernel's (6.7), whose headers may be older here.
+struct ScanArguments {
+  uint64_t size, flags, start, end, walk_end, vector, vector_length, most_pages, inverted, all_of, any_of, returned;
+};
+struct ScannedRegion {
+  uint64_t start, end, categories;
+};
+constexpr uint64_t kScannedFile = 1 << 2, kScannedPresent = 1 << 3, kScannedSwapped = 1 << 4;
+
+}  // namespace
+
+std::optional<bool> scanned_as_written(int pagemap, const char* base, size_t size) {
+  ScannedRegion found{};
+  ScanArguments scan{};
+  scan.size = sizeof scan;
+  scan.start = reinterpret_cast<uintptr_t>(base);
+  scan.end = scan.start + align_up(size, kernel_page());
+  scan.vector = reinterpret_cast<uintptr_t>(&found);
+  scan.vector_length = scan.most_pages = 1;
+  scan.inverted = scan.all_of = kScannedFile;  // none of the file's
+  scan.any_of = scan.returned = kScannedPresent | kScannedSwapped;
+  const int regions = ::ioctl(pagemap, _IOWR('f', 16, ScanArguments), &scan);
+  if (regions < 0) return std::nullopt;
+  return regions > 0;
+}
+
+bool read_as_written(int pagemap, const char* base, size_t size) {
   constexpr uint64_t kPresent = uint64_t(1) << 63, kSwapped = uint64_t(1) << 62, kOfFile = uint64_t(1) << 61;
   const size_t page = kernel_page();
   uint64_t entries[512];
   size_t at = reinterpret_cast<uintptr_t>(base) / page;
   for (size_t left = align_up(size, page) / page; left != 0;) {
     const size_t count = std::min(left, std::size(entries));
-    if (::pread(pagemap.get(), entries, count * sizeof *entries, off_t(at * sizeof *entries)) != ssize_t(count * sizeof *entries)) return true;
+    if (::pread(pagemap, entries, count * sizeof *entries, off_t(at * sizeof *entries)) != ssize_t(count * sizeof *entries)) return true;
     if (std::any_of(entries, entries + count, [](uint64_t e) { return (e & (kPresent | kSwapped)) != 0 && (e & kOfFile) == 0; })) return true;
     at += count, left -= count;
   }
   return false;
+}
+
+namespace {
+
+bool was_written(const char* base, size_t size) {
+  // Opened each time: a process that keeps it has one descriptor more, and a forked child its parent's.
+  const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (pagemap.get() < 0) return true;
+  const std::optional<bool> scanned = scanned_as_written(pagemap.get(), base, size);
+  return scanned ? *scanned : read_as_written(pagemap.get(), base, size);
 }
 
 }  // namespace

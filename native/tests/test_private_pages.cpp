@@ -1,4 +1,7 @@
 // Values that their reader may write to.
+#include <fcntl.h>
+#include <sys/mman.h>
+
 #include "arena_setup.h"
 #include "private_pages.h"
 
@@ -129,4 +132,32 @@ TEST(a_forked_child_keeps_what_it_has_inherited) {
   CHECK(check::soon([&] { return !s.is_out(block); }));
   Block* again = published(s, 5);
   CHECK(Value(s, again).is_full_of(5));
+}
+
+TEST(both_ways_of_asking_say_the_same) {
+  Setup s;
+  const Fd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  REQUIRE(pagemap.get() >= 0);
+  for (const size_t size : {kSize, 20 * kMiB}) {
+    Block* block = s.publish(size);
+    const size_t mapped = align_up(size, kernel_page());
+    for (const size_t written : {size_t(0), size / 2, size - 1}) {
+      char* base = static_cast<char*>(map_file(s.file.get(), block->offset, mapped, MAP_PRIVATE));
+      REQUIRE(base != MAP_FAILED);
+      const auto ask = [&](bool expected) {
+        CHECK_EQ(read_as_written(pagemap.get(), base, size), expected);
+        const auto scanned = scanned_as_written(pagemap.get(), base, size);
+        if (scanned) CHECK_EQ(*scanned, expected);  // else the kernel is older
+      };
+      ask(false);
+      char sum = 0;
+      for (size_t at = 0; at < size; at += 4096) sum = char(sum + const_cast<volatile char*>(base)[at]);
+      ask(false);  // looked at
+      const_cast<volatile char*>(base)[written] = sum;
+      ask(true);
+      CHECK_EQ(::madvise(base, mapped, MADV_DONTNEED), 0);
+      ask(false);
+      ::munmap(base, mapped);
+    }
+  }
 }
