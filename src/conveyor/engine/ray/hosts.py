@@ -25,7 +25,7 @@ from conveyor.engine.ray.greeting import Birth, Told, write_file
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.shell import Shell
 from conveyor.engine.surroundings import surroundings
-from conveyor.exceptions import ActorStartError
+from conveyor.exceptions import ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
 from conveyor.runtime.protocol import ProcessOptions
@@ -44,6 +44,8 @@ _TAIL_BYTES = 8 << 10
 _TAIL_LINES = 20
 #: Dead actors whose last lines of stderr are kept.
 _TAILS_KEPT = 1000
+#: How lines begin that Ray itself writes to the file, for whoever reads it.
+_RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 #: How Ray says with which code a process has ended.
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
@@ -109,6 +111,9 @@ class RayHosts:
         self._living: dict[int, _Actor] = {}
         self._dead: deque[tuple[int, _Actor]] = deque(maxlen=_TAILS_KEPT)
         self._all_gone = threading.Condition()
+        #: Held to use a pidfd off the hosts' thread, and to close it: its number may be another's afterwards.
+        self._pidfds = threading.Lock()
+        self._connection = ray.get_runtime_context().get_worker_id()
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
 
     def start(self, on_exit: Callable[[int, int], None]) -> None:
@@ -126,6 +131,7 @@ class RayHosts:
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
     ) -> Spawned:
+        self._check_connected(name)
         asked = ray_options(options)
         told = Told(name, surroundings(), payload)
         environ = {**self._environ, **options.env_vars}
@@ -140,6 +146,16 @@ class RayHosts:
             lambda: None,
             lambda: self.end_headless(actor.pid),
             lambda: actor.went_on,
+        )
+
+    def _check_connected(self, name: str) -> None:
+        """Ray would start another cluster by itself, to place there an actor that nothing else knows."""
+        ray = self._ray
+        if ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._connection:
+            return
+        raise ActorStartError(
+            f"cannot start actor {name!r}: the connection to Ray that the session was started on has ended "
+            f"(by ray.shutdown()?). Call conveyor.shutdown(), and conveyor.init() again"
         )
 
     def _start(
@@ -199,13 +215,19 @@ class RayHosts:
 
     def _wait_for(self, actor: _Actor) -> None:
         if not actor.done.wait(_SAID_AFTER):
-            _log.warning(
-                "actor %s is not started yet: Ray has to place it, and it wants %s; available are %s",
-                actor.name,
-                actor.wants,
-                self._ray.available_resources(),
-            )
+            # Elsewhere: Ray answers natively, and where it does not answer this thread could neither be
+            # interrupted nor hear that the actor is there.
+            with suppress(SystemLimitError):  # a line less
+                threads.start(self._say_what_it_wants, "what-it-wants", actor)
             actor.done.wait()
+
+    def _say_what_it_wants(self, actor: _Actor) -> None:
+        _log.warning(
+            "actor %s is not started yet: Ray has to place it, and it wants %s; available are %s",
+            actor.name,
+            actor.wants,
+            self._ray.available_resources(),
+        )
 
     # On the hosts' thread.
 
@@ -282,7 +304,9 @@ class RayHosts:
     def _report(self, actor: _Actor) -> None:
         if self._living.pop(actor.pid, None) is None:
             return
-        os.close(actor.pidfd)
+        with self._pidfds:
+            os.close(actor.pidfd)
+            actor.pidfd = -1
         actor.handle = actor.ran = None
         self._dead.append((actor.pid, actor))
         guarded(partial(self._on_exit, actor.pid, self._status_of(actor)))
@@ -304,7 +328,7 @@ class RayHosts:
 
     def _signal(self, actor: _Actor, number: int) -> None:
         actor.killed = actor.killed or number == signal.SIGKILL
-        with suppress(OSError):  # it has just ended
+        with self._pidfds, suppress(OSError):  # it has just ended
             signal.pidfd_send_signal(actor.pidfd, number)
 
     def kill(self, pid: int) -> None:
@@ -320,10 +344,16 @@ class RayHosts:
     def _end_headless(self, actor: _Actor) -> None:
         goes = goes_on(actor.pid)
         if goes is None:
-            poll = select.poll()
-            with suppress(OSError):
-                poll.register(actor.pidfd, select.POLLIN)
+            with self._pidfds:
+                pidfd = -1 if actor.pidfd < 0 else os.dup(actor.pidfd)
+            if pidfd < 0:
+                return
+            try:
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
                 poll.poll(SETTLED * 1000)
+            finally:
+                os.close(pidfd)
             goes = goes_on(actor.pid) is not False
         if goes and not actor.over:
             actor.went_on = True
@@ -363,4 +393,4 @@ def _tail(actor: _Actor) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    return "\n".join([line for line in lines if not line.startswith(":actor_name:")][-_TAIL_LINES:])
+    return "\n".join([line for line in lines if not line.startswith(_RAYS_LINES)][-_TAIL_LINES:])

@@ -1,0 +1,124 @@
+"""Ray's engine when something goes wrong with Ray, or at the worst moment."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import ray
+
+import conveyor
+from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import context
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 30
+
+
+@conveyor.remote
+class Place:
+    def pid(self):
+        return os.getpid()
+
+    def add(self, x):
+        return x + 1
+
+    def leave(self, how):
+        how()
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def hosts():
+    return context.running()._hosts
+
+
+def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
+    """Ray asked for its resources while it is busy, or gone, may take for ever, natively."""
+    from conveyor.engine.ray import hosts as module
+
+    asked, answer = threading.Event(), threading.Event()
+
+    def resources():
+        asked.set()
+        assert answer.wait(WAIT)
+        return {}
+
+    monkeypatch.setattr(module, "_SAID_AFTER", 0.0)
+    monkeypatch.setattr(ray, "available_resources", resources)
+    try:
+        actor = Place.remote()
+        assert asked.wait(WAIT)
+        assert not answer.is_set()
+        assert get(actor.add.remote(1)) == 2
+    finally:
+        answer.set()
+
+
+def test_rays_own_lines_are_not_the_actors_last_words(rt):
+    with pytest.raises(ActorDiedError) as caught:
+        get(Place.remote().leave.remote(lambda: os._exit(3)))
+    assert ":job_id:" not in str(caught.value)
+    assert ":actor_name:" not in str(caught.value)
+
+
+def test_a_pidfd_that_is_closed_is_signalled_no_more(rt, wait_until):
+    """Its number may be another actor's by then: a late kill of the one would end the other."""
+    actor = Place.remote()
+    pid = get(actor.pid.remote())
+    known = hosts()._living[pid]
+    number = known.pidfd
+    conveyor.kill(actor)
+    wait_until(lambda: pid not in hosts()._living and known.pidfd != number, WAIT)
+    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    theirs = os.pidfd_open(victim.pid)
+    taken = os.dup2(theirs, number) if theirs != number else number
+    try:
+        hosts()._give_up(known)  # an interrupt that comes late
+        assert victim.communicate(b"go on\n", timeout=WAIT) == (None, None)
+        assert victim.returncode == 0
+    finally:
+        victim.kill()
+        victim.wait()
+        for fd in {theirs, taken}:
+            os.close(fd)
+
+
+def test_a_connection_that_the_program_has_ended(scripts, two_nodes):
+    """No second cluster is started for an actor that comes after it, and another session can be."""
+    out = scripts.run(
+        """
+        import sys
+        import conveyor, ray
+        from conveyor.exceptions import ActorStartError
+
+        class A:
+            def add(self, x):
+                return x + 1
+
+        A = conveyor.remote(A)
+        for again in range(2):
+            ray.init(address=sys.argv[1], log_to_driver=False)
+            conveyor.init(engine="ray")
+            assert conveyor.get(A.remote().add.remote(1)) == 2
+            ray.shutdown()
+            if again:  # a new connection is not the session's either
+                ray.init(address=sys.argv[1], log_to_driver=False)
+            try:
+                A.remote()
+            except ActorStartError as error:
+                print("refused:", error)
+            assert ray.is_initialized() == bool(again)
+            conveyor.shutdown()
+            ray.shutdown()
+        """,
+        two_nodes.address,
+        env={"RAY_ADDRESS": ""},
+        timeout=100,
+    )
+    assert out.count("refused: cannot start actor") == 2, out
