@@ -116,7 +116,7 @@ def test_options_of_calls_and_functions(engine):
         for wrong in (0, -1, 1 << 40, 10**400):
             with pytest.raises(ValueError, match="num_returns must be from 1 to 10000, not"):
                 options(num_returns=wrong)
-        with pytest.raises(TypeError, match="num_returns must be an integer, not "):
+        with pytest.raises(TypeError, match=r"num_returns must be an integer, or .*, not "):
             options(num_returns="2")
     for wrong in (0, "", "actor", Actor):
         with pytest.raises(TypeError, match="on must be an actor's handle, not "):

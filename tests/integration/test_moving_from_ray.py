@@ -101,6 +101,7 @@ def test_errors_of_direct_objects_are_caught_by_rays_names(session, wait_until):
         ray.get(kept, timeout=0.05)
     owner = Echo.remote()
     [lost] = ray.get(owner.__ray_call__.remote(_asked_of, keeper))
+    assert ray.wait([lost], timeout=30)[0]  # before its owner dies
     ray.kill(owner)
     wait_until(lambda: not any(one.id == lost.value_id() for one in ray.objects()), 5, "its end")
     for name in ("OwnerDiedError", "ObjectLostError"):

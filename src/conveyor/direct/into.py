@@ -118,8 +118,12 @@ class Targets:
         return list(self._all.values())
 
     def apart(self, value: Any, fresh: bool) -> Walked | Pickled:
-        """``value`` taken apart. What is told by its path is not inside of objects."""
-        return Walked(value, fresh) if self._by_path else taken_apart(value, fresh)
+        """``value`` taken apart. What is told by its path is not inside of objects, nor are they looked into
+        where there is one for each tensor and array beside them: to be put together they are loaded again."""
+        walked = Walked(value, fresh)
+        found = walked.leaves
+        fits = len(self._all) in (len(found), len({id(leaf) for _, leaf in found}))
+        return walked if self._by_path or (fits and found) else taken_apart(value, fresh)
 
     def for_leaves(self, apart: Walked | Pickled) -> list[Any]:
         """The one for each of the tensors and arrays that a value has.
