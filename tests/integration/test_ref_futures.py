@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import gc
 import os
+import select
 import sys
 import threading
 import time
@@ -99,6 +100,7 @@ def test_a_future_and_a_descriptor_of_one_ref(latches):
     assert first is not second
     go.open()
     assert (first.result(WAIT), second.result(WAIT)) == (1, 1)
+    assert select.select([fd], [], [], WAIT)[0]  # the watcher tells of it soon
     assert os.eventfd_read(fd) == 1
     del sent
 
