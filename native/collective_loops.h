@@ -1,7 +1,7 @@
 // The loops of one element type and operation; collective_loops.inl has them. "Wide" is what is computed in.
 #pragma once
 
-#include <cstddef>
+#include "collective_kernels.h"
 
 namespace conveyor {
 
@@ -12,5 +12,10 @@ struct Loops {
   void (*finish)(void* to, const void* wide, size_t n, size_t divisor);
   size_t wide;
 };
+
+enum class Machine : uint8_t { kPlain, kAvx2, kAvx512 };
+
+// Null where this machine is none of that kind, or nothing is made for it. Of several it takes the last.
+const Loops* loops_for(Machine machine, ElementType type, ReduceOp op);
 
 }  // namespace conveyor

@@ -1,12 +1,8 @@
 // Reductions: every type and operation against the plain way to compute it.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
-#include <iterator>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -16,13 +12,6 @@
 using namespace conveyor;
 
 namespace {
-
-// What machines have that know no more than the architecture's first ones: this one may know more.
-namespace plain {
-constexpr size_t kVector = 16;
-struct Halves {};
-#include "collective_loops.inl"
-}  // namespace plain
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -135,22 +124,26 @@ TEST(sixteen_bit_floats_are_rounded_once_and_to_even) {
   }
 }
 
-// By the loops that this machine has, and by the plain ones.
-std::array<std::vector<uint16_t>, 2> both_ways(ElementType type, ReduceOp op, const std::vector<std::vector<uint16_t>>& sources) {
+// As an operation does it, and then by all loops that this machine can run.
+std::vector<std::vector<uint16_t>> all_ways(ElementType type, ReduceOp op, const std::vector<std::vector<uint16_t>>& sources) {
   const size_t n = sources[0].size();
   std::vector<const char*> from;
   for (auto& one : sources) from.push_back(reinterpret_cast<const char*>(one.data()));
-  std::array<std::vector<uint16_t>, 2> got{std::vector<uint16_t>(n), std::vector<uint16_t>(n)};
+  std::vector<std::vector<uint16_t>> got(1, std::vector<uint16_t>(n));
   char* to = reinterpret_cast<char*>(got[0].data());
   reduce(type, op, &to, 1, from.data(), from.size(), n);
-  const Loops& loops = plain::kTable[size_t(type)][op == ReduceOp::kAvg ? size_t(ReduceOp::kSum) : size_t(op)];
-  if (from.size() == 2 && op != ReduceOp::kAvg) {
-    loops.direct(got[1].data(), from[0], from[1], n);
-  } else {
-    std::vector<float> wide(n);
-    loops.pair(wide.data(), from[0], from[1], n);
-    for (size_t i = 2; i < from.size(); ++i) loops.add(wide.data(), from[i], n);
-    loops.finish(got[1].data(), wide.data(), n, op == ReduceOp::kAvg ? from.size() : 1);
+  for (auto machine : {Machine::kPlain, Machine::kAvx2, Machine::kAvx512}) {
+    const Loops* loops = loops_for(machine, type, op);
+    if (!loops) continue;
+    std::vector<uint16_t>& made = got.emplace_back(n);
+    if (from.size() == 2 && op != ReduceOp::kAvg) {
+      loops->direct(made.data(), from[0], from[1], n);
+    } else {
+      std::vector<float> wide(n);
+      loops->pair(wide.data(), from[0], from[1], n);
+      for (size_t i = 2; i < from.size(); ++i) loops->add(wide.data(), from[i], n);
+      loops->finish(made.data(), wide.data(), n, op == ReduceOp::kAvg ? from.size() : 1);
+    }
   }
   return got;
 }
@@ -174,7 +167,7 @@ TEST(all_sixteen_bit_floats_and_what_lies_between_them_are_rounded_to_the_bit) {
       for (size_t i = 0; i < n; ++i) one[i] = uint16_t(i + 65536 - n), next[i] = uint16_t(one[i] + 1);
       for (auto op : {ReduceOp::kMin, ReduceOp::kMax})  // there and back
         for (size_t sources : {2, 3})
-          for (auto& got : both_ways(type, op, std::vector(sources, one))) {
+          for (auto& got : all_ways(type, op, std::vector(sources, one))) {
             size_t wrong = 0;
             for (size_t i = 0; i < n; ++i) wrong += is_nan(type, one[i]) ? !is_nan(type, got[i]) : got[i] != one[i];
             CHECK_EQ(wrong, 0u);
@@ -182,7 +175,7 @@ TEST(all_sixteen_bit_floats_and_what_lies_between_them_are_rounded_to_the_bit) {
       for (size_t quarters = 0; quarters <= 4; ++quarters) {
         std::vector<std::vector<uint16_t>> sources;
         for (size_t i = 0; i < 4; ++i) sources.push_back(i < quarters ? next : one);
-        for (auto& got : both_ways(type, ReduceOp::kAvg, sources)) {
+        for (auto& got : all_ways(type, ReduceOp::kAvg, sources)) {
           size_t wrong = 0;
           for (size_t i = 0; i < n; ++i) {
             const int magnitude = one[i] & 0x7fff;
@@ -198,12 +191,12 @@ TEST(all_sixteen_bit_floats_and_what_lies_between_them_are_rounded_to_the_bit) {
   const std::vector<std::vector<uint16_t>> edge = {std::vector<uint16_t>(40, 0x7bff), std::vector<uint16_t>(40, 0x4c00)};
   const std::vector<std::vector<uint16_t>> below = {std::vector<uint16_t>(40, 0x7bff), std::vector<uint16_t>(40, 0x4bff)};
   const std::vector<std::vector<uint16_t>> least = {std::vector<uint16_t>(40, 0x0001), std::vector<uint16_t>(40, 0x3800)};
-  for (auto& way : both_ways(ElementType::kF16, ReduceOp::kSum, edge)) CHECK(way == std::vector<uint16_t>(40, 0x7c00));
-  for (auto& way : both_ways(ElementType::kF16, ReduceOp::kSum, below)) CHECK(way == std::vector<uint16_t>(40, 0x7bff));
-  for (auto& way : both_ways(ElementType::kF16, ReduceOp::kProduct, least)) CHECK(way == std::vector<uint16_t>(40, 0));
+  for (auto& way : all_ways(ElementType::kF16, ReduceOp::kSum, edge)) CHECK(way == std::vector<uint16_t>(40, 0x7c00));
+  for (auto& way : all_ways(ElementType::kF16, ReduceOp::kSum, below)) CHECK(way == std::vector<uint16_t>(40, 0x7bff));
+  for (auto& way : all_ways(ElementType::kF16, ReduceOp::kProduct, least)) CHECK(way == std::vector<uint16_t>(40, 0));
 }
 
-TEST(this_machines_loops_give_the_bits_of_the_plain_ones) {
+TEST(loops_of_all_machines_give_the_bits_of_the_plain_ones) {
   check::Random random(11);
   for (auto type : {ElementType::kF16, ElementType::kBf16})
     for (size_t sources = 2; sources <= 4; ++sources)
@@ -212,9 +205,10 @@ TEST(this_machines_loops_give_the_bits_of_the_plain_ones) {
         for (auto& one : from)
           for (uint16_t& x : one) x = uint16_t(random.next() >> 20);
         for (uint8_t o = 0; o < kReduceOps; ++o) {
-          const auto [mine, plain] = both_ways(type, ReduceOp(o), from);
+          const auto ways = all_ways(type, ReduceOp(o), from);
           // Which sign has a sum of two that are no numbers is for the compiler to choose.
-          for (size_t i = 0; i < n; ++i) CHECK(mine[i] == plain[i] || (is_nan(type, mine[i]) && is_nan(type, plain[i])));
+          for (auto& way : ways)
+            for (size_t i = 0; i < n; ++i) CHECK(way[i] == ways[1][i] || (is_nan(type, way[i]) && is_nan(type, ways[1][i])));
         }
       }
 }
