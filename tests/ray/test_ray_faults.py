@@ -87,38 +87,3 @@ def test_a_pidfd_that_is_closed_is_signalled_no_more(rt, wait_until):
         victim.wait()
         for fd in {theirs, taken}:
             os.close(fd)
-
-
-def test_a_connection_that_the_program_has_ended(scripts, two_nodes):
-    """No second cluster is started for an actor that comes after it, and another session can be."""
-    out = scripts.run(
-        """
-        import sys
-        import conveyor, ray
-        from conveyor.exceptions import ActorStartError
-
-        class A:
-            def add(self, x):
-                return x + 1
-
-        A = conveyor.remote(A)
-        for again in range(2):
-            ray.init(address=sys.argv[1], log_to_driver=False)
-            conveyor.init(engine="ray")
-            assert conveyor.get(A.remote().add.remote(1)) == 2
-            ray.shutdown()
-            if again:  # a new connection is not the session's either
-                ray.init(address=sys.argv[1], log_to_driver=False)
-            try:
-                A.remote()
-            except ActorStartError as error:
-                print("refused:", error)
-            assert ray.is_initialized() == bool(again)
-            conveyor.shutdown()
-            ray.shutdown()
-        """,
-        two_nodes.address,
-        env={"RAY_ADDRESS": ""},
-        timeout=100,
-    )
-    assert out.count("refused: cannot start actor") == 2, out
