@@ -146,7 +146,6 @@ test: lint $(STAMPS)/tools
 	some -n $(WORKERS) --dist loadfile -m "not alone" | tee build/pytest.log; \
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
-	CONVEYOR_ENGINE=ray some $(RAY_TESTS) | tee build/pytest-ray.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	cat $(NATIVE_LOG)
 
