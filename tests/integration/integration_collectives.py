@@ -14,17 +14,16 @@ def await_rank(actor, ref):
     That its process sleeps would say nothing: it does so, too, while it has not been told of the call.
     """
     end = time.monotonic() + WAIT
-    while not (ref.done() or _sleeps(actor._id)):
+    while not (ref.done() or actor._id in sleeping()):
         assert time.monotonic() < end, f"{actor._id.name} does not come to an operation"
         time.sleep(0.002)
 
 
-def _sleeps(actor):
-    groups = context.current().collectives._groups
-    return any(
-        absent and one == actor
-        for group in list(groups.values())
-        for one, (_, absent) in zip(
-            group.actors, _core.CollectiveGroup.waits(group.segment), strict=True
-        )
-    )
+def sleeping():
+    """Who sleeps in an operation for another rank: actors, and ``None`` for the driver."""
+    return [
+        None if rank == group.driver else group.actors[rank]
+        for group in list(context.current().collectives._groups.values())
+        for rank, (_, absent) in enumerate(_core.CollectiveGroup.waits(group.segment))
+        if absent
+    ]
