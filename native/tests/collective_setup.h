@@ -31,7 +31,7 @@ struct Rank {
 
   Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0, uint64_t made = CollectiveGroup::kNow) {
     group.check(call, data);
-    const uint64_t deadline = timeout == 0 ? now_ns() + 20 * kSoon : now_ns() + timeout;
+    const uint64_t deadline = timeout == 0 ? now_ns() + 2 * kSoon : now_ns() + timeout;
     const CollectiveGroup::Turn turn(group);
     if (!CHECK(bool(turn))) throw check::Abandon{};
     group.begin(call, std::move(data), deadline, made);
@@ -44,6 +44,8 @@ struct Rank {
         return Progress::kBroken;
       }
       ++sleeps;
+      const uint64_t now = now_ns(), wakes = group.wake_at();
+      longest_sleep = std::max(longest_sleep, wakes > now ? wakes - now : 0);
       inbox.park(group.seen(), group.wake_at());
     }
   }
@@ -65,7 +67,13 @@ struct Rank {
   Inbox inbox;
   CollectiveGroup group;
   int sleeps = 0;
+  uint64_t longest_sleep = 0;  // as it was meant, if nobody had come or failed; that does not depend on the machine's other work
 };
+
+// Wait until rank `rank` sleeps in an operation.
+inline void await_sleep(World& world, uint32_t rank) {
+  Session::await([&] { return !CollectiveGroup::waits(*world.segment)[rank].second.empty(); });
+}
 
 inline CollectiveCall call_of(Collective operation, uint64_t count, int root = -1, ReduceOp op = ReduceOp::kSum) {
   CollectiveCall call;

@@ -21,7 +21,7 @@
 namespace conveyor {
 
 constexpr uint64_t kMs = 1'000'000;
-constexpr uint64_t kSoon = 1'000 * kMs;  // what a death may take on a busy machine; commonly 0.1 ms
+constexpr uint64_t kSoon = 10'000 * kMs;  // what a death may take on a machine that has other work; commonly 0.1 ms
 constexpr uint32_t kSelf = 0;
 
 // The driver: this process has slot 0, its actors the others.
@@ -62,7 +62,7 @@ struct Session {
   template <class True>
   static void await(True condition) {
     for (const uint64_t start = now_ns(); !condition(); ::usleep(200))
-      if (!CHECK(now_ns() - start < 20 * kSoon)) throw check::Abandon{};
+      if (!CHECK(now_ns() - start < 2 * kSoon)) throw check::Abandon{};
   }
   void await_condition(uint32_t slot, Condition wanted) {
     await([&] { return condition(slot) == wanted; });
@@ -75,7 +75,7 @@ struct Session {
       const uint32_t seen = waiter.count();
       bell.ready[0].exchange(0);
       if (condition(slot) == Condition::kDead) break;
-      if (!CHECK(waiter.park(seen, start + 20 * kSoon))) throw check::Abandon{};
+      if (!CHECK(waiter.park(seen, start + 2 * kSoon))) throw check::Abandon{};
     }
     const uint64_t took = now_ns() - start;
     CHECK(took < kSoon);

@@ -23,9 +23,20 @@ export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1:die_after_fork=0}
 large_pages=(test_arena.cpp test_arena_forks.cpp test_broken_rings.cpp test_leases.cpp test_populate.cpp test_recorder.cpp test_ring.cpp test_ring_blocks.cpp
              test_ring_ends.cpp test_session_memory.cpp)
 
-# The tests of one flavour; the last line of the output is "passed failed".
+# Which tests of a program have failed, by its output: a name stands before what the test says, and its end after it.
+# The one that was named last has ended with its program, if there is no end.
+names_of_failed() {
+    awk 'length($0) > 60 && /^[A-Za-z_][A-Za-z0-9_]* / { name = $1; ended = 0 }
+         /FAILED$/ && name != "" && !ended { print name }
+         /(ok|FAILED)$/ { ended = 1 }
+         / passed, / { closed = 1 }
+         END { if (!closed && !ended && name != "") print name " (the program ended in it)" }' <<<"$1"
+}
+
+# The tests of one flavour; the last line of the output is "passed failed". What failed is written to $dir.failed, and
+# its names to $dir.names.
 run_tests() {
-    local dir=$1 flavour=$2 passed=0 failed=0 source name output code
+    local dir=$1 flavour=$2 passed=0 failed=0 source name names output code why
     for source in "$here"/test_*.cpp "${large_pages[@]/#/$here/large-pages:}"; do
         page=
         case $source in */large-pages:*) source=${source/large-pages:/} page=65536 ;; esac
@@ -40,17 +51,21 @@ run_tests() {
         [[ $output =~ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]] || BASH_REMATCH=("" 0 0)
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
+        why=
         if [ "$code" -ne 0 ] && [ "${BASH_REMATCH[2]}" -eq 0 ]; then
             case $code in
-            124) echo "FAILED: over $limit s" ;;
-            142) echo "FAILED: the test named last hangs" ;;  # SIGALRM: see check.h
-            *) echo "FAILED: exit code $code" ;;
+            124) why="over $limit s" ;;
+            142) why="the test named last hangs" ;;  # SIGALRM: see check.h
+            *) why="exit code $code" ;;
             esac
+            echo "FAILED: $why"
             failed=$((failed + 1))
-            BASH_REMATCH[2]=1
         fi
-        # Said once more at the end: of a log that is cut there, nothing else may be left.
-        [ "${BASH_REMATCH[2]}" -eq 0 ] || printf '== %s (%s) failed\n%s\n' "$name" "$flavour${page:+, pages of $page bytes}" "$output" >>"$dir.failed"
+        [ "$code" -ne 0 ] || [ "${BASH_REMATCH[2]}" -ne 0 ] || continue
+        name="$name ($flavour${page:+, pages of $page bytes})"
+        printf '== %s failed%s\n%s\n' "$name" "${why:+: $why}" "$output" >>"$dir.failed"
+        names=$(names_of_failed "$output" | paste -sd ' ')
+        printf '%s: %s\n' "$name" "$why${why:+${names:+; }}$names" >>"$dir.names"
     done
     echo "$passed $failed"
 }
@@ -60,10 +75,10 @@ mkdir -p "$build"
 logs=()
 for flavour in ${FLAVOURS:-address,undefined thread}; do
     dir=$build/${flavour//,/-}
-    rm -f "$dir.failed"
+    rm -f "$dir.failed" "$dir.names"
     cmake -S "$here" -B "$dir" "${generator[@]}" -DCONVEYOR_SANITIZE="$flavour" >"$dir.log" 2>&1 &&
         cmake --build "$dir" --parallel "${JOBS:-$(nproc)}" >>"$dir.log" 2>&1 ||
-        { cat "$dir.log"; wait; exit 1; }
+        { cat "$dir.log"; wait; echo "native: FAILED, the tests cannot be compiled ($flavour)"; exit 1; }
     grep -E 'warning:' "$dir.log"
     run_tests "$dir" "$flavour" >"$dir.out" 2>&1 &
     logs+=("$dir.out")
@@ -80,7 +95,10 @@ for log in "${logs[@]}"; do
     failed=$((failed + broken))
 done
 failed=$((failed + replayed))
-cat "$build"/*.failed 2>/dev/null
+# Said once more, and the names last: of a log that is cut to its end, nothing else may be left.
+for log in "${logs[@]}"; do cat "${log%.out}.failed" 2>/dev/null; done
 [ "$replayed" -eq 0 ] || { echo "== the fuzz targets, or what they once found, failed"; cat "$build/fuzz.out"; }
+for log in "${logs[@]}"; do sed 's/^/FAILED /' "${log%.out}.names" 2>/dev/null; done
+[ "$replayed" -eq 0 ] || echo "FAILED the fuzz targets, or what they once found"
 echo "native: $passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -12,8 +12,11 @@ TEST(no_ready_bit_is_lost_between_processes_polling) { many_ringers(true, How::k
 
 namespace {
 
+// What another process has to run for takes as long as the machine's other work lets it: after so long it is enough.
+constexpr uint64_t kEnough = 10'000 * kMs;
+
 // Two processes ring each other in turn: every ring meets a sleeper, or one about to sleep.
-void ping_pong(How how, int times) {
+void ping_pong(How how, uint64_t times) {
   auto board = board_of(2);
   int events[2];
   for (uint32_t i = 0; i < 2; ++i) {
@@ -23,17 +26,19 @@ void ping_pong(How how, int times) {
   auto play = [&](uint32_t me) {
     Bell& bell = board->slot(me)->bell;
     Waiter waiter(&bell);
-    for (int i = 0; i < times; ++i) {
-      if (me == 0) board->ring(1, 7);
+    const uint64_t enough = now_ns() + kEnough;
+    constexpr uint32_t kNext = 7, kLast = 8;
+    for (uint64_t bits = 0, i = 1; (bits >> kLast) == 0; ++i) {
+      if (me == 0) board->ring(1, i == times || now_ns() > enough ? kLast : kNext);
       for (;;) {
         const uint32_t seen = waiter.count();
-        if (bell.ready[0].exchange(0, std::memory_order_acquire) != 0) break;
+        if ((bits = bell.ready[0].exchange(0, std::memory_order_acquire)) != 0) break;
         if (!sleep_once(*board, me, waiter, seen, how, events[me])) {
           CHECK(!"a ring was lost");
           return;
         }
       }
-      if (me == 1) board->ring(0, 7);
+      if (me == 1) board->ring(0, (bits >> kLast) != 0 ? kLast : kNext);
     }
   };
   check::Child other([&] { play(1); });
@@ -140,7 +145,7 @@ TEST(a_deadline_is_kept) {
     CHECK(!waiter.park(seen, start + wait));
     const uint64_t took = now_ns() - start;
     CHECK(took >= wait);
-    CHECK(took < wait + 2'000 * kMs);  // a busy machine
+    CHECK(took < wait + kLost / 2);  // the machine may have other work
   }
   CHECK(!waiter.park(seen, 1));  // long past
   board->ring(0, 5);

@@ -92,7 +92,7 @@ def test_a_child_that_was_forked_while_a_thread_used_an_end(engine, use):
     assert encoding.wait(WAIT)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(3)  # it would wait for ever
+        signal.alarm(20)  # it would wait for ever
         code = 1
         try:
             use(sender, receiver)

@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from integration_collectives import await_rank
 from integration_helpers import WAIT, get
 
 import conveyor
@@ -24,7 +25,7 @@ from conveyor.experimental.collective import ReduceOp
 
 PRELOAD = ["torch"]
 #: s; what a failure may take to free the others, here where much else runs. Commonly a few milliseconds.
-SOON = 2
+SOON = 10
 
 
 @conveyor.remote
@@ -73,17 +74,6 @@ def failures(refs):
     return errors
 
 
-def until_asleep(actor):
-    """Wait until an actor waits in an operation: then it uses no CPU any more."""
-    stat = f"/proc/{get_pid(actor)}/stat"
-    end = time.monotonic() + WAIT
-    seen = 0
-    while seen < 3 and time.monotonic() < end:
-        with open(stat) as file:
-            seen = seen + 1 if file.read().rsplit(")", 1)[1].split()[0] == "S" else 0
-        time.sleep(0.002)
-
-
 _pids = {}
 
 
@@ -102,7 +92,7 @@ def pair(ranks):
 def waiting(actor):
     """An actor that waits in a barrier."""
     ref = actor.run.remote(lambda _: collective.barrier())
-    until_asleep(actor)
+    await_rank(actor, ref)
     return ref
 
 
@@ -420,11 +410,11 @@ def test_what_a_signal_handler_raises_comes_out_and_frees_the_others(pair):
         collective.barrier()
 
     first = pair[0].run.remote(wait)
-    second = waiting(pair[1])  # the group has two: this comes to the barrier
+    second = pair[1].run.remote(lambda _: collective.barrier())
     get(first)
     get(second)
     first = pair[0].run.remote(wait)
-    until_asleep(pair[0])
+    await_rank(pair[0], first)
     os.kill(get_pid(pair[0]), signal.SIGUSR1)
     with pytest.raises(KeyError, match="handled"):
         get(first)
@@ -761,7 +751,7 @@ def test_what_breaks_a_second_group_is_said_once(pair):
 
     ref = waiting(three)
     between = two.apart.remote(wait, first.name)
-    until_asleep(two)
+    await_rank(two, between)
     with pytest.raises(LookupError):
         get(one.fail.remote())
     for error in failures([between, ref]):

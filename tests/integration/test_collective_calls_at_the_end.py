@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from integration_collectives import await_rank, sleeping
 from integration_helpers import WAIT, hold
 
 import conveyor
@@ -59,16 +60,6 @@ def told(tmp_path, wait_until):
     return read
 
 
-def until_asleep(task):
-    """``task`` below /proc uses no CPU any more."""
-    end = time.monotonic() + WAIT
-    seen = 0
-    while seen < 5 and time.monotonic() < end:
-        with open(f"/proc/{task}/stat") as file:
-            seen = seen + 1 if file.read().rpartition(")")[2].split()[0] == "S" else 0
-        time.sleep(0.005)
-
-
 def shut_down():
     """The session; how long that has taken."""
     began = time.monotonic()
@@ -82,7 +73,7 @@ def test_who_waits_for_the_driver_is_told_and_ends_in_order(leaves_nothing, tmp_
         rank = Rank.remote(tmp_path, "one")
         collective.create_collective_group([rank], name="ours", driver_rank=0)
         ref = rank.add.remote("ours")
-        until_asleep(told("one", 1)[0])
+        await_rank(rank, ref)
         assert shut_down() < GRACE / 4
         _, error, last = told("one", 3)
         assert (
@@ -101,14 +92,14 @@ def test_who_waits_in_a_circle_is_told_and_ends_in_order(leaves_nothing, tmp_pat
                 [ranks[number], ranks[(number + 1) % 3]], name=f"{number}"
             )
         refs = [rank.add.remote(f"{number}") for number, rank in enumerate(ranks)]
-        for name in ("one", "two", "three"):
-            until_asleep(told(name, 1)[0])
+        for rank, ref in zip(ranks, refs, strict=True):
+            await_rank(rank, ref)
         assert shut_down() < GRACE / 4
         for name in ("one", "two", "three"):
             _, error, last = told(name, 3)
             assert "CollectiveBrokenError" in error
             assert last == "exit"
-        del refs
+        del refs, ref
 
 
 def test_an_operation_whose_other_ranks_still_run_is_finished(
@@ -120,7 +111,7 @@ def test_an_operation_whose_other_ranks_still_run_is_finished(
         collective.create_collective_group(ranks, name="ours")
         go = latches()
         refs = [ranks[0].add.remote("ours"), ranks[1].add.remote("ours", go.path)]
-        until_asleep(told("one", 1)[0])
+        await_rank(ranks[0], refs[0])
         told("two", 1)
 
         def open_at_the_end():
@@ -142,7 +133,7 @@ def test_who_waits_for_what_does_not_end_has_time_for_its_own_end(leaves_nothing
         ranks = [Rank.remote(tmp_path, name) for name in ("one", "two")]
         collective.create_collective_group(ranks, name="ours")
         refs = [ranks[0].add.remote("ours"), ranks[1].sleep.remote()]
-        until_asleep(told("one", 1)[0])
+        await_rank(ranks[0], refs[0])
         told("two", 1)
         conveyor.shutdown()
         _, error, last = told("one", 3)
@@ -152,7 +143,9 @@ def test_who_waits_for_what_does_not_end_has_time_for_its_own_end(leaves_nothing
         del refs
 
 
-def test_a_thread_of_the_driver_is_told_that_the_session_has_ended(leaves_nothing, tmp_path):
+def test_a_thread_of_the_driver_is_told_that_the_session_has_ended(
+    leaves_nothing, tmp_path, wait_until
+):
     with leaves_nothing():
         conveyor.init()
         rank = Rank.remote(tmp_path, "one")
@@ -167,7 +160,7 @@ def test_a_thread_of_the_driver_is_told_that_the_session_has_ended(leaves_nothin
 
         thread = threading.Thread(target=wait)
         thread.start()
-        until_asleep(f"self/task/{thread.native_id}")
+        wait_until(lambda: None in sleeping())
         conveyor.shutdown()
         thread.join(WAIT)
         assert errors == [SessionEndedError]

@@ -1,10 +1,9 @@
 """Ranks that wait in a collective operation while nobody waits for them any more."""
 
-import time
-
 import numpy as np
 import pytest
-from integration_helpers import get
+from integration_collectives import await_rank
+from integration_helpers import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -50,25 +49,19 @@ def ranks():
         conveyor.kill(one)
 
 
-def waits_inside(actor, wait_until):
-    """It has been in its method for a while: it sleeps in the operation."""
-    started = time.monotonic()
-    wait_until(lambda: time.monotonic() > started + 0.2)
-
-
-def test_a_call_that_is_cancelled_leaves_and_tells_the_others(ranks, wait_until):
+def test_a_call_that_is_cancelled_leaves_and_tells_the_others(ranks):
     first, second = ranks
     ref = first.add.remote(1)
-    waits_inside(first, wait_until)
+    await_rank(first, ref)
     assert ref.cancel()
     with pytest.raises(ExecutionCancelledError):
-        conveyor.get(ref, timeout=5)
-    assert conveyor.get(first.ping.remote(), timeout=5) == "pong"
+        conveyor.get(ref, timeout=WAIT)
+    assert conveyor.get(first.ping.remote(), timeout=WAIT) == "pong"
     with pytest.raises(
         CollectiveBrokenError,
         match=r"rank 0 \(Rank\S*\) was interrupted in an operation by its cancellation or deadline",
     ):
-        conveyor.get(second.add.remote(2), timeout=5)
+        conveyor.get(second.add.remote(2), timeout=WAIT)
 
 
 def test_who_waits_for_a_rank_that_is_cancelled_is_told(ranks):
@@ -77,10 +70,11 @@ def test_who_waits_for_a_rank_that_is_cancelled_is_told(ranks):
     collective.create_collective_group([*ranks, third], name="three")
     try:
         refs = [one.__ray_call__.remote(in_three) for one in ranks]
-        assert not conveyor.wait(refs, num_returns=2, timeout=0.2)[0]
+        for one, ref in zip(ranks, refs, strict=True):
+            await_rank(one, ref)
         assert refs[0].cancel()
         with pytest.raises(CollectiveBrokenError, match=r"rank 0 .* its cancellation or deadline"):
-            conveyor.get(refs[1], timeout=5)
+            conveyor.get(refs[1], timeout=WAIT)
     finally:
         collective.destroy_collective_group("three")
         conveyor.kill(third)
@@ -102,16 +96,16 @@ def test_an_execution_whose_rank_waits(ranks, how):
     if how == "late":
         refs = graph.execute(1, deadline=0.3)
         with pytest.raises(DeadlineExceededError):
-            conveyor.get(refs[0], timeout=5)
+            conveyor.get(refs[0], timeout=WAIT)
     else:
         refs = graph.execute(1)
-        assert not conveyor.wait(refs, num_returns=2, timeout=0.3)[0]
+        await_rank(first, refs[0])
         refs[0].cancel()
         with pytest.raises(ExecutionCancelledError):
-            conveyor.get(refs[0], timeout=5)
-    assert conveyor.get(first.ping.remote(), timeout=5) == "pong"
+            conveyor.get(refs[0], timeout=WAIT)
+    assert conveyor.get(first.ping.remote(), timeout=WAIT) == "pong"
     sends.send(None)  # the other one comes, and is not left alone
-    assert conveyor.get(second.ping.remote(), timeout=5) == "pong"
+    assert conveyor.get(second.ping.remote(), timeout=WAIT) == "pong"
     graph.teardown()
     sends.close()
 

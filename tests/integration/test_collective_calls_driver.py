@@ -136,9 +136,13 @@ def test_its_timeout_and_its_interrupt_free_the_actors(pair):
     try:
         waits = pair[0].sum.remote()
         timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-        timer.start()
-        with pytest.raises(KeyError, match="enough"):
+
+        def wait():
+            timer.start()  # here, so that nothing is raised before it is awaited
             summed()
+
+        with pytest.raises(KeyError, match="enough"):
+            wait()
         timer.join()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -347,7 +347,7 @@ def test_a_frozen_reader_holds_nobody(workers, name):
     assert conveyor.get(graph.execute(1), timeout=20) == [(1, 1)] * 2
     os.kill(pid, signal.SIGSTOP)
     try:
-        late = [graph.execute(n, deadline=2) for n in range(2, 5)]
+        late = [graph.execute(n, deadline=4) for n in range(2, 5)]
         begin = time.monotonic()
         for n, (_, other) in enumerate(late, 2):
             assert conveyor.get(other, timeout=20) == (n, n)

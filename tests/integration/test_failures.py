@@ -561,13 +561,13 @@ def test_get_timeout_says_what_is_waited_for(a, b, latches):
 
 def test_timeout_of_a_list_is_for_all_together(a, b, latches):
     go = latches()
-    refs = [x.hold.remote(go.path + "-inside", go.path) for x in (a, b)]
+    refs = [x.hold.remote(go.path + "-inside", go.path) for x in (a, b) for _ in range(40)]
     start = time.monotonic()
     with pytest.raises(WaitTimeoutError):
-        conveyor.get(refs, timeout=1)
-    assert time.monotonic() - start < 1.9
+        conveyor.get(refs, timeout=0.25)
+    assert time.monotonic() - start < 10  # one after the other: 20
     go.open()
-    assert conveyor.get(refs, timeout=WAIT) == [None, None]
+    assert conveyor.get(refs, timeout=WAIT) == [None] * 80
 
 
 def test_execute_timeout_says_what_is_waited_for(a, latches):
@@ -604,7 +604,7 @@ def test_a_short_execute_timeout_waits_as_long_as_it_says(a, latches):
 
 
 @pytest.mark.parametrize("what", ["graph", "call", "execute", "wait"])
-def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, what):
+def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, wait_until, what):
     monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
     inside, go = latches(), latches()
     with InputNode() as inp:
@@ -612,7 +612,13 @@ def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, what):
     with caplog.at_level(logging.WARNING, "conveyor"), dag.compile(depth=1, name="long") as graph:
         ref = graph.execute(inside.path) if what != "call" else a.hold.remote(inside.path, go.path)
         hold(inside.path)
-        opener = threading.Timer(0.4, go.open)
+
+        def open_later():
+            wait_until(lambda: caplog.records, what="a line in the log")
+            time.sleep(0.3)  # several times as long as makes a wait a long one
+            go.open()
+
+        opener = threading.Thread(target=open_later)
         opener.start()
         if what == "execute":
             graph.execute(inside.path)

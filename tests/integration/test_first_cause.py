@@ -253,7 +253,7 @@ def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
             assert abs(status.since - time.time()) < WAIT
             monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.02)
             with pytest.raises(WaitTimeoutError):
-                conveyor.get(ref, timeout=0.2)
+                conveyor.get(ref, timeout=1)
             assert any("stopped" in record.getMessage() for record in caplog.records)
             assert graph.status().state == "ready"
         finally:

@@ -138,9 +138,13 @@ def test_ctrl_c_ends_the_wait(pair):
     ref = made(ann)
     with hold_transfers(ann):
         interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
+
+        def wait():
+            interrupt.start()  # here, so that none comes before it is awaited
             get(ref)
+
+        with pytest.raises(KeyboardInterrupt):
+            wait()
         interrupt.join()
     assert get(ref).sum() == 1000
 

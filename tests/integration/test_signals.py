@@ -38,11 +38,10 @@ PROGRAM = """
             time.sleep(DELAY)
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
 
-    sent = []
+    sent, threads = [], []
     DELAY = 0.2
     BODY
 """
@@ -73,8 +72,8 @@ def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
         call = a.hold.remote(latch)
         done = b.echo.remote("done")
         for _ in range(3):
-            thread = interrupt_later()
             try:
+                interrupt_later()
                 {wait}
             except KeyboardInterrupt:
                 took = time.monotonic() - sent[-1]
@@ -82,7 +81,7 @@ def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
                 print("interrupted", file=sys.stderr)
             else:
                 raise AssertionError("not interrupted")
-            thread.join()
+            threads[-1].join()
         open(latch, "w").close()
         assert conveyor.get([ref, call, done], timeout=20) == ["held", "held", "done"]
         assert conveyor.get(graph.execute(latch), timeout=20) == "held"
@@ -107,7 +106,7 @@ def test_ctrl_c_right_at_the_start_of_a_wait(scripts):
                 signal.setitimer(signal.ITIMER_REAL, 0.0001 + (i % 100) * 0.00002)
                 conveyor.get(ref, timeout=5)
             except KeyboardInterrupt:
-                slow += time.monotonic() - fired[0] > 1
+                slow += time.monotonic() - fired[0] > 4
             except conveyor.exceptions.WaitTimeoutError:
                 raise AssertionError("slept through the signal")
         open(latch, "w").close()

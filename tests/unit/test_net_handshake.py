@@ -141,7 +141,7 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody():
                     sock.send(b"c")  # one byte after the other, so that each read succeeds
                 time.sleep(0.05)
         soon(lambda: listener.strangers == 4)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 8
         dial(listener.address, TOKEN, THERE, 5)[0].close()
         came.get(timeout=5)[0].close()
         for sock in slow:
@@ -149,7 +149,7 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody():
 
 
 def test_a_flood_is_dropped():
-    with listening(most_pending=4, patience=1.0) as (listener, came):
+    with listening(most_pending=4, patience=2.0) as (listener, came):
         flood = [socket.create_connection(listener.address) for _ in range(40)]
         soon(lambda: listener.dropped == 36)
         names = [t.name for t in threading.enumerate()]
@@ -207,7 +207,7 @@ def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
         start = time.monotonic()
         with pytest.raises(HandshakeError, match="in time"):
             dial(full.getsockname(), TOKEN, THERE, 0.6)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 8
 
 
 def test_one_address_is_listened_at():
