@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -42,8 +41,6 @@ _CLOSE_TIMEOUT = 10.0
 _WORD_TIMEOUT = 1.0
 _TAIL_BYTES = 8 << 10
 _TAIL_LINES = 20
-#: Dead actors whose last lines of stderr are kept.
-_TAILS_KEPT = 1000
 #: How lines begin that Ray itself writes to the file, for whoever reads it.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 #: How Ray says with which code a process has ended.
@@ -109,7 +106,6 @@ class RayHosts:
         self._numbers = itertools.count(1)
         self._classes: dict[str, Any] = {}
         self._living: dict[int, _Actor] = {}
-        self._dead: deque[tuple[int, _Actor]] = deque(maxlen=_TAILS_KEPT)
         self._all_gone = threading.Condition()
         #: Held to use a pidfd off the hosts' thread, and to close it: its number may be another's afterwards.
         self._pidfds = threading.Lock()
@@ -308,7 +304,6 @@ class RayHosts:
             os.close(actor.pidfd)
             actor.pidfd = -1
         actor.handle = actor.ran = None
-        self._dead.append((actor.pid, actor))
         guarded(partial(self._on_exit, actor.pid, self._status_of(actor)))
         with self._all_gone:
             self._all_gone.notify_all()
