@@ -301,6 +301,7 @@ void bind_graph(nb::module_& m) {
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
+      .def_rw("_passed", &RefCore::passed)
       .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()))
       .def_prop_rw("_targets", [](RefCore& r) { return r.targets.is_valid() ? r.targets : nb::none(); }, [](RefCore& r, nb::object value) {
              if (value.is_none()) value = nb::object();

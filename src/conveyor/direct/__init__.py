@@ -103,6 +103,13 @@ class _Holder:
     def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
         return part_of(where, index)
 
+    def fetch_small(self, meta: bytes) -> tuple[int, bytes, list[_core.Buffer]] | None:
+        runtime = context.running()
+        if runtime is None:
+            return None
+        process = runtime.process
+        return _core.fetch_small(meta, process.board, process.slot)
+
     def fetch(self, where: Located, decode_any: Decode, sure: _core.SureLease | None = None) -> Any:
         return fetch(where, decode_any, sure)
 

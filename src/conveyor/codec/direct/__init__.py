@@ -104,10 +104,12 @@ def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
     :func:`conveyor.codec.frames.decode`."""
     if not _core.fetches():
         return Unfetched(meta, decode_any)
+    keeps = holder()
+    small = keeps.fetch_small(meta)
+    if small is not None:
+        return decode_any(*small)
     where = Located.unpack(meta)
-    return holder().fetch(
-        where, decode_any, _core.sure_lease(where.number) if where.lying else None
-    )
+    return keeps.fetch(where, decode_any, _core.sure_lease(where.number) if where.lying else None)
 
 
 def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:

@@ -46,6 +46,11 @@ class Holder(Protocol):
         """Where a part of a value is; see :meth:`Unfetched.where_part`."""
         ...
 
+    def fetch_small(self, meta: bytes) -> tuple[int, bytes, list[Any]] | None:
+        """What is to be decoded of a small value of another process, said by the meta bytes of its frame.
+        ``None``: :meth:`fetch` may have it all the same."""
+        ...
+
     def fetch(
         self, where: Located, decode: Callable[..., Any], sure: _core.SureLease | None = None
     ) -> Any:
