@@ -1068,9 +1068,13 @@ class RefCore:
     """The refs that the value refers to, once they are held; else ``None``."""
 
     _targets: Any
-    #: To whom it was passed (``runtime.calls.arguments``).
-    _passed: int
     """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
+
+    _passed: int
+    """To whom it was passed (``runtime.calls.arguments``)."""
+
+    def _settled_now(self) -> Any:
+        """``_outcome``, which is what has come if anything has."""
 
     @property
     def _source(self) -> Any:

@@ -28,10 +28,10 @@ class Holder(Protocol):
         buffers: list[Any],
         route: Route | None,
         tensors: list[Any],
-    ) -> tuple[Located, Any] | None:
+    ) -> tuple[bytes, Any] | None:
         """Keep ``direct.value``, which was encoded as ``codec``, ``meta`` and ``buffers``, and but for
-        ``tensors``, which others get by ``route``. Returns where it is, and what keeps it: the value goes
-        when that is garbage. ``None``: no other process could get it."""
+        ``tensors``, which others get by ``route``. Returns where it is, packed, and what keeps
+        it: the value goes when that is garbage. ``None``: no other process could get it."""
         ...
 
     def begin(self) -> None:
