@@ -14,6 +14,7 @@ from conveyor.codec import dumps_by_value, loads
 from conveyor.codec.beside import Collected
 from conveyor.codec.direct import Located, Route
 from conveyor.codec.parcels import TensorSpec
+from conveyor.direct.managers.hooks import in_words
 from conveyor.direct.managers.manager import TensorTransportManager, TensorTransportMetadata
 from conveyor.direct.managers.receiving import receive
 from conveyor.direct.managers.sending import SENDER
@@ -161,7 +162,7 @@ class ManagerRoute(Route):
             me = context.current().own_actor
             raise TransportError(
                 f"{'the driver' if me is None else me.name} could not get a value that {source.name} "
-                f"keeps, by the transport {self.name!r}: {type(error).__name__}: {error}"
+                f"keeps, by the transport {self.name!r}: {in_words(error)}"
             ) from error
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
