@@ -229,3 +229,22 @@ except RuntimeStateError as error:
 
 def test_into_after_the_session_begins_no_other(scripts):
     assert "belongs to none None" in scripts.run(AFTER)
+
+
+@pytest.mark.parametrize("make", [np.arange, torch.arange])
+def test_into_memory_that_the_value_lies_in_itself(maker, make):
+    memory = make(12.0)
+    pieces = [memory[:4], memory[4:8]]
+    ref = conveyor.put(pieces, tensor_transport="auto")
+    conveyor.get(ref, into=[memory[4:8], memory[8:]])
+    assert memory.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    conveyor.get(ref, into=[memory[8:], memory[2:6]])
+    assert memory.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 2, 3]
+    whole = conveyor.put(memory[:8], tensor_transport="auto")
+    conveyor.get(whole, into=memory[2:10])
+    assert memory.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+    conveyor.get(whole, into=memory[:8])
+    assert memory.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+    steps = conveyor.put(memory[::2], tensor_transport="auto")
+    conveyor.get(steps, into=memory[:6])
+    assert memory.tolist() == [0, 0, 0, 2, 2, 2, 2, 3, 2, 3, 2, 3]
