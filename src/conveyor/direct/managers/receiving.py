@@ -138,12 +138,16 @@ class _Transfer:
         answer: Any = None
         with suppress(OSError):
             answer = receive_one(asked)
-        if answer is None or answer[0] is None:
+        said = None if answer is None else answer[0]
+        # What is no Exception would end more than the transfer. Nobody has pressed Ctrl-C on its thread.
+        if said is None and isinstance(error, Exception):
             return error
-        told = TransportError(
-            f"{_me()} could not get a value by the transport {self._transport!r}: {in_words(error)}; "
-            f"{self._source.name} could not send it: {answer[0]}"
+        text = (
+            f"{_me()} could not get a value by the transport {self._transport!r}: {in_words(error)}"
         )
+        if said is not None:
+            text += f"; {self._source.name} could not send it: {said}"
+        told = TransportError(text)
         told.__cause__ = error
         return told
 
