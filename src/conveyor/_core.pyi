@@ -107,6 +107,10 @@ class Board:
         version.
         """
 
+    @staticmethod
+    def look(fd: int) -> Board:
+        """The same for who has no part in the session, and only reads: a call of what writes is a fault."""
+
     @property
     def fd(self) -> int:
         """The board's descriptor; stays the board's."""

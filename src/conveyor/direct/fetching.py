@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -39,7 +40,8 @@ def fetch(where: Located, decode: Decode, sure: _core.SureLease | None = None) -
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.joined and not where.snapshot:
-        if receiving.on:
+        # Other threads of an actor get values of their own meanwhile.
+        if receiving.on and threading.current_thread() is threading.main_thread():
             receiving.taken.append(stored)
         return stored.value
     runtime = _running()
