@@ -134,10 +134,10 @@ WORKERS ?= 3
 
 # What runs with engine="ray", on a Ray cluster of two nodes on this machine. Programs of a test's own that print
 # what Ray prints as well, or look at what is the local engine's, are not among it.
-RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs graph_collectives first_cause \
-	graceful_kill sys_exit cancel direct collective_calls)
+RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs graph_collectives \
+	first_cause graceful_kill sys_exit cancel direct collective_calls)
 # Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs.
-RAY_FIRST := $(filter-out %_kill.py %_exit.py %_cancel.py %_direct.py %_calls.py,$(RAY_TESTS))
+RAY_FIRST := $(wordlist 1,4,$(RAY_TESTS))
 
 test quick pytest test-ray: DEBUG := 1
 test: lint $(STAMPS)/tools

@@ -39,7 +39,9 @@ if _ON_RAY:
         {
             "RAY_worker_niceness": "0",
             "RAY_worker_register_timeout_seconds": "600",
-            "RAY_health_check_failure_threshold": "100",
+            # A node that is gone is noticed in ten seconds, and one that does not answer in minutes.
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_failure_threshold": "20",
             "RAY_gcs_rpc_server_connect_timeout_s": "60",
         }
     )
