@@ -216,6 +216,7 @@ def test_overlap_gains_what_the_simulation_says(workers):
     assert took[True] < took[False] - COPY
 
 
+@pytest.mark.alone
 @measured
 def test_a_frame_that_comes_late_costs_nothing(workers):
     """The reader computes what is ready, and does not stand at the early receive meanwhile."""

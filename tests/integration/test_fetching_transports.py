@@ -225,13 +225,13 @@ def test_a_frozen_peer_frees_the_others_when_the_graph_is_taken_down(name, pair,
     stopped.suspend()
     down = threading.Thread(target=graph.teardown)
     down.start()
-    wait_until(lambda: asked(other, "threads") == 0, timeout=3)
+    wait_until(lambda: asked(other, "threads") == 0, timeout=20)
     stopped.send_signal(signal.SIGCONT)
     down.join(20)
     assert not down.is_alive()
     for ref in refs:
         with suppress(GraphTornDownError):  # unless it was done before
-            assert ref.get(timeout=5) == expected(64 << 20)
+            assert ref.get(timeout=20) == expected(64 << 20)
     with graph_of(name, a, b) as again:
         assert again.execute(800).get(timeout=20) == expected(800)
 

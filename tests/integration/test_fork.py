@@ -241,7 +241,7 @@ def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_unt
     driver.wait(20)
     try:
         assert pids
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of the actors")
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 20, "the end of the actors")
     finally:
         os.kill(child, 9)
 

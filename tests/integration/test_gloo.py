@@ -139,7 +139,7 @@ def test_graphs_that_are_taken_down_while_they_connect_leave_no_threads(pair, wa
         with InputNode() as inp:
             made = pair[0].make.bind(inp).with_tensor_transport("gloo")
             pair[1].total.bind(made).compile().teardown()
-    wait_until(lambda: not any(conveyor.get([one.threads.remote() for one in pair])), timeout=15)
+    wait_until(lambda: not any(conveyor.get([one.threads.remote() for one in pair])), timeout=30)
 
 
 def half_sent():

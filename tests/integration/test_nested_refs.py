@@ -111,7 +111,7 @@ def kept():
 def nothing_is_kept(session, wait_until):
     yield
     gc.collect()
-    wait_until(lambda: kept() == 0, 10, "the end of all exported results")
+    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
 
 
 def test_a_consumer_gets_each_of_the_refs_that_a_producer_has_put(members):

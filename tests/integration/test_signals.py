@@ -256,7 +256,7 @@ def test_ctrl_c_at_the_terminal_ends_the_program_and_its_actors(scripts, wait_un
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(WAIT) != 0
-    wait_until(lambda: not psutil.pid_exists(pid), 2, "the actor's end")
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT, "the actor's end")
     err = process.stderr.read()
     # One traceback, the driver's own: actors say nothing of a Ctrl-C.
     assert err.count("Traceback") == 1, err
@@ -299,7 +299,7 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
     pid = conveyor.get(actor.pid.remote(), timeout=20)
     for i in range(1, 6):
         os.kill(pid, signal.SIGUSR1)
-        wait_until(lambda: len(path.read_text()) == i, 5, "the handler")  # noqa: B023
+        wait_until(lambda: len(path.read_text()) == i, WAIT, "the handler")  # noqa: B023
 
 
 def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch):
