@@ -11,7 +11,7 @@ from conveyor.runtime import context
 from conveyor.runtime.graph.compiled import parts_of
 
 #: s; a bound for what should take milliseconds.
-WAIT = 20
+WAIT = 60
 
 
 def get(ref):

@@ -363,7 +363,7 @@ def test_ctrl_c_in_the_grace_period_ends_the_program_as_it_ends_any(
     wait_until((tmp_path / "ending").exists)
     time.sleep(0.1)  # into the wait for it; a signal that comes before ends it just as well
     program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=60)
     assert program.returncode == -signal.SIGINT, (out, err)
     assert (tmp_path / "other-hooks").exists()
     assert out == ""

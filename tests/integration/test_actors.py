@@ -411,20 +411,20 @@ class Caller:
         self.target = target
 
     def call(self, x, target=None):
-        return conveyor.get((target or self.target).echo.remote(x), timeout=20)
+        return conveyor.get((target or self.target).echo.remote(x), timeout=60)
 
     def call_in(self, box, x):
-        return conveyor.get(box["handle"][0].echo.remote(x), timeout=20)
+        return conveyor.get(box["handle"][0].echo.remote(x), timeout=60)
 
     def many(self, n):
-        return conveyor.get([self.target.echo.remote(i) for i in range(n)], timeout=20)
+        return conveyor.get([self.target.echo.remote(i) for i in range(n)], timeout=60)
 
     def ref_chain(self, other, x):
-        return conveyor.get(other.add.remote(self.target.echo.remote(x), b=1), timeout=20)
+        return conveyor.get(other.add.remote(self.target.echo.remote(x), b=1), timeout=60)
 
     def make(self, x):
         child = Echo.remote()
-        return child, conveyor.get(child.pid.remote(), timeout=20), x
+        return child, conveyor.get(child.pid.remote(), timeout=60), x
 
     def find(self, name):
         return self.call("found", conveyor.get_actor(name))
@@ -433,7 +433,7 @@ class Caller:
         conveyor.kill(target)
 
     def fail(self, text):
-        conveyor.get(self.target.fail.remote(text), timeout=20)
+        conveyor.get(self.target.fail.remote(text), timeout=60)
 
     def wait(self, path):
         slow, fast = self.target.hold.remote(path, 1), self.target.echo.remote(2)
@@ -441,7 +441,7 @@ class Caller:
         return len(ready), len(rest)
 
     def put(self, x):
-        return conveyor.get(self.target.echo.remote(conveyor.put(x)), timeout=20)
+        return conveyor.get(self.target.echo.remote(conveyor.put(x)), timeout=60)
 
 
 def test_handles_passed_to_other_actors(echo, other):

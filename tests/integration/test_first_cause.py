@@ -192,7 +192,7 @@ def test_a_failed_constructor(how):
     if how == "raise":
         with chain(actor.echo).compile() as graph:
             refs = [graph.execute(1), actor.echo.remote(1)]
-            assert conveyor.wait(refs, num_returns=2, timeout=20) == (refs, [])
+            assert conveyor.wait(refs, num_returns=2, timeout=60) == (refs, [])
             for ref in refs:
                 for kind in (RuntimeError, TaskError, ActorDiedError, ConstructorError):
                     with pytest.raises(kind, match="no such luck") as caught:

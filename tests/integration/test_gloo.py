@@ -80,12 +80,12 @@ def test_a_connection_that_is_lost_is_made_anew(pair, which):
     with InputNode() as inp:
         made = pair[0].make.bind(inp).with_tensor_transport("gloo")
         graph = pair[1].total.bind(made).compile()
-    assert graph.execute(10).get(timeout=20) == 100
-    conveyor.get(pair[which].cut.remote(), timeout=20)
+    assert graph.execute(10).get(timeout=60) == 100
+    conveyor.get(pair[which].cut.remote(), timeout=60)
     with pytest.raises(TransportError, match=r"the connection with Worker\S* is lost"):
-        graph.execute(10).get(timeout=20)
+        graph.execute(10).get(timeout=60)
     for number in (1, 2, 3):
-        assert graph.execute(number).get(timeout=20) == number**2
+        assert graph.execute(number).get(timeout=60) == number**2
     graph.teardown()
 
 
@@ -218,17 +218,17 @@ def test_a_reader_that_cannot_connect_says_why_and_tries_again():
         graph = reader.total.bind(made).compile()
     # No error is raised where the writer has heard of it before it sent anything.
     with suppress(TransportError):
-        assert graph.execute(10).get(timeout=20) == 100
+        assert graph.execute(10).get(timeout=60) == 100
     conveyor.get(reader.fail_to_connect.remote(1))
     conveyor.get(writer.cut.remote())  # so that what comes next is lost, or connects anew
     told = []
     for number in (2, 3, 4):
         try:
-            assert graph.execute(number).get(timeout=20) == number**2
+            assert graph.execute(number).get(timeout=60) == number**2
         except TransportError as error:
             told.append(str(error))
     assert all("is lost" in words or "no way there" in words for words in told)
     assert len(told) < 3
     for number in (2, 3):
-        assert graph.execute(number).get(timeout=20) == number**2
+        assert graph.execute(number).get(timeout=60) == number**2
     graph.teardown()

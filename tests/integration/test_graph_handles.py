@@ -378,7 +378,7 @@ def test_ctrl_c_in_the_driver_while_others_submit(scripts):
                     time.sleep(0.002)
                 return x
             def many(self, graph, n):
-                return conveyor.get([graph.execute(i) for i in range(n)], timeout=20)
+                return conveyor.get([graph.execute(i) for i in range(n)], timeout=60)
 
         a, s = A.remote(), A.remote()
         with InputNode() as inp:
@@ -394,7 +394,7 @@ def test_ctrl_c_in_the_driver_while_others_submit(scripts):
         except KeyboardInterrupt:
             print("interrupted")
         open("go", "w").close()
-        print(conveyor.get(ref, timeout=20) == list(range(300)))
+        print(conveyor.get(ref, timeout=60) == list(range(300)))
     """
     assert scripts.run(program) == "interrupted\nTrue\n"
 

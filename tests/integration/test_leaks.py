@@ -290,7 +290,7 @@ def test_two_drivers_at_the_same_time(scripts):
 
         a = Actor.options(name="same name").remote()
         for i in range(300):
-            assert conveyor.get(a.echo.remote(i), timeout=20) == i
+            assert conveyor.get(a.echo.remote(i), timeout=60) == i
         print("done")
     """
     drivers = [scripts.start(program, name=f"driver{i}.py") for i in range(2)]

@@ -379,4 +379,4 @@ def test_refs_inside_of_a_result_are_there_however_late_it_is_passed_on():
 
     maker, user = Maker.remote(), Maker.remote()
     for _ in range(30):
-        assert conveyor.get(user.use.remote(maker.make.remote()), timeout=20) == 3
+        assert conveyor.get(user.use.remote(maker.make.remote()), timeout=60) == 3

@@ -122,7 +122,7 @@ assert said.startswith("cannot await anything in this event loop: Too many"), sa
 assert "may have 200 descriptors" in said and "ulimit -n" in said, said
 open(path, "w").close()
 assert pending.fileno() != done.fileno()
-assert conveyor.get(pending, timeout=20) == 1
+assert conveyor.get(pending, timeout=60) == 1
 async def later():
     return await waiter.wait.remote(path)
 assert asyncio.run(later()) == 1
@@ -169,7 +169,7 @@ def test_survivors_keep_no_descriptors_of_the_dead(fresh_session, wait_until):
 
     def meet():
         peer = Survivor.remote()
-        assert conveyor.get(survivor.call.remote(peer), timeout=20) == 1
+        assert conveyor.get(survivor.call.remote(peer), timeout=60) == 1
         conveyor.kill(peer)
 
     meet()

@@ -47,7 +47,7 @@ def soon(condition):
 def test_two_hosts_of_a_session_know_each_other():
     with listening() as (listener, came):
         sock, other = dial(listener.address, TOKEN, THERE, 20)
-        theirs, who = came.get(timeout=20)
+        theirs, who = came.get(timeout=60)
         assert (other, who) == (HERE, THERE)
         with sock, theirs:
             theirs.settimeout(20)
@@ -81,7 +81,7 @@ def test_a_listener_that_does_not_know_the_token_is_refused():
     threading.Thread(target=impostor).start()
     with here, pytest.raises(HandshakeError, match="does not know this session's token"):
         introduce(here, TOKEN, THERE, time.monotonic() + 20)
-    failed.get(timeout=20)
+    failed.get(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_garbage_is_dropped_and_counted(garbage):
         soon(lambda: listener.strangers == 1)
         assert "does not speak" in listener.reasons[0]
         dial(listener.address, TOKEN, THERE, 20)[0].close()
-        came.get(timeout=20)[0].close()
+        came.get(timeout=60)[0].close()
 
 
 def test_what_was_overheard_is_good_for_nothing():
@@ -143,7 +143,7 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody():
         soon(lambda: listener.strangers == 4)
         assert time.monotonic() - start < 8
         dial(listener.address, TOKEN, THERE, 20)[0].close()
-        came.get(timeout=20)[0].close()
+        came.get(timeout=60)[0].close()
         for sock in slow:
             sock.close()
 
@@ -156,7 +156,7 @@ def test_a_flood_is_dropped():
         assert names.count("conveyor-handshake") <= 4
         soon(lambda: listener.strangers == 4)  # the others had their time
         dial(listener.address, TOKEN, THERE, 20)[0].close()
-        came.get(timeout=20)[0].close()
+        came.get(timeout=60)[0].close()
         for sock in flood:
             sock.close()
 
@@ -185,7 +185,7 @@ def test_hosts_that_are_not_waited_for_are_told():
             with pytest.raises(HandshakeError, match="does not want"):
                 dial(listener.address, TOKEN, Identity(host, "1.2.3"), 5)
         dial(listener.address, TOKEN, THERE, 20)[0].close()
-        came.get(timeout=20)[0].close()
+        came.get(timeout=60)[0].close()
         soon(lambda: listener.strangers == 2)
 
 
@@ -255,7 +255,7 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
     server, client = contexts
     with listening(tls=server) as (listener, came):
         secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
-        theirs, _ = came.get(timeout=20)
+        theirs, _ = came.get(timeout=60)
         here, there = relayed(secure), relayed(theirs)
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
