@@ -319,10 +319,6 @@ def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):
     """What Ray's process says of it is the error."""
     from conveyor.engine.ray import greeting
 
-    monkeypatch.setattr(hosts()._courier, "_name", "conveyor-nobody")
-    with pytest.raises(ActorStartError, match="not the driver's machine"):
-        Place.remote()
-    monkeypatch.undo()
     monkeypatch.setattr("conveyor.engine.ray.courier.version", lambda: "Conveyor 0.0 on Python 2")
     with pytest.raises(ActorStartError, match=r"it is Conveyor .*, and the driver Conveyor 0\.0"):
         Place.remote()
