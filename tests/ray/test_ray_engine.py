@@ -26,7 +26,7 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 30
+WAIT = 60
 SECOND = {"resources": {"second": 1}}
 
 
@@ -177,7 +177,7 @@ def test_killed_from_outside(rt, tmp_path, wait_until):
     # The kernel tells it from Linux 6.15 on.
     with pytest.raises(ActorDiedError, match=r"SIGKILL|how cannot be known"):
         get(ref)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < WAIT / 2
     assert get(other.add.remote(1)) == 2
 
 

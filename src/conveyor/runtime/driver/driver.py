@@ -190,6 +190,8 @@ class Driver(CallingRuntime):
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
+            # Before all that others may hold locks for, and wait for this.
+            Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
             Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),
