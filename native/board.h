@@ -68,6 +68,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the service thread
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
+  std::atomic<uint32_t> elsewhere;    // 1: the process is on another host, and this slot is its proxy here (net/proxies.h)
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some
@@ -110,6 +111,8 @@ class Board : public Shareable<Board> {
  public:
   static std::shared_ptr<Board> create(uint32_t slots);
   static std::shared_ptr<Board> attach(int fd);
+  // For who has no part in the session, and nothing but what reads is called of it: its memory cannot be written.
+  static std::shared_ptr<Board> look(int fd);
   ~Board();
 
   int fd() const { return fd_.get(); }
@@ -203,7 +206,9 @@ class Board : public Shareable<Board> {
   bool announce_death(uint32_t index);
 
  private:
-  Board(Fd fd, uint32_t slots, bool fresh);
+  enum class Use { kCreate, kAttach, kLook };
+  static std::shared_ptr<Board> open(int fd, Use use);
+  Board(Fd fd, uint32_t slots, Use use);
   Fd fd_;
   size_t size_;
   BoardHeader* header_;

@@ -36,6 +36,18 @@ std::vector<iovec> ranges_of(std::string_view table) {
   return ranges;
 }
 
+// How much room ranges take that lie one behind the other, each aligned as buffers are. What is no memory of anybody's
+// must not come to little by running over.
+size_t packed_size(const std::vector<iovec>& ranges) {
+  constexpr size_t kMost = SIZE_MAX / 2;
+  size_t size = 0;
+  for (const iovec& range : ranges) {
+    if (size > kMost || range.iov_len > kMost) throw nb::value_error("ranges of more memory than there can be");
+    size += align_up(range.iov_len, kBufferAlign);
+  }
+  return size;
+}
+
 std::vector<iovec> ranges_of(nb::bytes table) { return ranges_of(std::string_view(table.c_str(), table.size())); }
 
 // Whether this process looks for writes to what is kept.
@@ -172,15 +184,10 @@ void bind_direct(nb::module_& m) {
     for (const iovec& range : ranges_of(table)) lengths.append(range.iov_len);
     return lengths;
   }, "table"_a);
-  m.def("packed_size", [](nb::bytes table) {
-    size_t size = 0;
-    for (const iovec& range : ranges_of(table)) size += align_up(range.iov_len, kBufferAlign);
-    return size;
-  }, "table"_a);
+  m.def("packed_size", [](nb::bytes table) { return packed_size(ranges_of(table)); }, "table"_a);
   m.def("fetch_peer", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, std::shared_ptr<Arena> arena) {
     std::vector<iovec> from = ranges_of(table), to;
-    size_t size = 0;
-    for (const iovec& range : from) size += align_up(range.iov_len, kBufferAlign);
+    const size_t size = packed_size(from);
     auto made = std::make_shared<MadeInPlace>(std::move(arena), size);
     to.reserve(from.size());
     char* at = made->block->data();

@@ -234,6 +234,8 @@ def test_a_node_that_is_lost(rt, two_nodes, tmp_path, wait_until):
         with pytest.raises(ActorDiedError):
             actor.add.remote(1)
     assert get(stays.add.remote(1)) == 2
+    # Until Ray knows, it goes on placing actors there, which wait.
+    wait_until(lambda: sum(known["Alive"] for known in ray.nodes()) == 2, 100)
 
 
 def test_rays_kill_is_an_end_like_any_other(rt):
@@ -317,10 +319,6 @@ def test_a_process_that_cannot_become_an_actor(rt, monkeypatch):
     """What Ray's process says of it is the error."""
     from conveyor.engine.ray import greeting
 
-    monkeypatch.setattr(hosts()._courier, "_name", "conveyor-nobody")
-    with pytest.raises(ActorStartError, match="not the driver's machine"):
-        Place.remote()
-    monkeypatch.undo()
     monkeypatch.setattr("conveyor.engine.ray.courier.version", lambda: "Conveyor 0.0 on Python 2")
     with pytest.raises(ActorStartError, match=r"it is Conveyor .*, and the driver Conveyor 0\.0"):
         Place.remote()
