@@ -10,7 +10,7 @@ from typing import Any
 from conveyor import system_limits
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
-from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.guests import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime.driver.driver import Driver
@@ -36,7 +36,7 @@ def start(
     ray, disconnect = _connect(address, {"log_to_driver": options.log_to_driver, **(cluster or {})})
     environ = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
     try:
-        hosts = RayHosts(ray, {**environ, **options.env_vars}, disconnect)
+        hosts = RayHostsWithGuests(ray, {**environ, **options.env_vars}, disconnect)
         driver = Driver(hosts, options.arena, options.grace)
     except BaseException:
         disconnect()

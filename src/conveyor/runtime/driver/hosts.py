@@ -19,7 +19,8 @@ class Spawned(Struct, frozen=True):
     ``stderr_tail`` gives the last lines it wrote to stderr. ``out_of_memory``, once it was killed by
     SIGKILL, whether that was the kernel's out-of-memory killer; ``None``: that cannot be told.
     ``end_headless`` is :meth:`Hosts.end_headless` of it, and ``went_on`` says, once it has ended, whether
-    that has ended it.
+    that has ended it. ``stays``: it is somebody else's, and no end of ours ends it: ``kill`` has it leave the
+    session, which it does when the method that it runs has returned.
     """
 
     pid: int
@@ -27,6 +28,7 @@ class Spawned(Struct, frozen=True):
     out_of_memory: Callable[[], bool | None]
     end_headless: Callable[[], None]
     went_on: Callable[[], bool]
+    stays: bool = False
 
 
 class Hosts(Protocol):
