@@ -29,7 +29,7 @@ from conveyor.engine.ray.greeting import (
     version,
     write,
 )
-from conveyor.engine.surroundings import import_from, main_module
+from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
 from conveyor.runtime.actor.files import flush_files
@@ -59,6 +59,7 @@ def become_actor(birth: Birth) -> None:
         ActorStartError: the driver is not on this machine, or takes this process for nobody's.
     """
     os.environ.update(birth.environ)
+    os.environ.setdefault(HUGE_TENSORS, "1")
     connection = _meet(birth)
     with connection:
         fds = _welcome(connection)
