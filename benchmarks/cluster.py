@@ -3,10 +3,10 @@
     python -m benchmarks.cluster                 # three rounds, a few minutes
     python -m benchmarks.cluster --rounds 1 --effort 0.3
 
-Both nodes are Ray's on this machine. Ours count as two hosts (``init(shared_memory="node")``), so every value
-goes over a TCP connection of the loopback; the route is printed. Ray's go its own way between two raylets. Each
-system has a driver of its own, and the systems take turns. *stream* is one TCP connection with nothing around it,
-which carries the same bytes from one process's memory to another's.
+Both nodes are Ray's on this machine. Ours count as two hosts (``init(shared_memory="node")``), so each value
+goes over a TCP connection of the loopback; the route is printed. Ray's go its own way between two raylets.
+Each system has a driver of its own, and the systems take turns. *stream* is one TCP connection with nothing
+around it, which carries the same bytes from one process's memory to another's.
 """
 
 from __future__ import annotations
