@@ -33,12 +33,12 @@ void on_fatal_signal(int number, siginfo_t*, void*) {
 
 }  // namespace
 
-Board::Board(Fd fd, uint32_t slots, bool fresh) : fd_(std::move(fd)), count_(slots) {
+Board::Board(Fd fd, uint32_t slots, Use use) : fd_(std::move(fd)), count_(slots) {
   size_ = sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot);
-  char* base = map_shared(fd_.get(), 0, size_);
+  char* base = use == Use::kLook ? map_to_look(fd_.get(), size_) : map_shared(fd_.get(), 0, size_);
   header_ = reinterpret_cast<BoardHeader*>(base);
   slots_ = reinterpret_cast<BoardSlot*>(base + sizeof(BoardHeader));
-  if (fresh) {
+  if (use == Use::kCreate) {
     header_->version = kBoardVersion;
     header_->slots = slots;
     header_->session = now_ns();
@@ -55,10 +55,14 @@ Board::~Board() {
 
 std::shared_ptr<Board> Board::create(uint32_t slots) {
   Fd fd = make_memfd("conveyor-board", sizeof(BoardHeader) + size_t(slots) * sizeof(BoardSlot));
-  return std::shared_ptr<Board>(new Board(std::move(fd), slots, true));
+  return std::shared_ptr<Board>(new Board(std::move(fd), slots, Use::kCreate));
 }
 
-std::shared_ptr<Board> Board::attach(int fd) {
+std::shared_ptr<Board> Board::attach(int fd) { return open(fd, Use::kAttach); }
+
+std::shared_ptr<Board> Board::look(int fd) { return open(fd, Use::kLook); }
+
+std::shared_ptr<Board> Board::open(int fd, Use use) {
   Fd own = dup_cloexec(fd);
   BoardHeader head;
   if (::pread(own.get(), &head, sizeof head, 0) != ssize_t(sizeof head)) throw_errno("read board");
@@ -66,7 +70,7 @@ std::shared_ptr<Board> Board::attach(int fd) {
     throw std::system_error(EPROTO, std::generic_category(), "not a board of this version of conveyor");
   if (::lseek(own.get(), 0, SEEK_END) != off_t(sizeof(BoardHeader) + size_t(head.slots) * sizeof(BoardSlot)))
     throw std::system_error(EPROTO, std::generic_category(), "a board of another size than it says");
-  return std::shared_ptr<Board>(new Board(std::move(own), head.slots, false));
+  return std::shared_ptr<Board>(new Board(std::move(own), head.slots, use));
 }
 
 void Board::set_eventfd(uint32_t index, int fd, uint32_t incarnation) {

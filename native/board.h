@@ -111,6 +111,8 @@ class Board : public Shareable<Board> {
  public:
   static std::shared_ptr<Board> create(uint32_t slots);
   static std::shared_ptr<Board> attach(int fd);
+  // For who has no part in the session, and nothing but what reads is called of it: its memory cannot be written.
+  static std::shared_ptr<Board> look(int fd);
   ~Board();
 
   int fd() const { return fd_.get(); }
@@ -204,7 +206,9 @@ class Board : public Shareable<Board> {
   bool announce_death(uint32_t index);
 
  private:
-  Board(Fd fd, uint32_t slots, bool fresh);
+  enum class Use { kCreate, kAttach, kLook };
+  static std::shared_ptr<Board> open(int fd, Use use);
+  Board(Fd fd, uint32_t slots, Use use);
   Fd fd_;
   size_t size_;
   BoardHeader* header_;

@@ -170,8 +170,10 @@ Anchor::Anchor(uint64_t number, uint64_t bytes, const std::string* names, uint64
 }
 
 Anchor::~Anchor() {
-  // Before that memory is anybody else's: those who copy it look at this afterwards.
+  // Before that memory is anybody else's: those who copy it look at this afterwards. The store alone would not keep what
+  // others write there later from being seen before it (on ARM). That stays behind the load, and the load behind the store.
   entry_->number.store(0, std::memory_order_seq_cst);
+  static_cast<void>(entry_->number.load(std::memory_order_seq_cst));
 }
 
 Held::Held(Numbers all, std::shared_ptr<const void> what) : numbers(std::move(all)), what_(std::move(what)) {

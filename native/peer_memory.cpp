@@ -98,7 +98,8 @@ void read_peer(pid_t pid, std::vector<iovec> from, std::vector<iovec> to, uint64
       to.clear();
     }
   }
-  // The word comes behind the last bytes: what is copied by one call is copied in this order.
+  // The word comes behind the last bytes: what is copied by one call is copied in this order, on ARM, too, since the
+  // kernel lets go of the pages of each range by a fully ordered decrement before it takes the next one's.
   uint64_t found = 0;
   from.push_back({reinterpret_cast<void*>(anchor), sizeof found});
   to.push_back({&found, sizeof found});

@@ -172,6 +172,13 @@ inline char* map_shared(int fd, size_t offset, size_t length) {
   return static_cast<char*>(p);
 }
 
+// A file's memory from its begin on, which who maps it cannot write.
+inline char* map_to_look(int fd, size_t length) {
+  void* p = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd, 0);
+  if (p == MAP_FAILED) throw_errno("mmap");
+  return static_cast<char*>(p);
+}
+
 // Lets `value` never be destroyed. Allocates nothing: a child that has no memory right after fork() must not
 // end for that.
 template <class T>

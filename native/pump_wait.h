@@ -133,6 +133,8 @@ class PumpWait {
     inbox_.board()->ring(inbox_.slot(), kAttentionBit);
   }
   void set_timer(uint64_t ns) {
+    // A forked child has the same timer: it would take from the parent's thread what wakes it.
+    if (inbox_.inherited()) return;
     const itimerspec when{{}, to_timespec(ns)};
     ::timerfd_settime(timer_.get(), 0, &when, nullptr);
   }

@@ -55,6 +55,7 @@ void bind_board(nb::module_& m) {
   nb::class_<Board>(m, "Board")
       .def_static("create", &Board::create, "slots"_a)
       .def_static("attach", &Board::attach, "fd"_a)
+      .def_static("look", &Board::look, "fd"_a)
       .def_prop_ro("fd", &Board::fd)
       .def_prop_ro("slots", &Board::slots)
       .def_prop_ro("deaths", [](Board& b) { return b.header()->deaths.load(); })

@@ -107,6 +107,10 @@ class Board:
         version.
         """
 
+    @staticmethod
+    def look(fd: int) -> Board:
+        """The same for who has no part in the session, and only reads: a call of what writes is a fault."""
+
     @property
     def fd(self) -> int:
         """The board's descriptor; stays the board's."""
@@ -667,6 +671,11 @@ class Snapshot:
     def meta(self) -> bytes:
         """Of a value that the codec has encoded."""
 
+    @property
+    def shared_at(self) -> tuple[int, int] | None:
+        """Of a value that has stayed with its maker, and of which its later writes are seen: that process's slot
+        and incarnation."""
+
     def note_kept(self, number: int) -> None:
         """It has come from another process, and refers to the value of that number: have the directory say that
         this process holds a reference."""
@@ -1071,6 +1080,12 @@ class RefCore:
 
     _targets: Any
     """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
+
+    _passed: int
+    """To whom it was passed (``runtime.calls.arguments``)."""
+
+    def _settled_now(self) -> Any:
+        """``_outcome``, which is what has come if anything has."""
 
     @property
     def _source(self) -> Any:
@@ -1529,6 +1544,11 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
 
 def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]:
     """``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too."""
+
+def fetch_small(meta: bytes, board: Board, own_slot: int) -> tuple[int, bytes, list[Buffer]] | None:
+    """What the codec's ``decode`` takes, of a value that another process than that of ``own_slot`` keeps, as
+    ``Located.pack`` has written it. ``None``: it is not small, or more is to be done for it than to read, or it
+    cannot be read."""
 
 def read_peer_joined(pid: int, table: bytes, anchor: int, number: int, into: Any) -> None:
     """The same, to the beginning of ``into``, a buffer, one range behind the other."""

@@ -91,3 +91,12 @@ def test_the_page_on_settings_names_all_of_them():
         assert f"`{variable}" in page, variable
     for name in list(inspect.signature(conveyor.init).parameters)[:-1]:
         assert f"`{name}=" in page, name
+
+
+@pytest.mark.parametrize("page", ["limits.md", "ray.md"])
+def test_tests_that_a_page_names_are_there(page):
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / page).read_text()))
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = set(re.findall(r"^(?:async )?def (test_\w+)\(", tests, re.M))
+    assert named
+    assert named <= there, f"no such tests: {sorted(named - there)}"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import sys
 import threading
 
@@ -15,6 +16,7 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
+from conveyor.runtime import context
 
 
 @conveyor.remote
@@ -527,6 +529,16 @@ def test_memory_that_is_not_what_it_was_is_not_taken_for_it():
     del anchor
     with pytest.raises(OSError, match="Stale"):
         _core.read_peer(os.getpid(), table, address, 77, into)
+
+
+@pytest.mark.parametrize("lengths", [[2**64 - 1], [2**64 - 64, 128], [2**62] * 5])
+def test_more_memory_than_there_can_be_is_not_taken_for_little(local, lengths):
+    table = b"".join(struct.pack("QQ", 4096, length) for length in lengths)
+    arena = context.running().process.arena
+    with pytest.raises(ValueError, match="more memory than there can be"):
+        _core.packed_size(table)
+    with pytest.raises(ValueError, match="more memory than there can be"):
+        _core.fetch_peer(os.getpid(), table, 4096, 77, arena)
 
 
 def test_the_memory_of_a_whole_value_is_waited_for(pair):

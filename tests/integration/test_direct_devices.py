@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import pytest
 from integration_helpers import WAIT, get
@@ -20,6 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
 from conveyor.testing import accelerator  # noqa: E402
+from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -199,6 +201,39 @@ def test_whoever_fetches_waits_for_the_values(leaves_nothing, pair):
     assert got == [[7.0] * 10]
 
 
+def test_what_copies_still_use_outlives_a_fetch_that_is_interrupted(pair, monkeypatch, wait_until):
+    maker, _ = pair
+    sim, goes_on, opened = accelerator.install(), threading.Event(), []
+    ref, next_one = maker.make.remote(10), maker.make.remote(10)
+    conveyor.wait([ref, next_one], num_returns=2)
+    open_memory = type(sim).open_memory
+
+    def noted(self, handle):
+        tensor = open_memory(self, handle)
+        opened.append(weakref.ref(tensor))
+        return tensor
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(self):
+        raise Interrupted
+
+    accelerator.kernel(0, lambda: goes_on.wait(WAIT))  # the copy is behind it
+    with monkeypatch.context() as patched:
+        patched.setattr(type(sim), "open_memory", noted)
+        patched.setattr(SimEvent, "synchronize", interrupt)
+        with pytest.raises(Interrupted):
+            get(ref)
+    gc.collect()
+    assert [one() is None for one in opened] == [False]
+    goes_on.set()
+    sim.synchronize()
+    assert get(next_one).sum().item() == 10
+    gc.collect()
+    assert [one() is None for one in opened] == [True]
+
+
 def test_waiting_until_it_is_freed(pair):
     maker, other = pair
     ref = maker.make.remote(10)
@@ -308,6 +343,6 @@ def test_a_timeout_ends_a_fetch_of_values_that_are_not_there(leaves_nothing, pai
     conveyor.wait([ref])
     for _ in range(2):  # also when it has come before
         with pytest.raises(WaitTimeoutError, match="do not have their values yet"):
-            conveyor.get(ref, timeout=0.1)
+            conveyor.get(ref, timeout=1)
     get(maker.go_on.remote())
     assert get(ref).tolist() == [7.0] * 10

@@ -43,8 +43,38 @@ class Maker:
         array = np.arange(10.0)
         return [array, Summed(array)]
 
+    @conveyor.method(tensor_transport="auto")
+    def of_another_library(self, library):
+        """What DLPack gives of an array that cannot be pickled."""
+        self.theirs = Theirs()
+        made = {"numpy": np, "torch": torch}[library].from_dlpack(self.theirs)
+        return made
+
+    @conveyor.method(tensor_transport="auto")
+    def give(self, value):
+        return value
+
+    def write_theirs(self, value):
+        self.theirs.memory[:] = value
+
     def total(self, value):
         return float(value.sum())
+
+
+class Theirs:
+    """An array of a library that has DLPack and nothing else."""
+
+    def __init__(self):
+        self.memory = np.arange(5.0)
+
+    def __dlpack__(self, **options):
+        return self.memory.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.memory.__dlpack_device__()
+
+    def __reduce__(self):
+        raise TypeError("it cannot be pickled")
 
 
 class Summed:
@@ -229,3 +259,46 @@ except RuntimeStateError as error:
 
 def test_into_after_the_session_begins_no_other(scripts):
     assert "belongs to none None" in scripts.run(AFTER)
+
+
+@pytest.mark.parametrize("make", [np.arange, torch.arange])
+def test_into_memory_that_the_value_lies_in_itself(maker, make):
+    memory = make(12.0)
+    pieces = [memory[:4], memory[4:8]]
+    ref = conveyor.put(pieces, tensor_transport="auto")
+    conveyor.get(ref, into=[memory[4:8], memory[8:]])
+    assert memory.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    conveyor.get(ref, into=[memory[8:], memory[2:6]])
+    assert memory.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 2, 3]
+    whole = conveyor.put(memory[:8], tensor_transport="auto")
+    conveyor.get(whole, into=memory[2:10])
+    assert memory.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+    conveyor.get(whole, into=memory[:8])
+    assert memory.tolist() == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+    steps = conveyor.put(memory[::2], tensor_transport="auto")
+    conveyor.get(steps, into=memory[:6])
+    assert memory.tolist() == [0, 0, 0, 2, 2, 2, 2, 3, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_what_dlpack_gives_stays_without_a_copy(maker, library):
+    ref = maker.of_another_library.remote(library)
+    assert get(ref).tolist() == [0, 1, 2, 3, 4]
+    assert ref.route() == "read"
+    get(maker.write_theirs.remote(7))
+    assert get(ref).tolist() == [7] * 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: np.memmap(path, dtype="f8", mode="w+", shape=(4,)),
+        lambda path: np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    ],
+)
+def test_arrays_of_derived_classes_travel(maker, tmp_path, make):
+    ref = maker.give.remote(make(str(tmp_path / "file")))
+    expected = make(str(tmp_path / "file"))
+    assert type(get(ref)) is type(expected)
+    assert get(ref).tolist() == expected.tolist()
+    assert ref.route() == "frame"

@@ -44,6 +44,57 @@ class Noted:
         open(state["path"], "w").close()
 
 
+@conveyor.remote(max_concurrency=2)
+class Both:
+    """It keeps values, and has two threads for its calls beside the one that receives them."""
+
+    @conveyor.method(tensor_transport="auto")
+    def array(self):
+        return np.arange(3.0)
+
+    def stored(self):
+        return len(TABLE.all())
+
+    def get_meanwhile(self, refs, begun, got):
+        hold(begun)
+        total = get(refs.pop()).sum()
+        open(got, "w").close()
+        return float(total)
+
+    def hold(self, _argument, path):
+        hold(path)
+
+
+class Slow:
+    """Its decoding begins, and ends when it may."""
+
+    def __init__(self, begun, end):
+        self.paths = begun, end
+
+    def __reduce__(self):
+        return _decode_slowly, self.paths
+
+
+def _decode_slowly(begun, end):
+    open(begun, "w").close()
+    hold(end)
+
+
+def test_a_call_keeps_nothing_that_another_thread_gets_while_it_is_received(
+    local, tmp_path, wait_until
+):
+    both = Both.remote()
+    begun, got, go = (str(tmp_path / name) for name in ("begun", "got", "go"))
+    ref = both.array.remote()
+    total = both.get_meanwhile.remote([ref], begun, got)
+    del ref
+    holding = both.hold.remote(Slow(begun, got), go)
+    assert get(total) == 3
+    wait_until(lambda: get(both.stored.remote()) == 0, WAIT)
+    (tmp_path / "go").touch()
+    get(holding)
+
+
 def test_it_is_kept_until_it_has_been_received(local, tmp_path, wait_until):
     trainer, generator = Trainer.remote(), Generator.options(max_concurrency=2).remote()
     holding = [generator.hold.remote(str(tmp_path / "go")) for _ in range(2)]

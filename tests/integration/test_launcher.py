@@ -318,6 +318,14 @@ class TestSurroundings:
             "2",
         ]
 
+    def test_torch_is_told_to_have_huge_pages_unless_somebody_says_otherwise(self, host):
+        name = "THP_MEM_ALLOC_ENABLE"
+        clean = {k: v for k, v in os.environ.items() if k != name}
+        asked = f"os.environ['{name}']"
+        assert host.actor(environ=clean).ask(asked) == "1"
+        assert host.actor(environ={**clean, name: "0"}).ask(asked) == "0"
+        assert host.actor(environ=clean, env_vars={name: "0"}).ask(asked) == "0"
+
     @pytest.mark.torch
     @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
     def test_torch_obeys(self, host):

@@ -234,6 +234,8 @@ def test_a_node_that_is_lost(rt, two_nodes, tmp_path, wait_until):
         with pytest.raises(ActorDiedError):
             actor.add.remote(1)
     assert get(stays.add.remote(1)) == 2
+    # Until Ray knows, it goes on placing actors there, which wait.
+    wait_until(lambda: sum(known["Alive"] for known in ray.nodes()) == 2, 100)
 
 
 def test_rays_kill_is_an_end_like_any_other(rt):

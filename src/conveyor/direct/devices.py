@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Of each fetch that was interrupted an event that happens when its copies are done, and what these use.
+_still_copied: list[tuple[Event, object]] = []
+
 
 class _Part(NamedTuple):
     """The tensors of a value that are on one device.
@@ -143,6 +146,7 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
             "tensor_transport="
         ) from error
     _wait_for(filled, where)
+    _still_copied[:] = [one for one in _still_copied if not one[0].query()]
     stream = device.current_stream(index)
     stream.wait_event(filled)
     layout = Layout.of([specs[place] for place, _, _ in part.lying])
@@ -152,7 +156,12 @@ def _fetch(part: _Part, specs: Sequence[TensorSpec], made: list[Any], where: Loc
         device.copy(flat, opened[memory][begin : begin + flat.numel()])
         made[place] = tensor
     # What was opened may be let go of, and the frame with it, when this is done.
-    stream.record().synchronize()
+    copied = stream.record()
+    try:
+        copied.synchronize()
+    except BaseException:
+        _still_copied.append((copied, (opened, target)))
+        raise
 
 
 def _wait_for(filled: Event, where: Located) -> None:

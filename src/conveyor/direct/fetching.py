@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -39,7 +40,8 @@ def fetch(where: Located, decode: Decode, sure: _core.SureLease | None = None) -
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.joined and not where.snapshot:
-        if receiving.on:
+        # Other threads of an actor get values of their own meanwhile.
+        if receiving.on and threading.current_thread() is threading.main_thread():
             receiving.taken.append(stored)
         return stored.value
     runtime = _running()
@@ -152,12 +154,12 @@ def _room_for(size: int) -> _core.Buffer:
 def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     if runtime.process.board.gone(where.slot, where.incarnation) or error.errno == errno.ESRCH:
         return ActorDiedError(
-            f"{where.keeper} has died, and with it a value of {_size(where)} that it kept",
+            f"{where.keeper} has died, and with it a value{_size(where)} that it kept",
             where.keeper,
         )
     if error.errno in (errno.ESTALE, errno.EFAULT):
         return ObjectLostError(
-            f"a value of {_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
+            f"a value{_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
             "reference to it has died, or has let go of it while it was under way"
         )
     if error.errno == errno.EBADMSG:
@@ -167,6 +169,6 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
 
 def _size(where: Located) -> str:
     nbytes = sum(_core.lengths_of(where.ranges))
-    if where.beside:
-        return f"{nbytes:,} bytes, and what goes by a route," if nbytes else "what goes by a route"
-    return f"{nbytes:,} bytes"
+    if not where.beside:
+        return f" of {nbytes:,} bytes"
+    return f" of {nbytes:,} bytes, and what goes by a route," if nbytes else ""

@@ -17,9 +17,9 @@ from conveyor.codec.tensors import TENSOR
 from conveyor.device import registry as devices
 from conveyor.direct.fetching import read_into
 from conveyor.direct.leaves import Path, is_leaf, leaves_of, named
-from conveyor.direct.memory import address_of, is_array, is_tensor, lies_at, room_in
+from conveyor.direct.memory import is_array, is_tensor, room_in
 from conveyor.direct.objects import Pickled, Walked, taken_apart
-from conveyor.direct.shares import check_shares, sharing
+from conveyor.direct.shares import check_shares, is_there, sharing, unwritten
 from conveyor.direct.skeleton import Skeleton
 from conveyor.runtime.refs.ref import Ref
 
@@ -188,7 +188,8 @@ def receive(value: Any, targets: Targets) -> Any:
     apart = targets.apart(value, fresh)
     taking = targets.for_leaves(apart)
     check_shares(apart.leaves, taking)
-    _copy([leaf for _, leaf in apart.leaves], taking)
+    leaves = [leaf for _, leaf in apart.leaves]
+    _copy(leaves if fresh else unwritten(leaves, taking), taking)
     return taking[0] if targets.single else apart.put_together(taking)
 
 
@@ -284,11 +285,11 @@ def _copy(leaves: Sequence[Any], targets: Sequence[Any]) -> None:
     """Write what does not lie there already."""
     streams: dict[Any, Any] = {}
     for leaf, target in zip(leaves, targets, strict=True):
-        if leaf is target:
+        if is_there(leaf, target):
             continue
         if is_tensor(target):
             _copy_to_tensor(leaf, target, streams)
-        elif not lies_at(leaf, address_of(target)):
+        else:
             target[...] = leaf.detach().cpu().numpy() if is_tensor(leaf) else leaf
     for stream in streams.values():
         stream.synchronize()
@@ -305,5 +306,5 @@ def _copy_to_tensor(leaf: Any, target: Any, streams: dict[Any, Any]) -> None:
             index = target.device.index
             streams.setdefault((device.kind, index), device.current_stream(index))
             device.copy(target.detach(), source.detach())
-        elif source.device.type != "cpu" or not lies_at(source, address_of(target)):
+        else:
             target.copy_(source)

@@ -1,12 +1,22 @@
-"""Targets that share memory, which is right only where what they are to take shares it likewise."""
+"""Targets that share memory: with each other, which is right only where what they are to take shares it
+likewise; or with what they are to take, which then must not be written over before it is read."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from conveyor.direct.leaves import Path, named
-from conveyor.direct.memory import address_of, is_plain, is_tensor, nbytes_of
+from conveyor.direct.memory import (
+    address_of,
+    is_plain,
+    is_tensor,
+    lies_at,
+    nbytes_of,
+    storage_of,
+)
 
 
 def sharing(targets: Sequence[Any]) -> Iterator[tuple[int, int]]:
@@ -55,3 +65,40 @@ def _is_shared(one: Any, other: Any, distance: int) -> bool:
 
 def _where(one: Any) -> str:
     return str(one.device) if is_tensor(one) else "cpu"
+
+
+def unwritten(leaves: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    """What each of ``targets`` is to take: its leaf; or a copy, if one of them is to be written to where that
+    leaf lies."""
+    written: dict[str, list[tuple[int, int]]] = {}
+    for leaf, target in zip(leaves, targets, strict=True):
+        if nbytes_of(target) and not is_there(leaf, target):
+            start = address_of(target)
+            written.setdefault(_where(target), []).append((start, start + nbytes_of(target)))
+    furthest = {}
+    for where, ranges in written.items():
+        ranges.sort()
+        furthest[where] = list(accumulate((end for _, end in ranges), max))
+    taken = []
+    for leaf, target in zip(leaves, targets, strict=True):
+        ranges = written.get(_where(leaf), [])
+        if ranges and not is_there(leaf, target) and _has_memory(leaf):
+            start, size = (
+                (address_of(leaf), nbytes_of(leaf)) if is_plain(leaf) else storage_of(leaf)
+            )
+            before = bisect_left(ranges, (start + size,))
+            if before and furthest[_where(leaf)][before - 1] > start:
+                leaf = leaf.detach().clone() if is_tensor(leaf) else leaf.copy()
+        taken.append(leaf)
+    return taken
+
+
+def is_there(leaf: Any, target: Any) -> bool:
+    """Whether the target has the leaf's elements already, since it is the same memory."""
+    if leaf is target:
+        return True
+    return _where(leaf) == _where(target) and lies_at(leaf, address_of(target))
+
+
+def _has_memory(leaf: Any) -> bool:
+    return bool(nbytes_of(leaf)) and (not is_tensor(leaf) or str(leaf.layout) == "torch.strided")

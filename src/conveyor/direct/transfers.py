@@ -10,7 +10,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
-from conveyor.exceptions import InjectedFault
+from conveyor.exceptions import ActorDiedError, InjectedFault
 from conveyor.runtime.waiting.patience import wait_until
 
 _HELD, _FAILING = 1, 2
@@ -20,6 +20,7 @@ def go_on(where: Located, runtime: Any) -> None:
     """Return when the value may be fetched, or its keeper has died.
 
     Raises:
+        ActorDiedError: its keeper has died while it was held back: its memory may still be there.
         WaitTimeoutError: the ``get`` that needs it has no longer.
         InjectedFault: it is to fail.
     """
@@ -44,7 +45,12 @@ def go_on(where: Located, runtime: Any) -> None:
             )
         finally:
             board.note_fetch(process.slot, -1)
-    if board.transfers(where.slot) & _FAILING and not died():
+    transfers = board.transfers(where.slot)
+    if transfers & _HELD and died():
+        raise ActorDiedError(
+            f"{where.keeper} has died, and with it a value that it kept", where.keeper
+        )
+    if transfers & _FAILING and not died():
         raise InjectedFault(
             f"conveyor.testing.fail_transfers: a value that {where.keeper} keeps cannot be fetched"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec import dumps_by_value
 from conveyor.direct.managers.ended import Ended
+from conveyor.direct.managers.hooks import abort, in_words
 from conveyor.direct.managers.manager import TensorTransportManager, starts_fetches
 from conveyor.direct.managers.wire import DONE, Ask, Source, readable, receive_one, send_one
 from conveyor.exceptions import SystemLimitError, TransportError, WaitTimeoutError
@@ -137,12 +138,16 @@ class _Transfer:
         answer: Any = None
         with suppress(OSError):
             answer = receive_one(asked)
-        if answer is None or answer[0] is None:
+        said = None if answer is None else answer[0]
+        # What is no Exception would end more than the transfer. Nobody has pressed Ctrl-C on its thread.
+        if said is None and isinstance(error, Exception):
             return error
-        told = TransportError(
-            f"{_me()} could not get a value by the transport {self._transport!r}: {type(error).__name__}: "
-            f"{error}; {self._source.name} could not send it: {answer[0]}"
+        text = (
+            f"{_me()} could not get a value by the transport {self._transport!r}: {in_words(error)}"
         )
+        if said is not None:
+            text += f"; {self._source.name} could not send it: {said}"
+        told = TransportError(text)
         told.__cause__ = error
         return told
 
@@ -156,8 +161,7 @@ class _Transfer:
             )
 
     def _abort(self) -> None:
-        if self._manager.can_abort_transport():
-            self._manager.abort_transport(self._id, self._communicator)
+        abort(self._manager, self._transport, self._id, self._communicator)
 
     def _error(self, why: str) -> TransportError:
         return TransportError(

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from conveyor.codec import dumps_by_value, loads
 from conveyor.codec.beside import Collected
 from conveyor.codec.direct import Located, Route
+from conveyor.codec.faults import is_of_value
 from conveyor.codec.parcels import TensorSpec
+from conveyor.direct.managers.hooks import in_words
 from conveyor.direct.managers.manager import TensorTransportManager, TensorTransportMetadata
 from conveyor.direct.managers.receiving import receive
 from conveyor.direct.managers.sending import SENDER
 from conveyor.direct.managers.wire import Source
+from conveyor.direct.memory import is_tensor
 from conveyor.direct.table import TABLE
 from conveyor.exceptions import ActorDiedError, SerializationError, TransportError, WaitTimeoutError
 from conveyor.later import import_later
@@ -109,7 +112,7 @@ class ManagerRoute(Route):
             for tensor in tensors:
                 self._check_device(tensor.device.type)
             specs = tuple([TensorSpec.of(tensor) for tensor in tensors])
-        metadata = manager.extract_tensor_transport_metadata(name, tensors)
+        metadata = manager.extract_tensor_transport_metadata(name, list(tensors))
         try:
             if not isinstance(metadata, TensorTransportMetadata):
                 raise TypeError(
@@ -154,14 +157,16 @@ class ManagerRoute(Route):
             return self._checked(came, told)
         except (ActorDiedError, WaitTimeoutError):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_of_value(error):
+                raise  # a signal's handler has raised it
             source.check(error)
             if isinstance(error, TransportError):
                 raise
             me = context.current().own_actor
             raise TransportError(
                 f"{'the driver' if me is None else me.name} could not get a value that {source.name} "
-                f"keeps, by the transport {self.name!r}: {type(error).__name__}: {error}"
+                f"keeps, by the transport {self.name!r}: {in_words(error)}"
             ) from error
 
     def forget(self, number: int, note: bytes, tensors: list[Any]) -> None:
@@ -187,7 +192,7 @@ class ManagerRoute(Route):
 
     def _collect(self, name: str, metadata: Any, tensors: list[Any]) -> None:
         try:
-            self.manager.garbage_collect(name, metadata, tensors)
+            self.manager.garbage_collect(name, metadata, list(tensors))
         except Exception:
             _log.warning(
                 "process %d: garbage_collect() of the transport %r has failed",
@@ -208,6 +213,8 @@ class ManagerRoute(Route):
             what = f"{len(came)}" if isinstance(came, (list, tuple)) else f"a {type(came).__name__}"
             raise ValueError(f"{told.announced} tensors were announced, and {what} came")
         for spec, one in zip(told.specs, came, strict=False):
+            if not is_tensor(one) or str(one.layout) != "torch.strided" or one.is_meta:
+                raise TypeError(f"a dense torch tensor was announced, and {_in_words(one)} came")
             other = TensorSpec.of(one)
             if (spec.dtype, spec.shape) != (other.dtype, other.shape):
                 raise ValueError(
@@ -238,6 +245,12 @@ def _named(name: str) -> ManagerRoute:
 def name_of(number: int) -> str:
     """What a manager calls a value."""
     return f"{number:016x}"
+
+
+def _in_words(value: Any) -> str:
+    if not is_tensor(value):
+        return f"a {type(value).__name__}"
+    return f"one of {value.layout} on device {str(value.device)!r}"
 
 
 def _accepted(_tensor: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from conveyor.codec import loads
 from conveyor.direct.managers.ended import Ended
+from conveyor.direct.managers.hooks import abort, in_words
 from conveyor.direct.managers.wire import (
     DONE,
     Answer,
@@ -124,20 +125,15 @@ def _send_as_asked(asked: socket.socket, ask: Ask) -> None:
         communicator = loads(ask.communicator)
         sending = _Sending(stored, communicator)
     except Exception as error:
-        send_one(asked, Answer(f"{type(error).__name__}: {error}"))
+        send_one(asked, Answer(in_words(error)))
         return
     with sending:
         ready = readable([asked, sending.over])
         if sending.over in ready:
             send_one(asked, Answer(sending.error))
-        elif asked.recv(1) != DONE and manager.can_abort_transport():
+        elif asked.recv(1) != DONE:
             # Whoever has asked has died, or has given up.
-            try:
-                manager.abort_transport(f"{ask.number:016x}", communicator)
-            except Exception:
-                _log.warning(
-                    "abort_transport() of the transport %r has failed", route.name, exc_info=True
-                )
+            abort(manager, route.name, f"{ask.number:016x}", communicator)
 
 
 class _Sending:
@@ -167,7 +163,7 @@ class _Sending:
         try:
             route.manager.send_multiple_tensors(list(tensors), loads(note).metadata, communicator)
         except BaseException as error:  # a thread of ours has nobody else to tell
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = in_words(error)
         finally:
             self._ended.tell()
 

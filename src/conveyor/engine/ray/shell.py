@@ -30,7 +30,7 @@ from conveyor.engine.ray.greeting import (
     version,
     write,
 )
-from conveyor.engine.surroundings import import_from, main_module
+from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
 from conveyor.runtime.actor.files import flush_files
@@ -68,6 +68,7 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
         ActorStartError: it takes this process for nobody's.
     """
     os.environ.update(birth.environ)
+    os.environ.setdefault(HUGE_TENSORS, "1")
     with connection:
         fds = _welcome(connection)
         code = 1

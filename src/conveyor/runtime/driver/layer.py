@@ -12,6 +12,7 @@ from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.driver.roster import Roster
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.executor import Member
@@ -39,6 +40,7 @@ class Layer:
         self._chores = chores
         self._numbers = itertools.count(1)
         self._layings: dict[int, Laying] = {}
+        self._roster = Roster()
 
     def __len__(self) -> int:
         return len(self._layings)
@@ -74,8 +76,10 @@ class Layer:
         try:
             laying.begin()
             self._layings[number] = laying
+            self._roster.note(number, laying.name, labels)
         except BaseException:
             self._layings.pop(number, None)
+            self._roster.forget(number)
             uninterrupted(laying.unload)
             raise
         return laying
@@ -104,6 +108,7 @@ class Layer:
         except BaseException:
             uninterrupted(laying.unload)  # what is left of it
             raise
+        self._roster.forget(number)
         self._layings.pop(number, None)  # last: whoever is interrupted before does it again
         return [*acks]
 
@@ -125,3 +130,4 @@ class Layer:
     def clear(self) -> None:
         """The session is over."""
         self._layings.clear()
+        self._roster.close()

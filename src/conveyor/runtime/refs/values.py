@@ -95,6 +95,16 @@ def located(sent: Any) -> Located | None:
     return Located.unpack(snapshot.meta)
 
 
+def shared_at(sent: Any) -> tuple[int, int] | None:
+    """Slot and incarnation of the process that a value has stayed in, by what is sent for it; ``None`` of any
+    other, and of one that nobody writes to."""
+    if type(sent) is Unfetched:
+        where = sent.where
+        return None if where.snapshot else (where.slot, where.incarnation)
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
+
+
 def wait_for(ref: Ref) -> None:
     """Until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
     try:

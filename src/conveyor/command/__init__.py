@@ -1,0 +1,42 @@
+"""The command `conveyor`: what a shell asks of running sessions.
+
+`conveyor status` (or `python -m conveyor status`) looks at them from outside: at the board, which all
+processes of a session map, and at the driver's roster of graphs. Nobody is asked and nothing is written, so
+it shows a session that hangs, or is stopped, as well as one that works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status. 1: what was asked for is not there, or may not be looked at."""
+    parser = argparse.ArgumentParser(prog="conveyor", description="Look at sessions of Conveyor.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser(
+        "status",
+        help="what the processes of this machine's sessions are doing",
+        description="What the processes of running sessions are doing, read from their shared memory: "
+        "nobody is asked, so it works when they hang or are stopped. Sessions of other users, and of other "
+        "hosts, are not seen.",
+    )
+    status.add_argument(
+        "pid", nargs="?", type=int, help="of any process of the session that is meant"
+    )
+    status.add_argument("--json", action="store_true", help="for programs: a JSON list of sessions")
+    status.add_argument(
+        "--stacks", action="store_true", help="with each process's Python stack (py-spy)"
+    )
+    given = parser.parse_args(arguments)
+    from conveyor.command.status import show
+
+    try:
+        return show(given.pid, as_json=given.json, stacks=given.stacks)
+    except BrokenPipeError:  # whoever read it has seen enough
+        sys.stderr.close()
+        return 0

@@ -1,0 +1,136 @@
+"""The sessions of this machine, as they can be seen from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from conveyor import _core
+from conveyor.runtime.driver.roster import FILE, LaidGraph, read_roster
+from conveyor.runtime.driver.table import DRIVER_SLOT
+from conveyor.runtime.status import ActorStatus, Label, actor_status
+
+_PROC = Path("/proc")
+_BOARD = "conveyor-board"
+_THERE = (1, 2, 3)  # starting, alive, dying
+
+
+class NoSuchSession(Exception):
+    """A process has no part in a session, or may not be looked at; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of a session: what it does, and its part of the session's shared memory, in bytes."""
+
+    status: ActorStatus
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session. pid: of its driver. program: its command line. memory: its shared memory, in bytes.
+    graphs: those that are laid. members: its processes, the driver first."""
+
+    pid: int
+    program: str
+    memory: int
+    graphs: tuple[LaidGraph, ...]
+    members: tuple[Member, ...]
+
+
+def find_sessions(pid: int | None = None) -> list[Session]:
+    """The sessions of this machine whose processes may be looked at, by their drivers' numbers; with ``pid``
+    those that this process has a part in. Raises ``NoSuchSession`` if that has none."""
+    boards: dict[tuple[int, int], Path] = {}
+    for process in _processes() if pid is None else [pid]:
+        try:
+            found = _files(process, _BOARD)
+        except FileNotFoundError:
+            if pid is not None:
+                raise NoSuchSession(f"there is no process {pid} on this machine") from None
+            continue
+        except PermissionError:
+            if pid is not None:
+                raise NoSuchSession(
+                    f"process {pid} may not be looked at: it is another user's, or protected by the kernel"
+                ) from None
+            continue
+        for path, identity in found:
+            boards.setdefault(identity, path)
+    sessions = [session for path in boards.values() if (session := _look(path)) is not None]
+    if pid is not None and not sessions:
+        raise NoSuchSession(f"process {pid} has no part in a session of Conveyor")
+    return sorted(sessions, key=lambda session: session.pid)
+
+
+def _processes() -> Iterator[int]:
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal():
+            yield int(entry)
+
+
+def _files(process: int, name: str) -> list[tuple[Path, tuple[int, int]]]:
+    """The memory files of that name which a process has open, with what tells each from others."""
+    found = []
+    folder = _PROC / str(process) / "fd"
+    for entry in os.listdir(folder):
+        path = folder / entry
+        try:
+            if os.readlink(path) == f"/memfd:{name} (deleted)":
+                status = os.stat(path)
+                found.append((path, (status.st_dev, status.st_ino)))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return found
+
+
+def _look(path: Path) -> Session | None:
+    """The session whose board that is. ``None``: it has ended meanwhile, or is of another version."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            board = _core.Board.look(file)
+        finally:
+            os.close(file)
+    except OSError:
+        return None
+    driver = board.pid(DRIVER_SLOT)
+    if not driver:
+        return None
+    graphs = _graphs(driver)
+    members = tuple(
+        Member(actor_status(board, slot, None, _labels(graphs)), board.memory(slot))
+        for slot in range(board.used)
+        if board.condition(slot) in _THERE
+    )
+    return Session(driver, _program(driver), board.session_memory, tuple(graphs.values()), members)
+
+
+def _graphs(driver: int) -> dict[int, LaidGraph]:
+    graphs: dict[int, LaidGraph] = {}
+    try:
+        for path, _ in _files(driver, FILE):
+            with open(path, "rb") as lines:
+                graphs.update(read_roster(lines))
+    except OSError:  # the driver has ended, and its graphs with it
+        return {}
+    return graphs
+
+
+def _labels(graphs: Mapping[int, LaidGraph]) -> Label:
+    def label(graph: int, node: int) -> str | None:
+        found = graphs.get(graph)
+        return None if found is None or found.tasks is None else found.tasks.get(node)
+
+    return label
+
+
+def _program(pid: int) -> str:
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(word.decode(errors="replace") for word in words)

@@ -1,0 +1,86 @@
+"""``conveyor status``: the sessions of this machine, as text or as JSON."""
+
+from __future__ import annotations
+
+import sys
+
+from msgspec import json
+
+from conveyor.command.sessions import Member, NoSuchSession, Session, find_sessions
+from conveyor.observe.units import size
+from conveyor.runtime.graph.stacks import stack_of
+
+_PROGRAM = 120
+
+
+def show(pid: int | None, as_json: bool, stacks: bool) -> int:
+    """Print the sessions; the exit status of the command."""
+    try:
+        sessions = find_sessions(pid)
+    except NoSuchSession as error:
+        print(f"conveyor: {error}", file=sys.stderr)
+        return 1
+    if as_json:
+        print(
+            json.format(json.encode([_as_json(session, stacks) for session in sessions])).decode()
+        )
+        return 0
+    if not sessions:
+        print("no session of Conveyor is running that this user may look at")
+    for session in sessions:
+        print("\n".join(_lines(session, stacks)))
+    return 0
+
+
+def _lines(session: Session, stacks: bool) -> list[str]:
+    program = (
+        session.program if len(session.program) <= _PROGRAM else session.program[:_PROGRAM] + "..."
+    )
+    processes = len(session.members)
+    lines = [
+        f"session of pid {session.pid}: {program}",
+        f"  {processes} process{'es' if processes != 1 else ''}, {size(session.memory)} of shared memory",
+    ]
+    lines += [f"  graph {graph.number}: {graph.name}" for graph in session.graphs]
+    for member in session.members:
+        lines.append(f"  {_line(session, member)}")
+        if stacks:
+            lines += [f"      {line}" for line in stack_of(member.status.pid).splitlines()]
+    return lines
+
+
+def _line(session: Session, member: Member) -> str:
+    status = member.status
+    pid = f" (pid {status.pid})" if status.pid else ""  # it has none while it is being started
+    line = f"{status.name}{pid}, {size(member.memory)}"
+    # The board says of the driver only whether it is stopped: what its threads do is its program's affair.
+    if status.pid == session.pid and status.state == "idle":
+        return line
+    return f"{line}: {status.describe()}"
+
+
+def _as_json(session: Session, stacks: bool) -> dict[str, object]:
+    return {
+        "pid": session.pid,
+        "program": session.program,
+        "memory": session.memory,
+        "graphs": [{"number": graph.number, "name": graph.name} for graph in session.graphs],
+        "processes": [_member_as_json(session, member, stacks) for member in session.members],
+    }
+
+
+def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str, object]:
+    status = member.status
+    return {
+        "name": status.name,
+        "pid": status.pid,
+        "driver": status.pid == session.pid,
+        "memory": member.memory,
+        "state": status.state,
+        "method": status.method,
+        "execution": status.execution,
+        "call": status.call,
+        "since": status.since,
+        "blocked_on": status.blocked_on,
+        "stack": stack_of(status.pid) if stacks else None,
+    }

@@ -1,0 +1,92 @@
+"""What those who look at a session from outside (``conveyor status``) do not find on its board: what its
+graphs and their tasks are called.
+
+It lies in a memory file of the driver's, which goes with it. A line is a graph that has been laid, or one
+that has been taken down; a reader takes what has an end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, json
+
+#: What the file is called among the driver's descriptors.
+FILE = "conveyor-roster"
+#: A file of more bytes is written anew, once it has twice as many as the graphs need that are laid now.
+_SMALL = 1 << 16
+
+
+class LaidGraph(Struct, frozen=True):
+    """A graph of the session. tasks: what they are called, by their number; ``None``: it is down."""
+
+    number: int
+    name: str = ""
+    tasks: dict[int, str] | None = None
+
+
+class Roster:
+    """The driver's end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lines: dict[int, bytes] = {}
+        self._file = -1
+        self._size = 0
+
+    def note(self, number: int, name: str, tasks: Mapping[int, str]) -> None:
+        """A graph has been laid. Raises ``OSError`` where there is no memory or descriptor for it."""
+        line = json.encode(LaidGraph(number, name, dict(tasks))) + b"\n"
+        with self._lock:
+            self._lines[number] = line
+            self._add(line)
+
+    def forget(self, number: int) -> None:
+        """It has been taken down; may be said more than once."""
+        with self._lock:
+            if self._lines.pop(number, None) is not None:
+                self._add(json.encode(LaidGraph(number)) + b"\n")
+
+    def close(self) -> None:
+        """The session is over."""
+        with self._lock:
+            self._lines.clear()
+            self._replace(-1)
+
+    def _add(self, line: bytes) -> None:
+        needed = sum(map(len, self._lines.values()))
+        if self._file < 0 or self._size > max(_SMALL, 2 * needed):
+            # Whoever looks finds the one or the other.
+            file = os.memfd_create(FILE)
+            try:
+                line = b"".join(self._lines.values())
+                os.write(file, line)
+            except BaseException:
+                os.close(file)
+                raise
+            self._replace(file)
+            self._size = len(line)
+        else:
+            os.write(self._file, line)
+            self._size += len(line)
+
+    def _replace(self, file: int) -> None:
+        file, self._file = self._file, file
+        if file >= 0:
+            os.close(file)
+
+
+def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
+    """The graphs that are laid now, by their number, given the file."""
+    graphs: dict[int, LaidGraph] = {}
+    for line in lines:
+        if not line.endswith(b"\n"):
+            break  # it is being written
+        graph = json.decode(line, type=LaidGraph)
+        if graph.tasks is None:
+            graphs.pop(graph.number, None)
+        else:
+            graphs[graph.number] = graph
+    return graphs

@@ -1,0 +1,144 @@
+"""`conveyor status`: what another process sees of a session."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+from integration_helpers import chain, get, hold
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.runtime.driver.roster import LaidGraph, Roster, read_roster
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@conveyor.remote
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+    def hold(self, inside, go):
+        open(inside, "w").close()
+        hold(go)
+        return "held"
+
+    def echo(self, x):
+        return x
+
+
+def status(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "conveyor", "status", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def seen(*arguments):
+    code, out, err = status(*arguments, "--json")
+    assert code == 0, err
+    (session,) = json.loads(out)
+    return session
+
+
+def test_who_does_what_is_seen_from_outside(tmp_path):
+    works, idle = Actor.options(name="works").remote(), Actor.options(name="idle").remote()
+    get([works.pid.remote(), idle.pid.remote()])
+    inside, go = tmp_path / "inside", tmp_path / "go"
+    with chain(works.echo, idle.echo).compile(name="through both"):
+        (graph,) = seen(os.getpid())["graphs"]
+        assert graph["name"] == "through both"
+    assert seen(os.getpid())["graphs"] == []
+    held = works.hold.remote(str(inside), str(go))
+    hold(inside)
+    session = seen(os.getpid())
+    assert session["pid"] == os.getpid()
+    with open("/proc/self/cmdline") as words:
+        assert session["program"] == words.read().rstrip("\0").replace("\0", " ")
+    by_name = {process["name"]: process for process in session["processes"]}
+    assert by_name["works"]["state"] == "running"
+    assert by_name["works"]["method"] == "hold"
+    assert by_name["driver"]["driver"]
+    assert by_name["driver"]["pid"] == os.getpid()
+    # Any process of the session names it.
+    assert seen(by_name["idle"]["pid"])["pid"] == os.getpid()
+    code, out, _ = status(os.getpid())
+    assert code == 0
+    assert "running hold (call " in out
+    assert f"  idle (pid {by_name['idle']['pid']})" in out
+    go.touch()
+    assert get(held) == "held"
+
+
+def test_a_task_of_a_graph_has_its_name(tmp_path):
+    actor = Actor.options(name="tasked").remote()
+    inside, go = str(tmp_path / "inside"), str(tmp_path / "go")
+    with InputNode() as inp:
+        dag = actor.hold.bind(inp[0], inp[1])
+    with dag.compile() as graph:
+        ref = graph.execute(inside, go)
+        hold(inside)
+        (works,) = [one for one in seen(os.getpid())["processes"] if one["name"] == "tasked"]
+        assert (works["method"], works["execution"]) == ("tasked.hold", 0)
+        open(go, "w").close()
+        assert get(ref) == "held"
+
+
+def test_who_is_stopped_is_seen_and_asked_nothing():
+    actor = Actor.options(name="sleeper").remote()
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (works,) = [one for one in seen(pid)["processes"] if one["name"] == "sleeper"]
+        assert works["state"] == "stopped"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_what_is_not_there_is_said():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        code, out, err = status(child.pid)
+        assert (code, out) == (1, "")
+        assert f"process {child.pid} has no part in a session of Conveyor" in err
+    finally:
+        child.communicate(b"\n")
+    code, out, err = status(child.pid)
+    assert (code, out) == (1, "")
+    assert f"there is no process {child.pid} on this machine" in err
+    code, _, err = status("nonsense")
+    assert code == 2
+    assert "invalid int value" in err
+
+
+@pytest.mark.parametrize("laid", [1, 40])
+def test_a_roster_stays_small(laid):
+    roster = Roster()
+    before = set(os.listdir("/proc/self/fd"))
+    try:
+        for number in range(2_000):
+            roster.note(number, f"graph {number}", {0: "some.task" * 10})
+            roster.forget(number - laid)
+            roster.forget(number - laid)
+        (file,) = [
+            f"/proc/self/fd/{fd}"
+            for fd in set(os.listdir("/proc/self/fd")) - before
+            if "conveyor-roster" in os.readlink(f"/proc/self/fd/{fd}")
+        ]
+        assert os.stat(file).st_size < 100_000
+        with open(file, "rb") as lines:
+            graphs = read_roster(lines)
+        assert sorted(graphs) == list(range(2_000 - laid, 2_000))
+        assert graphs[1_999] == LaidGraph(1_999, "graph 1999", {0: "some.task" * 10})
+    finally:
+        roster.close()
+    # What is being written has no end yet.
+    whole = b'{"number":1,"name":"a","tasks":{}}\n'
+    assert read_roster([whole, whole[:-5]]) == {1: LaidGraph(1, "a", {})}

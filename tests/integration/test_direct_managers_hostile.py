@@ -1,0 +1,212 @@
+"""Transports of the user's own for values that stay, whose methods do what they should not."""
+
+import functools
+import itertools
+import os
+import signal
+import sys
+import threading
+
+import pytest
+from integration_helpers import WAIT, get
+from integration_managers import FAILS_TO_RECEIVE, FAILS_TO_SEND, KILLS, NEVER_SENDS, Files, Sockets
+
+import conveyor
+from conveyor.direct.managers import hooks
+from conveyor.direct.managers.registry import route
+from conveyor.exceptions import TransportError, WaitTimeoutError
+from conveyor.experimental import register_tensor_transport
+
+torch = pytest.importorskip("torch")
+
+PRELOAD = ["torch"]
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+@conveyor.remote
+class Peer:
+    def tensor(self, mark=1.0):
+        return torch.full((4,), float(mark))
+
+    def sum(self, value):
+        return float(value.sum())
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def named(session, tmp_path):
+    """Registers a manager by a name that nobody has."""
+
+    def register(manager, **overridden):
+        manager = type(manager.__name__, (manager,), {"folder": str(tmp_path), **overridden})
+        name = f"hostile{os.getpid()}-{next(numbers)}"
+        register_tensor_transport(name, ["cpu"], manager)
+        return name
+
+    return register
+
+
+@pytest.fixture
+def peers(session):
+    made = Peer.remote(), Peer.remote()
+    yield made
+    for one in made:
+        conveyor.kill(one)
+
+
+def still_works(name, maker, user):
+    ref = maker.tensor.options(tensor_transport=name).remote(2)
+    assert get(user.sum.remote(ref)) == 8.0
+    assert get(ref).tolist() == [2.0] * 4
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+def test_errors_whose_message_cannot_be_made(peers, named, manager):
+    maker, user = peers
+
+    def receive(self, obj_id, meta, communicator, target_buffers=None):
+        if meta.mark == FAILS_TO_RECEIVE:
+            if manager is Sockets:
+                self.listening.pop(communicator.address).close()
+            raise Wordless
+        return manager.recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers)
+
+    def send(self, tensors, meta, communicator):
+        if meta.mark == FAILS_TO_SEND:
+            raise Wordless
+        manager.send_multiple_tensors(self, tensors, meta, communicator)
+
+    name = named(manager, recv_multiple_tensors=receive, send_multiple_tensors=send)
+    marks = [FAILS_TO_RECEIVE] if manager is Files else [FAILS_TO_RECEIVE, FAILS_TO_SEND]
+    for mark in marks:
+        ref = maker.tensor.options(tensor_transport=name).remote(mark)
+        for failing in (ref, user.sum.remote(ref)):
+            with pytest.raises(TransportError, match="Wordless: <str"):
+                get(failing)
+    still_works(name, maker, user)
+
+
+def test_an_abort_that_raises_is_not_what_has_happened(peers, named, monkeypatch):
+    def abort(self, obj_id, communicator):
+        Sockets.abort_transport(self, obj_id, communicator)
+        raise OSError("cannot abort")
+
+    name = named(Sockets, abort_transport=abort)
+    maker, user = peers
+    logged = []
+
+    def log(text, *args, exc_info):
+        # A record of logging's would keep the frames, and so the value.
+        logged.append(f"{text % args}: {sys.exc_info()[1]}")
+
+    monkeypatch.setattr(hooks._log, "warning", log)
+    ref = maker.tensor.options(tensor_transport=name).remote(NEVER_SENDS)
+    conveyor.wait([ref], timeout=WAIT)
+    with pytest.raises(WaitTimeoutError, match=name):
+        conveyor.get(ref, timeout=0.05)
+    assert [line.partition("abort_transport()")[2] for line in logged] == [
+        f" of the transport {name!r} has failed: cannot abort"
+    ]
+    still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_errors_that_are_no_exceptions_fail_the_transfer_alone(peers, named, manager, error):
+    maker, user = peers
+
+    def receive(self, obj_id, meta, communicator, target_buffers=None):
+        if meta.mark == FAILS_TO_RECEIVE:
+            if manager is Sockets:
+                self.listening.pop(communicator.address).close()
+            raise error("unplugged")
+        return manager.recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers)
+
+    name = named(manager, recv_multiple_tensors=receive)
+    ref = maker.tensor.options(tensor_transport=name).remote(FAILS_TO_RECEIVE)
+    failing = [user.sum.remote(ref)]
+    if manager is Sockets or error is not KeyboardInterrupt:
+        failing.append(ref)  # on the driver's main thread that one is Ctrl-C
+    for one in failing:
+        with pytest.raises(TransportError, match=f"{error.__name__}: unplugged"):
+            get(one)
+    still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+def test_a_signal_may_end_the_program_while_a_value_is_fetched(peers, named, manager):
+    def receive(self, obj_id, meta, communicator, target_buffers=None):
+        if meta.mark == KILLS:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+            assert came.wait(WAIT)
+        if manager is Sockets and meta.mark == KILLS:
+            self.listening.pop(communicator.address).close()
+            raise OSError("too late")
+        return manager.recv_multiple_tensors(self, obj_id, meta, communicator, target_buffers)
+
+    def handler(*_):
+        came.set()
+        raise SystemExit(3)
+
+    came, name = threading.Event(), named(manager)
+    maker, user = peers
+    ref = maker.tensor.options(tensor_transport=name).remote(KILLS)
+    conveyor.wait([ref], timeout=WAIT)
+    before = signal.signal(signal.SIGALRM, handler)
+    taken = route(name).manager
+    try:
+        taken.recv_multiple_tensors = functools.partial(receive, taken)
+        with pytest.raises(SystemExit):
+            get(ref)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        del taken.recv_multiple_tensors
+    still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda tensor: 1, "a int came"),
+        (lambda tensor: tensor.numpy(), "a ndarray came"),
+        (lambda tensor: tensor.to("meta"), "one of torch.strided on device 'meta' came"),
+        (lambda tensor: tensor.to_sparse(), "one of torch.sparse_coo on device 'cpu' came"),
+    ],
+)
+def test_what_comes_is_what_was_announced(peers, named, manager, what, words):
+    def receive(self, *given):
+        came = manager.recv_multiple_tensors(self, *given)
+        return [what(one) if one[0] == 1 else one for one in came]
+
+    maker, user = peers
+    name = named(manager, recv_multiple_tensors=receive)
+    ref = maker.tensor.options(tensor_transport=name).remote()
+    for failing in (ref, user.sum.remote(ref)):
+        with pytest.raises(
+            TransportError, match=f"a dense torch tensor was announced, and {words}"
+        ):
+            get(failing)
+    still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+def test_a_manager_may_keep_the_lists_that_it_is_given(peers, named, manager):
+    def extract(self, obj_id, tensors):
+        found = manager.extract_tensor_transport_metadata(self, obj_id, tensors)
+        tensors.clear()
+        return found
+
+    def send(self, tensors, meta, communicator):
+        manager.send_multiple_tensors(self, tensors, meta, communicator)
+        tensors.clear()
+
+    name = named(manager, extract_tensor_transport_metadata=extract, send_multiple_tensors=send)
+    still_works(name, *peers)
