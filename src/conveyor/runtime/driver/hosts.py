@@ -13,8 +13,6 @@ from conveyor.runtime.protocol import ProcessOptions
 
 #: In place of a wait status: the process was nobody's child here, and how it has ended is not known.
 UNKNOWN_END = -1
-#: What of a process's number is its pid on its own host.
-PID_MASK = (1 << 32) - 1
 
 
 Page = tuple[int, int, int, int, int, int, str]
