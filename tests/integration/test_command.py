@@ -122,6 +122,23 @@ def test_what_is_not_there_is_said():
     assert "invalid int value" in err
 
 
+def test_the_last_graph_takes_the_roster_with_it():
+    roster = Roster()
+    before = os.listdir("/proc/self/fd")
+    try:
+        for number in range(3):
+            roster.note(number, f"graph {number}", {0: "some.task"})
+            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            roster.note(number + 10, "another", {})
+            roster.forget(number)
+            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            roster.forget(number + 10)
+            roster.forget(number + 10)
+            assert len(os.listdir("/proc/self/fd")) == len(before)
+    finally:
+        roster.close()
+
+
 @pytest.mark.parametrize("laid", [1, 40])
 def test_a_roster_stays_small(laid):
     roster = Roster()

@@ -253,8 +253,12 @@ def test_rays_kill_is_an_end_like_any_other(rt):
 
 def test_the_page_that_shows_it(scripts, two_nodes):
     page = (Path(__file__).parents[2] / "docs/guide/ray-engine.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert scripts.run(program, env={"RAY_ADDRESS": two_nodes.address}).split()[-1] == "3"
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        said = re.findall(r"print\(.*\)  # (.*)", program)
+        out = scripts.run(program, env={"RAY_ADDRESS": two_nodes.address}).split()
+        assert out[-len(said) :] == said
 
 
 def test_the_programs_own_connection_stays(two_nodes):

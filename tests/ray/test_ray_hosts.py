@@ -4,6 +4,7 @@ Both nodes are on this machine. ``shared_memory="node"`` has each of them count 
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -138,6 +139,11 @@ def test_graphs_over_nodes(far):
     with dag.compile(depth=4) as graph:
         for i in range(100):
             assert get(graph.execute(i)) == [(i + 13, i + 31), (i, i + 13)]
+        links = [line for line in graph.explain().splitlines() if "network link" in line]
+        assert re.search(r"Stage → Stage#3 +network link, .*from the driver's node to ", links[1])
+        assert len(links) == 6  # of 7: one result is from the node of the driver
+        states = {actor.name: actor.state for actor in graph.status().actors}
+        assert [name for name in states if states[name] == "elsewhere"] == ["Stage#3", "Stage#4"]
         refs = [graph.execute(i) for i in range(4)]
         assert [get(ref)[0] for ref in refs] == [(i + 13, i + 31) for i in range(4)]
         big = np.ones(3 << 20)

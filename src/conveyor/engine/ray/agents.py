@@ -51,7 +51,8 @@ class AgentHost:
         #: Why it is no more.
         self.lost = ""
         self._lose = lose
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may have the host do something in the middle of this.
+        self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
 
     def send(self, order: FarOrder) -> Future[Any]:

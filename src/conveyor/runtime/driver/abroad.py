@@ -78,6 +78,11 @@ class Abroad:
         """The number of the host of the process that has that slot."""
         return self._host_of.get(slot, HERE)
 
+    def host_name(self, slot: int) -> str:
+        """What that host is called."""
+        host = self._hosts.get(self.host_of(slot))
+        return "the driver's node" if host is None else host.name
+
     # A process
 
     def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:

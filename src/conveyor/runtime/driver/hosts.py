@@ -13,8 +13,6 @@ from conveyor.runtime.protocol import ProcessOptions
 
 #: In place of a wait status: the process was nobody's child here, and how it has ended is not known.
 UNKNOWN_END = -1
-#: What of a process's number is its pid on its own host.
-PID_MASK = (1 << 32) - 1
 
 
 Page = tuple[int, int, int, int, int, int, str]
@@ -29,7 +27,8 @@ class Spawned(Struct, frozen=True):
     ``end_headless`` is :meth:`Hosts.end_headless` of it, and ``went_on`` says, once it has ended, whether
     that has ended it. ``place`` says in words where it is, if not on the driver's host; ``last_page``, once
     it has ended there, what its slot of the board said, and whether it was left by ``sys.exit``; ``lost``,
-    whether its host was lost, and how.
+    whether its host was lost, and how. ``stays``: it is somebody else's, and no end of ours ends it: ``kill``
+    has it leave the session, which it does when the method that it runs has returned.
     """
 
     pid: int
@@ -40,6 +39,7 @@ class Spawned(Struct, frozen=True):
     place: str = ""
     last_page: Callable[[], tuple[Page, bool] | None] = lambda: None
     lost: Callable[[], str] = lambda: ""
+    stays: bool = False
 
 
 class Hosts(Protocol):

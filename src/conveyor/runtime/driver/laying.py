@@ -256,7 +256,11 @@ class Laying:
 
     def channels(self) -> LaidChannels:
         """What the executor is told of them."""
-        return LaidChannels.of(self.number, self.records, self.layout, self.bits)
+        hosts = {}
+        if self.shared:
+            places = {EXECUTOR: self.executor, **self._places}
+            hosts = {actor: self._network.host_name(place.slot) for actor, place in places.items()}
+        return LaidChannels.of(self.number, self.records, self.layout, self.bits, hosts)
 
     def comes_back(self) -> bool:
         """Whether the driver starts every dead actor of the graph again by itself, or has done so."""

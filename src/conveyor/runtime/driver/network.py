@@ -38,6 +38,10 @@ class Network:
         """Have all hosts of a segment's members make it; its number among those, 0 if all are here."""
         return self._abroad.spread(blueprint, segment)
 
+    def host_name(self, slot: int) -> str:
+        """What the host of that process is called."""
+        return self._abroad.host_name(slot)
+
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""
         self._abroad.forget(number)

@@ -21,10 +21,10 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.calls.call import ORDER
-from conveyor.runtime.driver.hosts import PID_MASK, UNKNOWN_END, Page, Spawned
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import RESULT_BIT, BellBits
-from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
+from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
