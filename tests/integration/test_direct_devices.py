@@ -23,6 +23,7 @@ pytest.importorskip("numpy")
 from conveyor.testing import accelerator  # noqa: E402
 from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
 
+PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
