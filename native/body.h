@@ -19,7 +19,10 @@ enum Codec : uint16_t {
   kStr = 5,
   kBytes = 6,
   kTuple = 7,
+  kNested = 8,  // among the elements of a tuple only: what another codec has made without buffers
   kFirstPython = 16,
+  kDirect = 21,     // where a value is that has stayed with its maker; no buffers (codec/direct/)
+  kArguments = 22,  // a tuple that has some kNested among its elements, or theirs
 };
 
 constexpr size_t kBufferAlign = 64;

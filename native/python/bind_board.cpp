@@ -63,7 +63,8 @@ void bind_board(nb::module_& m) {
       .def("close_fds", &Board::close_fds)
       .def("eventfd", [](Board& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a)
       .def("forget_eventfd", [](Board& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a)
-      .def("prepare", [](Board& b, uint32_t slot, const std::string& name) { b.prepare(checked(b, slot), name); }, "slot"_a, "name"_a)
+      .def("prepare", [](Board& b, uint32_t slot, const std::string& name, uint32_t incarnation) { b.prepare(checked(b, slot), name, incarnation); }, "slot"_a, "name"_a, "incarnation"_a = 0)
+      .def("elsewhere", [](Board& b, uint32_t slot) { return slot_of(b, slot)->elsewhere.load(std::memory_order_relaxed) != 0; }, "slot"_a)
       .def("name", [](Board& b, uint32_t slot) {
              const std::string name = b.name(checked(b, slot));
              return nb::steal(PyUnicode_DecodeUTF8(name.data(), Py_ssize_t(name.size()), "replace"));
@@ -76,6 +77,7 @@ void bind_board(nb::module_& m) {
            },
            "slot"_a)
       .def("guard_signals", [](Board& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a)
+      .def("retire", [](Board& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a)
       .def("leave", [](Board& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a)
       .def("leaving", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a)
       .def("death_number", [](Board& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a)

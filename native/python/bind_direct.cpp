@@ -7,12 +7,14 @@
 #include <optional>
 
 #include "bind.h"
+#include "board.h"
 #include "body.h"
 #include "checksum.h"
 #include "directory.h"
 #include "exit.h"
 #include "hooks.h"
 #include "kept.h"
+#include "located.h"
 #include "made_in_place.h"
 #include "peer_memory.h"
 #include "platform.h"
@@ -23,12 +25,12 @@ namespace {
 constexpr size_t kReleaseGilFrom = 32 * 1024;
 
 // A table of ranges, as Python packs it.
-std::vector<iovec> ranges_of(nb::bytes table) {
+std::vector<iovec> ranges_of(std::string_view table) {
   if (table.size() % sizeof(Range) != 0) throw nb::value_error("a table of ranges");
   std::vector<iovec> ranges(table.size() / sizeof(Range));
   for (size_t i = 0; i < ranges.size(); ++i) {
     Range range;
-    std::memcpy(&range, table.c_str() + i * sizeof range, sizeof range);
+    std::memcpy(&range, table.data() + i * sizeof range, sizeof range);
     ranges[i] = {reinterpret_cast<void*>(range.address), size_t(range.length)};
   }
   return ranges;
@@ -45,6 +47,8 @@ size_t packed_size(const std::vector<iovec>& ranges) {
   }
   return size;
 }
+
+std::vector<iovec> ranges_of(nb::bytes table) { return ranges_of(std::string_view(table.c_str(), table.size())); }
 
 // Whether this process looks for writes to what is kept.
 std::atomic<bool> checks_writes{false};
@@ -69,6 +73,37 @@ void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anch
     PyErr_SetFromErrno(PyExc_OSError);
     throw nb::python_error();
   }
+}
+
+// The memory of a small value: its codec, its meta bytes and a buffer for each range. None where it takes more than
+// to read, where something is to be noted, and where it cannot be had: whoever asks in all ways is told why.
+nb::object fetch_small(nb::bytes meta, const Board& board, uint32_t own_slot) {
+  const auto where = read_located({meta.c_str(), meta.size()});
+  if (!where || where->joined || !where->beside.empty() || !where->lying.empty() || where->slot == own_slot || where->slot >= board.slots()) return nb::none();
+  const BoardSlot* const keeper = board.slot(where->slot);
+  if (keeper->transfers_held.load() != 0 || keeper->transfers_failing.load() != 0 || checks_writes.load(std::memory_order_relaxed)) return nb::none();
+  std::vector<iovec> from = ranges_of(where->ranges), to;
+  size_t size = 0;
+  for (const iovec& range : from) {
+    if (range.iov_len >= kReleaseGilFrom - size) return nb::none();
+    size += align_up(range.iov_len, kBufferAlign);
+    if (size >= kReleaseGilFrom) return nb::none();
+  }
+  const auto memory = std::make_shared<OwnedMemory>(size);
+  to.reserve(from.size());
+  char* at = memory->data;
+  nb::list buffers;
+  for (const iovec& range : from) {
+    to.push_back({at, range.iov_len});
+    buffers.append(nb::cast(Buffer{at, range.iov_len, false, memory, nullptr, nullptr}, nb::rv_policy::move));
+    at += align_up(range.iov_len, kBufferAlign);
+  }
+  try {
+    read_peer(pid_t(where->pid), std::move(from), std::move(to), where->anchor, where->number);
+  } catch (const std::system_error&) {
+    return nb::none();
+  }
+  return nb::make_tuple(where->codec, nb::bytes(where->meta.data(), where->meta.size()), buffers);
 }
 
 struct LastingText {
@@ -165,6 +200,7 @@ void bind_direct(nb::module_& m) {
     read(pid, std::move(from), std::move(to), anchor, number, size);
     return buffers;
   }, "pid"_a, "table"_a, "anchor"_a, "number"_a, "arena"_a);
+  m.def("fetch_small", &fetch_small, "meta"_a, "board"_a, "own_slot"_a);
   m.def("read_peer_joined", [](int pid, nb::bytes table, uint64_t anchor, uint64_t number, nb::object into) {
     std::vector<iovec> from = ranges_of(table);
     Views views;

@@ -86,18 +86,16 @@ struct Claim {
   ~Claim() { ref.unclaim(this); }
 };
 
-// The value of `self` if it is here or comes soon, and nothing is to be done for it in Python; else an
-// invalid object. The ref keeps what has come, not what it was decoded to, so every get gives a value of
-// its own.
-nb::object get_soon(nb::handle self) {
+// Have the outcome of `self` be what is here, or comes within `wait_ns`, if anything does.
+void settle_soon(nb::handle self, uint64_t wait_ns) {
   RefCore& ref = *nb::inst_ptr<RefCore>(self);
-  if (ref.targets.is_valid()) return nb::object();  // Python knows how it is received
   if (!ref.outcome.is_valid() && ref.gate != nullptr && ref.number >= 0 && ref.claimed == nullptr) {
     Claim claim{ref};
     ref.claim(&claim);
     nb::object value;
     try {
-      value = ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + kFirstLookNs, -1);
+      ref.gate->gate->make_hand();
+      value = wait_ns == 0 ? ref.gate->gate->take(uint64_t(ref.number), ref.reader) : ref.gate->get(uint64_t(ref.number), ref.reader, now_ns() + wait_ns, -1);
     } catch (nb::python_error& error) {
       // A value that cannot be decoded is this ref's outcome; anything else (Ctrl-C) ends this get only.
       Calling python;
@@ -105,16 +103,22 @@ nb::object get_soon(nb::handle self) {
       throw;
     }
     if (ref.outcome.is_valid()) value = nb::object();  // cancelled meanwhile
-    if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) {
-      ref.settle(value);
-      if (!has_refs(value)) return value_of(value);
-    }
+    if (value.is_valid() && !nb::isinstance<ErrorFrame>(value)) ref.settle(value);
     if (value.is_valid() && !ref.outcome.is_valid()) {
       ref.gate->gate->hand(uint64_t(ref.number), ref.reader, value);
       Calling python;
       self.attr("_arrived")(value);
     }
   }
+}
+
+// The value of `self` if it is here or comes soon, and nothing is to be done for it in Python; else an
+// invalid object. The ref keeps what has come, not what it was decoded to, so every get gives a value of
+// its own.
+nb::object get_soon(nb::handle self) {
+  RefCore& ref = *nb::inst_ptr<RefCore>(self);
+  if (ref.targets.is_valid()) return nb::object();  // Python knows how it is received
+  settle_soon(self, kFirstLookNs);
   return gives_value(ref.outcome) ? value_of(ref.outcome) : nb::object();
 }
 
@@ -293,6 +297,11 @@ void bind_graph(nb::module_& m) {
   nb::class_<RefCore>(m, "RefCore", nb::is_weak_referenceable(), nb::type_slots(ref_slots))
       .def(nb::init<nb::object, nb::object, int64_t, size_t>(), "source"_a.none(), "gate"_a.none(), "number"_a, "reader"_a)
       .def("get", &ref_get, "timeout"_a.none() = nb::none())
+      .def("_settled_now", [](nb::handle self) {
+             settle_soon(self, 0);
+             const nb::object& outcome = nb::inst_ptr<RefCore>(self)->outcome;
+             return outcome.is_valid() ? outcome : *empty;
+           })
       .def("_with_siblings", &ref_with_siblings, "count"_a)
       .def("_siblings", &ref_siblings)
       .def("_claim", [](RefCore& ref, nb::handle by) { return ref.claim(by.ptr()); }, "by"_a)
@@ -301,6 +310,7 @@ void bind_graph(nb::module_& m) {
       .def_ro("_gate", &RefCore::gate_object)
       .def_rw("_number", &RefCore::number)
       .def_ro("_reader", &RefCore::reader)
+      .def_rw("_passed", &RefCore::passed)
       .def_prop_rw("_inner", [](RefCore& r) { return r.inner.is_valid() ? r.inner : nb::none(); }, [](RefCore& r, nb::object value) { std::swap(r.inner, value); }, nb::for_setter("value"_a.none()))
       .def_prop_rw("_targets", [](RefCore& r) { return r.targets.is_valid() ? r.targets : nb::none(); }, [](RefCore& r, nb::object value) {
              if (value.is_none()) value = nb::object();

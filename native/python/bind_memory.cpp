@@ -4,6 +4,7 @@
 #include "bind.h"
 #include "execution_limits.h"
 #include "exit.h"
+#include "located.h"
 #include "made_in_place.h"
 #include "private_pages.h"
 #include "snapshot.h"
@@ -125,6 +126,7 @@ void bind_memory(nb::module_& m) {
              Unlocked unlocked;
              a.close();
            })
+      .def("leave_slot", &Arena::leave_slot)
       .def_prop_ro("file", [](const Arena& a) {
              const auto [fd, inode] = a.file();
              return nb::make_tuple(fd, inode);
@@ -173,9 +175,13 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("codec", [](Snapshot& s) { return s.frame.codec; })
       .def_prop_ro("keeps", [](Snapshot& s) { return (s.frame.flags & kKeeps) != 0; })
       .def_prop_ro("meta", [](Snapshot& s) { return meta_of(s.frame); })
+      .def_prop_ro("shared_at", [](Snapshot& s) -> nb::object {
+             const auto where = located_in(s.frame);
+             return where && !where->snapshot ? nb::object(nb::make_tuple(where->slot, where->incarnation)) : nb::none();
+           })
       .def("note_kept", [](Snapshot& s, uint64_t number) { s.frame.attached = std::make_shared<const Held>(Numbers{number}, nullptr); }, "number"_a)
       .def("loose", [](Snapshot& s) -> nb::object {
-             if (s.frame.codec < kFirstPython || (s.frame.flags & (kRefs | kBound))) return nb::none();
+             if (s.frame.codec < kFirstPython || s.frame.codec == kArguments || (s.frame.flags & (kRefs | kBound))) return nb::none();
              return nb::make_tuple(s.frame.codec, meta_of(s.frame), loose_buffers(s.frame));
            })
       .def("decode", [](Snapshot& s, bool fetches) { return decode(s.frame, fetches); }, "fetches"_a = true);

@@ -71,18 +71,28 @@ nb::object buffers_of(const Frame& frame, const TableView& table) {
 
 namespace {
 
-nb::object decode_frame(const Frame& frame) {
-  if (frame.kind == Kind::kError)
-    return nb::cast(ErrorFrame{nb::bytes(frame.body, frame.size)}, nb::rv_policy::move);
-  if (frame.codec < kFirstPython) return decode_natively(frame.codec, frame.body, frame.size);
-  const TableView table = table_of(frame);
-  nb::bytes meta(table.meta, table.meta_length);
-  nb::object buffers = buffers_of(frame, table);
-  nb::object codec = nb::int_(frame.codec);
+nb::object decode_in_python(uint16_t number, const nb::bytes& meta, const nb::object& buffers) {
+  nb::object codec = nb::int_(number);
   Calling python;
   nb::object value = nb::steal(PyObject_CallFunctionObjArgs(hooks.decode, codec.ptr(), meta.ptr(), buffers.ptr(), nullptr));
   if (!value.is_valid()) throw nb::python_error();
   return value;
+}
+
+// What is nested first: that runs any code, and nobody may see a tuple that is not whole.
+nb::object decode_arguments(const Frame& frame) {
+  std::vector<nb::object> nested;
+  for (const Nested& one : nested_in(frame.body, frame.size)) nested.push_back(decode_in_python(one.codec, nb::bytes(one.meta, one.length), nb::none()));
+  return decode_natively(frame.body, frame.size, nested);
+}
+
+nb::object decode_frame(const Frame& frame) {
+  if (frame.kind == Kind::kError)
+    return nb::cast(ErrorFrame{nb::bytes(frame.body, frame.size)}, nb::rv_policy::move);
+  if (frame.codec < kFirstPython) return decode_natively(frame.codec, frame.body, frame.size);
+  if (frame.codec == kArguments) return decode_arguments(frame);
+  const TableView table = table_of(frame);
+  return decode_in_python(frame.codec, nb::bytes(table.meta, table.meta_length), buffers_of(frame, table));
 }
 
 // The header that the meta bytes of a frame with definitions begin with, which has its length in front

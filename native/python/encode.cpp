@@ -1,5 +1,6 @@
 #include "encode.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "decode.h"
@@ -75,6 +76,40 @@ void take_buffers(Encoded& out, nb::handle buffers, const Arena* arena) {
   out.size = out.layout.total;
 }
 
+// Frames that name values which have stayed with their makers. As an element of a tuple such a frame is its meta
+// bytes, and who passes it on keeps it.
+class PassedOn : public Nests {
+ public:
+  std::optional<Nested> of(PyObject* value) override {
+    if (!nb::inst_check(value) || !nb::isinstance<Snapshot>(value)) return std::nullopt;
+    // What is passed twice comes as one object, which is a pickle's to say.
+    if (std::find(seen_.begin(), seen_.end(), value) != seen_.end()) return std::nullopt;
+    const Frame& frame = nb::inst_ptr<Snapshot>(value)->frame;
+    constexpr uint32_t kOthers = kDefinitions | kExternal | kRefs | kBound;
+    if (frame.codec != kDirect || frame.kind == Kind::kError || (frame.flags & (kKeeps | kOthers)) != kKeeps || frame.body == nullptr) return std::nullopt;
+    const auto table = read_table(frame.body, frame.size, 0);
+    if (!table || !table->entries.empty()) return std::nullopt;
+    seen_.push_back(value);
+    frames_.push_back(frame);
+    return Nested{frame.codec, table->meta, table->meta_length};
+  }
+  bool any() const { return !frames_.empty(); }
+  // Have `out` keep them.
+  void keep(Encoded& out) && {
+    out.flags = kKeeps;
+    if (std::all_of(frames_.begin(), frames_.end(), [](const Frame& frame) { return keeps_surely(frame); })) out.flags |= kSure;
+    for (const Frame& frame : frames_) {
+      const Numbers numbers = frame.keeps();
+      out.keeps.insert(out.keeps.end(), numbers.begin(), numbers.end());
+    }
+    out.attached = std::make_shared<const std::vector<Frame>>(std::move(frames_));
+  }
+
+ private:
+  std::vector<PyObject*> seen_;
+  std::vector<Frame> frames_;
+};
+
 }  // namespace
 
 Encoded::~Encoded() {
@@ -141,7 +176,7 @@ void Encoded::write_body(char* to) const {
     if (views[i].len != 0 && !(layout.entries[i].offset & kInBlock)) std::memcpy(to + layout.entries[i].offset, views[i].buf, size_t(views[i].len));
 }
 
-void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena) {
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on) {
   PyObject* v = value.ptr();
   PyTypeObject* type = Py_TYPE(v);
   if (type == &PyUnicode_Type) {
@@ -185,8 +220,14 @@ void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_re
     return;
   } else if (type == &PyTuple_Type) {
     out.scratch.clear();
-    if (encode_element(out.scratch, v, 0)) {
+    PassedOn passed;
+    if (encode_element(out.scratch, v, 0, passes_on ? &passed : nullptr)) {
       out.codec = kTuple;
+      if (passed.any()) {
+        out.codec = kArguments;
+        out.raw = true;
+        std::move(passed).keep(out);
+      }
       out.data = out.scratch.data() + sizeof(uint32_t);  // the outermost length is the body's size
       out.size = out.scratch.size() - sizeof(uint32_t);
       return;

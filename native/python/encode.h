@@ -41,6 +41,8 @@ struct Encoded : Outgoing {
 
 // Throws what Python raised for a value that cannot be encoded; then nothing has happened.
 // What was made in place in `arena` (null: in none), and has no more than `moved_refs` references, moves.
-void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena);
+// `passes_on`: its readers decode it at once, so what names a value that has stayed with its maker may stand among a
+// tuple's elements as it has come (kArguments).
+void encode(Encoded& out, nb::handle value, nb::handle sent, Py_ssize_t moved_refs, const Arena* arena, bool passes_on = false);
 
 }  // namespace conveyor

@@ -26,7 +26,9 @@ class Gate {
  public:
   // Numbers begin with `first`.
   Gate(std::vector<Writer*> writers, std::vector<Reader*> readers, uint32_t depth, Kind kind, uint64_t first = 0)
-      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), depth_(depth), kind_(kind), first_(first), next_(first) {}
+      : writers_(std::move(writers)), readers_(std::move(readers)), stashes_(readers_.size()), dropped_(readers_.size(), NumberSet(depth)), depth_(depth), kind_(kind), first_(first), next_(first) {
+    for (Writer* w : writers_) w->passes_on = kind == Kind::kCall;
+  }
 
   ~Gate() { forget_leftovers(); }
   Gate(const Gate&) = delete;

@@ -18,7 +18,7 @@ void put(std::string& out, T value) {
 
 }  // namespace
 
-bool encode_element(std::string& out, PyObject* value, int depth) {
+bool encode_element(std::string& out, PyObject* value, int depth, Nests* nests) {
   auto head = [&](Codec codec, uint32_t length) {
     put<uint32_t>(out, uint32_t(codec) << 28 | length);
   };
@@ -54,14 +54,19 @@ bool encode_element(std::string& out, PyObject* value, int depth) {
     const size_t at = out.size();
     head(kTuple, 0);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i)
-      if (!encode_element(out, PyTuple_GET_ITEM(value, i), depth + 1)) return false;
+      if (!encode_element(out, PyTuple_GET_ITEM(value, i), depth + 1, nests)) return false;
     const size_t body = out.size() - at - sizeof(uint32_t);
     if (body > kMaxTuple) return false;
     const uint32_t word = uint32_t(kTuple) << 28 | uint32_t(body);
     std::memcpy(out.data() + at, &word, sizeof word);
     return true;
   } else {
-    return false;
+    const std::optional<Nested> nested = nests == nullptr ? std::nullopt : nests->of(value);
+    if (!nested || nested->length + out.size() > kMaxTuple) return false;
+    head(kNested, uint32_t(sizeof nested->codec + nested->length));
+    put(out, nested->codec);
+    out.append(nested->meta, nested->length);
+    return true;
   }
   if (size_t(length) + out.size() > kMaxTuple) return false;
   head(codec, uint32_t(length));
@@ -71,9 +76,15 @@ bool encode_element(std::string& out, PyObject* value, int depth) {
 
 namespace {
 
-PyObject* decode_tuple(const char* body, size_t size, int depth);
+// The values that stand in a tuple in the places of its nested elements, in their order.
+struct Places {
+  const std::vector<nb::object>& values;
+  size_t next = 0;
+};
 
-PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth) {
+PyObject* decode_tuple(const char* body, size_t size, int depth, Places* places);
+
+PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth, Places* places) {
   switch (codec) {
     case kNone:
       return Py_NewRef(Py_None);
@@ -99,7 +110,10 @@ PyObject* decode_one(uint16_t codec, const char* body, size_t size, int depth) {
       return PyBytes_FromStringAndSize(body, Py_ssize_t(size));
     case kTuple:
       if (depth > kMaxDepth) bad_frame();
-      return decode_tuple(body, size, depth);
+      return decode_tuple(body, size, depth, places);
+    case kNested:
+      if (places == nullptr || places->next == places->values.size()) bad_frame();
+      return Py_NewRef(places->values[places->next++].ptr());
     default:
       bad_frame();
   }
@@ -124,7 +138,7 @@ Element next_element(const char* body, size_t size, size_t& at) {
   return element;
 }
 
-PyObject* decode_tuple(const char* body, size_t size, int depth) {
+PyObject* decode_tuple(const char* body, size_t size, int depth, Places* places) {
   size_t count = 0;
   for (size_t at = 0; at < size; ++count) next_element(body, size, at);
   nb::object tuple = nb::steal(PyTuple_New(Py_ssize_t(count)));
@@ -132,16 +146,27 @@ PyObject* decode_tuple(const char* body, size_t size, int depth) {
   size_t at = 0;
   for (size_t i = 0; i < count; ++i) {
     const Element element = next_element(body, size, at);
-    PyObject* item = decode_one(element.codec, element.body, element.size, depth + 1);
+    PyObject* item = decode_one(element.codec, element.body, element.size, depth + 1, places);
     if (item == nullptr) throw nb::python_error();
     PyTuple_SET_ITEM(tuple.ptr(), Py_ssize_t(i), item);
   }
   return tuple.release().ptr();
 }
 
-}  // namespace
+void find_nested(std::vector<Nested>& found, const char* body, size_t size, int depth) {
+  if (depth > kMaxDepth) bad_frame();
+  for (size_t at = 0; at < size;) {
+    const Element element = next_element(body, size, at);
+    if (element.codec == kTuple) find_nested(found, element.body, element.size, depth + 1);
+    if (element.codec != kNested) continue;
+    Nested nested{0, element.body + sizeof nested.codec, element.size - sizeof nested.codec};
+    if (element.size < sizeof nested.codec) bad_frame();
+    std::memcpy(&nested.codec, element.body, sizeof nested.codec);
+    found.push_back(nested);
+  }
+}
 
-nb::object decode_natively(uint16_t codec, const char* body, size_t size) {
+nb::object decode_without_collection(uint16_t codec, const char* body, size_t size, Places* places) {
 #if PY_VERSION_HEX < 0x030c0000
   // Before 3.12 a new tuple may start a collection, and that runs finalizers; since then they wait until
   // we are back in Python.
@@ -152,9 +177,24 @@ nb::object decode_natively(uint16_t codec, const char* body, size_t size) {
     }
   } none;
 #endif
-  PyObject* value = decode_one(codec, body, size, 0);
+  PyObject* value = decode_one(codec, body, size, 0, places);
   if (value == nullptr) throw nb::python_error();
   return nb::steal(value);
+}
+
+}  // namespace
+
+nb::object decode_natively(uint16_t codec, const char* body, size_t size) { return decode_without_collection(codec, body, size, nullptr); }
+
+std::vector<Nested> nested_in(const char* body, size_t size) {
+  std::vector<Nested> found;
+  find_nested(found, body, size, 0);
+  return found;
+}
+
+nb::object decode_natively(const char* body, size_t size, const std::vector<nb::object>& nested) {
+  Places places{nested};
+  return decode_without_collection(kTuple, body, size, &places);
 }
 
 }  // namespace conveyor

@@ -14,7 +14,7 @@ class Writer : public Sender {
   void encode_value(Encoded& e, nb::handle value, Py_ssize_t references) {
     if (defined_ && ring.lost() != lost_) define_again();
     e.sent = sent;  // before: what fails half way takes its definitions back
-    encode(e, value, sent, references, arena.get());
+    encode(e, value, sent, references, arena.get(), passes_on);
   }
   // Give the body its place; copies it if that place is in the arena. Releases the GIL for large copies.
   // Throws in a forked child: the ring is its parent's.
@@ -27,6 +27,7 @@ class Writer : public Sender {
 
   nb::object sent;
   Py_ssize_t moved_refs = 0;
+  bool passes_on = false;  // see encode()
 
  private:
   // A reader has lost definitions: they all go again with the next frames that need them.

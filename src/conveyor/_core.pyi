@@ -158,8 +158,12 @@ class Board:
     def forget_eventfd(self, slot: int) -> None:
         """Close the duplicate that ``set_eventfd`` made, if any."""
 
-    def prepare(self, slot: int, name: str) -> None:
-        """Make the slot ready for a new process: cleared, its incarnation counted up, "starting"."""
+    def prepare(self, slot: int, name: str, incarnation: int = 0) -> None:
+        """Make the slot ready for a new process: cleared, its incarnation counted up, "starting".
+        ``incarnation``: the one it has where processes are counted, which is another host; 0: here."""
+
+    def elsewhere(self, slot: int) -> bool:
+        """Whether the process of this slot is on another host."""
 
     def name(self, slot: int) -> str:
         """The name given to ``prepare``, at most 63 bytes of it."""
@@ -174,6 +178,11 @@ class Board:
 
     def guard_signals(self, slot: int) -> None:
         """From now on announce a fatal signal of this process before a core is dumped."""
+
+    def retire(self, slot: int) -> None:
+        """Give back the life word, by the thread that has taken it with ``live``: the process leaves the
+        session and goes on. For everybody it is dead.
+        """
 
     def leave(self, slot: int) -> None:
         """Note that the process ends because user code wants it to (``SystemExit``)."""
@@ -463,6 +472,9 @@ class Arena:
     def close(self) -> None:
         """At the end of a session: nothing more can be allocated, and what is free is given back."""
 
+    def leave_slot(self) -> None:
+        """Count what is left of it for the session alone: its slot is about to be another process's."""
+
     def __init__(
         self, fd: int, size: int, cap: int, board: Board, slot: int, idle: float = 3.0
     ) -> None:
@@ -663,6 +675,11 @@ class Snapshot:
     @property
     def meta(self) -> bytes:
         """Of a value that the codec has encoded."""
+
+    @property
+    def shared_at(self) -> tuple[int, int] | None:
+        """Of a value that has stayed with its maker, and of which its later writes are seen: that process's slot
+        and incarnation."""
 
     def note_kept(self, number: int) -> None:
         """It has come from another process, and refers to the value of that number: have the directory say that
@@ -1068,6 +1085,12 @@ class RefCore:
 
     _targets: Any
     """What the value is received into by ``get``, which asks the subclass then; else ``None``."""
+
+    _passed: int
+    """To whom it was passed (``runtime.calls.arguments``)."""
+
+    def _settled_now(self) -> Any:
+        """``_outcome``, which is what has come if anything has."""
 
     @property
     def _source(self) -> Any:
@@ -1526,6 +1549,11 @@ def read_peer(pid: int, table: bytes, anchor: int, number: int, into: Buffer) ->
 
 def fetch_peer(pid: int, table: bytes, anchor: int, number: int, arena: Arena) -> list[Buffer]:
     """``read_peer`` into new memory of ``arena``. Raises what its ``allocate`` does, too."""
+
+def fetch_small(meta: bytes, board: Board, own_slot: int) -> tuple[int, bytes, list[Buffer]] | None:
+    """What the codec's ``decode`` takes, of a value that another process than that of ``own_slot`` keeps, as
+    ``Located.pack`` has written it. ``None``: it is not small, or more is to be done for it than to read, or it
+    cannot be read."""
 
 def read_peer_joined(pid: int, table: bytes, anchor: int, number: int, into: Any) -> None:
     """The same, to the beginning of ``into``, a buffer, one range behind the other."""

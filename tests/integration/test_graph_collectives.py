@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -61,7 +62,11 @@ class Rank:
         return [tuple(tensor.shape) for tensor in tensors]
 
 
-@pytest.fixture(scope="module", params=["local", "inline"])
+# With CONVEYOR_ENGINE=ray it is that one; see `make test-ray`.
+ENGINES = ["ray"] if os.environ.get("CONVEYOR_ENGINE") == "ray" else ["local", "inline"]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def workers(request, leaves_nothing):
     """Three actors of a session on each engine."""
     with leaves_nothing():

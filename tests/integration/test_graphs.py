@@ -541,6 +541,10 @@ def test_a_dropped_graph_frees_its_actors(a, b):
         assert conveyor.get(graph.execute(1), timeout=WAIT) == 1
 
 
+# Ray's own descriptors and threads come and go in its processes. A round that left one leaves a thousand.
+OTHERS = 50 if os.environ.get("CONVEYOR_ENGINE") == "ray" else 0
+
+
 def _footprint(pids):
     found = {}
     for pid in pids:
@@ -578,7 +582,7 @@ def test_a_thousand_rounds_leave_nothing(a, b):
     after = _settled_footprint(pids, a, b)
     for pid in pids:
         fds, maps, threads, rss = (y - x for x, y in zip(before[pid], after[pid], strict=True))
-        assert (fds, threads) == (0, 0), f"{pid}: {fds} descriptors, {threads} threads more"
+        assert max(fds, threads) <= OTHERS, f"{pid}: {fds} descriptors, {threads} threads more"
         assert maps <= 2, f"{pid}: {maps} mappings more"
         assert rss < 8 << 20, f"{pid}: {rss >> 10} KiB more"
 
@@ -598,7 +602,7 @@ def test_executions_leave_nothing(a, b):
         run(5000)
         after = _footprint(pids)
     for pid in pids:
-        assert after[pid][0] <= before[pid][0]
+        assert after[pid][0] <= before[pid][0] + OTHERS
         assert after[pid][3] - before[pid][3] < 8 << 20
 
 

@@ -26,7 +26,7 @@ from conveyor.exceptions import ActorStartError, RuntimeStateError
 pytestmark = pytest.mark.cold_start
 
 HERE = Path(__file__).parent
-WAIT = 20.0  # a bound for what should take milliseconds
+WAIT = 60.0  # a bound for what should take milliseconds
 
 
 class Actor:
@@ -317,6 +317,14 @@ class TestSurroundings:
             "2",
             "2",
         ]
+
+    def test_torch_is_told_to_have_huge_pages_unless_somebody_says_otherwise(self, host):
+        name = "THP_MEM_ALLOC_ENABLE"
+        clean = {k: v for k, v in os.environ.items() if k != name}
+        asked = f"os.environ['{name}']"
+        assert host.actor(environ=clean).ask(asked) == "1"
+        assert host.actor(environ={**clean, name: "0"}).ask(asked) == "0"
+        assert host.actor(environ=clean, env_vars={name: "0"}).ask(asked) == "0"
 
     @pytest.mark.torch
     @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

@@ -12,6 +12,7 @@ codec name     meta
 19    TENSOR   header of a ``torch.Tensor`` on the CPU; one buffer, or none
 20    PARCEL   a pickle whose tensors travel beside the frame, and what is known of them
 21    DIRECT   where a value is that has stayed in the process that made it
+22             none: the native core's, a tuple of what it encodes itself and of metas of DIRECT
 ===== ======== =================================================================================
 
 NumPy and torch are never imported for a process that has not imported them, unless it receives

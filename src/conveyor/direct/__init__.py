@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from conveyor import _core
-from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of
+from conveyor.codec.direct import Beside, Direct, File, Located, Route, names_of, packed
 from conveyor.codec.frames import decode
 from conveyor.direct.choice import route_for
 from conveyor.direct.fetching import decode_with, fetch
@@ -65,7 +65,7 @@ class _Holder:
         buffers: list[Any],
         route: Route | None,
         tensors: list[Any],
-    ) -> tuple[Located, Stored] | None:
+    ) -> tuple[bytes, Stored] | None:
         me = self._me
         if me is None or me.process is not context.current().process:
             me = self._me = _Me.of(context.current())
@@ -92,7 +92,7 @@ class _Holder:
         lying = _core.lying_in(stored.ranges, me.process.arena)
         if lying:
             lying = me.file.pack() + lying
-        return Located(*place, names, stored.ranges, codec, meta, aside, lying), stored
+        return packed(*place, names, stored.ranges, codec, meta, aside, lying), stored
 
     def begin(self) -> None:
         context.current().process.keeping.start()
@@ -102,6 +102,13 @@ class _Holder:
 
     def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
         return part_of(where, index)
+
+    def fetch_small(self, meta: bytes) -> tuple[int, bytes, list[_core.Buffer]] | None:
+        runtime = context.running()
+        if runtime is None:
+            return None
+        process = runtime.process
+        return _core.fetch_small(meta, process.board, process.slot)
 
     def fetch(self, where: Located, decode_any: Decode, sure: _core.SureLease | None = None) -> Any:
         return fetch(where, decode_any, sure)

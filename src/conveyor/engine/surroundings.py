@@ -15,6 +15,11 @@ from msgspec import Struct
 
 from conveyor.callers import users_level
 
+#: Set to 1 for actors, unless it is said otherwise: torch asks for huge pages for its large tensors,
+#: as NumPy does anyway. Who fetches one that stays looks up each of its pages, and where they are small that
+#: takes longer than to copy them.
+HUGE_TENSORS = "THP_MEM_ALLOC_ENABLE"
+
 
 class Surroundings(Struct, frozen=True):
     """The driver's, as they are when an actor is started.

@@ -14,7 +14,7 @@ from conveyor.codec import pickling
 from conveyor.codec.beside import Collected
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.direct.holder import Holder, holder, keep_beside
-from conveyor.codec.direct.located import File, Located, names_of
+from conveyor.codec.direct.located import File, Located, names_of, packed
 from conveyor.codec.direct.receiving import Receiving, receiving
 from conveyor.codec.direct.routes import Beside, Route
 from conveyor.codec.direct.unfetched import Unfetched, fetched, itself
@@ -47,6 +47,7 @@ __all__ = [
     "keep",
     "keep_beside",
     "names_of",
+    "packed",
     "receiving",
     "reducers",
 ]
@@ -85,17 +86,14 @@ def _keep(
     stays = None
     if (buffers or tensors) and len(encoded) == 4 and not flags & FLAG_REFS:
         stays = holder().keep(value, codec, meta, buffers or [], route, tensors)
-    if stays is None:
-        if flags & FLAG_DEFINITIONS:
-            SentDefinitions().undo(meta)  # its claims: it was encoded for no channel
-        return None
-    where, kept = stays
-    return where.pack(), kept
+    if stays is None and flags & FLAG_DEFINITIONS:
+        SentDefinitions().undo(meta)  # its claims: it was encoded for no channel
+    return stays
 
 
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
     """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
-    made = keep(value, encode_any)
+    made = None if sent is not None and sent.elsewhere() else keep(value, encode_any)
     if made is None:
         return encode_any(value.value, sent)
     meta, kept = made
@@ -107,10 +105,12 @@ def decode(meta: bytes, decode_any: Callable[..., Any]) -> Any:
     :func:`conveyor.codec.frames.decode`."""
     if not _core.fetches():
         return Unfetched(meta, decode_any)
+    keeps = holder()
+    small = keeps.fetch_small(meta)
+    if small is not None:
+        return decode_any(*small)
     where = Located.unpack(meta)
-    return holder().fetch(
-        where, decode_any, _core.sure_lease(where.number) if where.lying else None
-    )
+    return keeps.fetch(where, decode_any, _core.sure_lease(where.number) if where.lying else None)
 
 
 def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFactory:
@@ -120,7 +120,8 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
         def reduce(direct: Direct) -> Any:
             sent = notes.get(SENT)
             try:
-                made = None if sent is None or sent.in_band else keep(direct, encode_any)
+                stays = sent is not None and not sent.in_band and not sent.elsewhere()
+                made = keep(direct, encode_any) if stays else None
             except Exception as error:
                 # A route has refused it. That is told as it is.
                 notes[FINAL] = error

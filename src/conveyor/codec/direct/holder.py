@@ -28,10 +28,10 @@ class Holder(Protocol):
         buffers: list[Any],
         route: Route | None,
         tensors: list[Any],
-    ) -> tuple[Located, Any] | None:
+    ) -> tuple[bytes, Any] | None:
         """Keep ``direct.value``, which was encoded as ``codec``, ``meta`` and ``buffers``, and but for
-        ``tensors``, which others get by ``route``. Returns where it is, and what keeps it: the value goes
-        when that is garbage. ``None``: no other process could get it."""
+        ``tensors``, which others get by ``route``. Returns where it is, packed, and what keeps
+        it: the value goes when that is garbage. ``None``: no other process could get it."""
         ...
 
     def begin(self) -> None:
@@ -44,6 +44,11 @@ class Holder(Protocol):
 
     def part(self, where: Located, index: tuple[Any, ...]) -> Located | None:
         """Where a part of a value is; see :meth:`Unfetched.where_part`."""
+        ...
+
+    def fetch_small(self, meta: bytes) -> tuple[int, bytes, list[Any]] | None:
+        """What is to be decoded of a small value of another process, said by the meta bytes of its frame.
+        ``None``: :meth:`fetch` may have it all the same."""
         ...
 
     def fetch(

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from conveyor import _core
 from conveyor.engine.local.spec import ChildSpec, read_spec
-from conveyor.engine.surroundings import import_from, main_module
+from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
 from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
 
@@ -29,7 +29,6 @@ THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-
 _PR_SET_PDEATHSIG = 1
 _IOLBF = 1
 
@@ -42,6 +41,7 @@ def child_environ(spec: ChildSpec) -> dict[str, str]:
     threads = str(max(1, int(spec.num_cpus or 1)))
     for variable in THREAD_VARIABLES:
         environ.setdefault(variable, threads)
+    environ.setdefault(HUGE_TENSORS, "1")
     if "CUDA_VISIBLE_DEVICES" not in spec.env_vars and (
         spec.gpu_ids or environ.get(KEEP_CUDA) != "1"
     ):

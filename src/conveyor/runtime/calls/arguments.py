@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 from conveyor import _core
 from conveyor.callers import Site, users_site
 from conveyor.exceptions import SerializationError
@@ -27,10 +25,13 @@ def await_soon(first: Ref | None, seconds: float) -> None:
         gate.await_ready(first._number, first._reader, seconds)
 
 
-def with_values(call: Call, actor: tuple[int, int], site: Site | None = None) -> Call:
-    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
-    it, if that is not the one that the thread is in. Raises ``RefFailed``."""
-    args, kwargs = values.with_values(call[1], call[2])
+def with_values(
+    call: Call, actor: tuple[int, int], board: _core.Board, site: Site | None = None
+) -> Call:
+    """``call`` of ``actor``, with the values of its refs, which are done: themselves, where the actor is on
+    another host. ``site``: the line that has made it, if that is not the one that the thread is in. Raises
+    ``RefFailed``."""
+    args, kwargs = values.with_values(call[1], call[2], board.elsewhere(actor[0]))
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
             _warn_of_sharing(given, sent, actor, site)
@@ -40,24 +41,21 @@ def with_values(call: Call, actor: tuple[int, int], site: Site | None = None) ->
     return with_arguments(call, args, kwargs)
 
 
-#: Of refs whose values have stayed where they were made: whether such a value has been passed to the
-#: actor that has it, and whether to another one.
-_passed: weakref.WeakKeyDictionary[Ref, tuple[bool, bool]] = weakref.WeakKeyDictionary()
+#: To whom a value that has stayed where it was made was passed: the actor that has it, and another one.
+_OWN, _OTHER = 1, 2
 
 
 def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site | None) -> None:
     """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
     to another one, which gets what is in it then."""
-    where = values.located(sent)
-    if where is None or where.snapshot:
+    place = values.shared_at(sent)
+    if place is None:
         return
-    own, others = before = _passed.get(ref, (False, False))
-    if where.slot == actor[0] and where.incarnation == actor[1]:
-        own = True
-    else:
-        others = True
-    _passed[ref] = own, others
-    if own and others and before != (True, True):
+    before = ref._passed
+    ref._passed = passed = before | (_OWN if place == actor else _OTHER)
+    if passed == _OWN | _OTHER != before:
+        where = values.located(sent)
+        assert where is not None
         # It names no ref: Python keeps each text of a warning for ever.
         (site or users_site()).warn(
             f"a value is being passed back to the actor that created it, {where.keeper}, and to another one "

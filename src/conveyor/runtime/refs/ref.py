@@ -218,7 +218,7 @@ class Ref(_RefCore[ValueT], Placed):
 
     def to_send(self) -> Any:
         """What is sent for this ref, which is done: its value, or what that came as. Raises as ``get``."""
-        outcome = self._outcome
+        outcome = self._settled_now()
         if outcome is EMPTY:
             outcome = self._settle(None)
         if type(outcome) is Failure:

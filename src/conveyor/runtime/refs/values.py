@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.codec import SENT, add_reducers, claims
+from conveyor.codec import SENT, SentDefinitions, add_reducers, claims
 from conveyor.codec.direct import DIRECT, Located, Unfetched, keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
@@ -95,6 +95,16 @@ def located(sent: Any) -> Located | None:
     return Located.unpack(snapshot.meta)
 
 
+def shared_at(sent: Any) -> tuple[int, int] | None:
+    """Slot and incarnation of the process that a value has stayed in, by what is sent for it; ``None`` of any
+    other, and of one that nobody writes to."""
+    if type(sent) is Unfetched:
+        where = sent.where
+        return None if where.snapshot else (where.slot, where.incarnation)
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
+
+
 def wait_for(ref: Ref) -> None:
     """Until ``ref`` is done, by getting it: that takes part in finding deadlocks."""
     try:
@@ -158,6 +168,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         sent = notes.get(SENT)
         if sent is None:  # no frame, and so nobody to hold claims
             return ref.__reduce_ex__(5)
+        sent.check_near("a reference inside of a value")
         made = notes.setdefault(claims.CLAIMS, {})
         found = made.get(id(ref))
         if found is None:
@@ -165,14 +176,14 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         return load, found[1]
 
     def reduce_holding(holding: Holding) -> Any:
-        if holding.snapshot.keeps:
+        if holding.snapshot.keeps and _stays(notes.get(SENT)):
             keep_beside(notes, holding.ref)
         return same, (holding.snapshot,)
 
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
         sent = notes.get(SENT)
         parts = snapshot.loose()
-        if parts is None or (snapshot.keeps and (sent is None or sent.in_band)):
+        if parts is None or (snapshot.keeps and not _stays(sent)):
             return same, (snapshot.decode(),)
         if snapshot.keeps:
             keep_beside(notes, snapshot)
@@ -184,6 +195,11 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         _core.Snapshot: reduce_snapshot,
         Holding: reduce_holding,
     }
+
+
+def _stays(sent: SentDefinitions | None) -> bool:
+    """Whether what is kept somewhere on this host may be referred to."""
+    return sent is not None and not sent.in_band and not sent.elsewhere()
 
 
 def _kinds(kind: type) -> list[type]:
