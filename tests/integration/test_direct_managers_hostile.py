@@ -1,11 +1,13 @@
 """Transports of the user's own for values that stay, whose methods do what they should not."""
 
 import functools
+import gc
 import itertools
 import os
 import signal
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -31,6 +33,15 @@ class Peer:
 
     def sum(self, value):
         return float(value.sum())
+
+    def alone(self):
+        made = torch.ones(4)
+        self.watched = weakref.ref(made)
+        return made
+
+    def is_gone(self):
+        gc.collect()
+        return self.watched() is None
 
     def pid(self):
         return os.getpid()
@@ -262,3 +273,14 @@ def test_a_stopped_producer_need_not_read_what_it_is_sent(peers, named):
         os.kill(pid, signal.SIGCONT)
         close_listeners(name)
     still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+def test_nothing_but_its_references_keeps_a_value(peers, named, wait_until, manager):
+    """No pickler either, which gets no other value here: truth values are not pickled."""
+    maker, _ = peers
+    ref = maker.alone.options(tensor_transport=named(manager)).remote()
+    conveyor.wait([ref], timeout=WAIT)
+    assert not get(maker.is_gone.remote())
+    del ref
+    wait_until(lambda: get(maker.is_gone.remote()), WAIT, "it to be let go of")
