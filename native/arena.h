@@ -151,6 +151,9 @@ class Arena : public Shareable<Arena> {
   // At the end of a session: nothing more can be allocated, and what is free is given back, now or when it is
   // released. May be called while other threads allocate, or publish.
   void close();
+  // What is left of it counts for the session alone from now on: the slot on the board is about to be another process's,
+  // which is on another host, or was; what others still hold of this arena goes back later.
+  void leave_slot();
 
   struct ForkHandlers;
 
@@ -222,6 +225,7 @@ class Arena : public Shareable<Arena> {
   // To be destroyed without the lock. Has room for what all blocks keep.
   std::vector<std::shared_ptr<const void>> dropped_;
   bool closed_ = false;
+  bool has_slot_ = true;
   size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
   std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex
   bool asleep_ = false;  // the thread waits for leases to end, and has nothing free

@@ -85,7 +85,7 @@ void Arena::uncharge(Block* block) {
 // is counted in the session first, and what is given back is counted there last. It is never too little.
 void Arena::count(int64_t bytes) {
   if (bytes > 0) memory_->bytes.fetch_add(uint64_t(bytes), std::memory_order_relaxed);
-  if (board_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
+  if (board_ && has_slot_) board_->slot(slot_)->memory.fetch_add(uint64_t(bytes), std::memory_order_seq_cst);
   if (bytes < 0) memory_->give_back(uint64_t(-bytes));
 }
 

@@ -80,6 +80,13 @@ void Arena::close() {
   stop_punching();
 }
 
+void Arena::leave_slot() {
+  if (inherited_) return;
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(has_slot_, false) || !board_) return;
+  board_->slot(slot_)->memory.fetch_sub(touched_.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+}
+
 // Needs no descriptor. What is not to be had in this way goes with the arena.
 void Arena::drop_pages(Block* block) noexcept {
   if (block->touched == 0 || pinned(block) || ::madvise(block->base, block->touched, MADV_REMOVE) != 0) return;

@@ -68,6 +68,7 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> nudge;        // somebody without its eventfd wants it woken; taken by the service thread
   std::atomic<uint32_t> incarnation;  // counts the processes that have had this slot; written before they start
   std::atomic<uint32_t> died;         // which death of the session this was, from 1; 0: not announced
+  std::atomic<uint32_t> elsewhere;    // 1: the process is on another host, and this slot is its proxy here (net/proxies.h)
   Status status;
   alignas(kCacheLine) Returns returns;
   alignas(kCacheLine) Returns leftovers;  // the same for what it has dropped and not let go of; `wanted`: there may be some

@@ -54,7 +54,7 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
 
 void Mirror::reconnected(uint32_t host) {
   std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
-  peers_.at(host).open = false;
+  peers_.at(host).open = peers_.at(host).heard = false;
   for (MirroredLimits& l : limits_) l.forget(host);
   for (OutRing* ring : out(host)) ring->shut();
 }
@@ -74,6 +74,11 @@ void Mirror::put_open(uint32_t host, Connection& to) {
 
 void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
   if (head.rings != rings()) throw Violation("a segment with other rings");
+  if (std::exchange(peers_.at(host).heard, true)) return;  // what was sent since is not to be sent again
+  // What it was told before may have come to where there was no such segment.
+  peers_.at(host).open = false;
+  std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
+  for (MirroredLimits& l : limits_) l.forget(host);
   for (uint32_t i = 0; i < head.count; ++i) {
     OpenEntry entry;
     std::memcpy(&entry, entries + i * sizeof entry, sizeof entry);
@@ -85,6 +90,7 @@ void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
 }
 
 void Mirror::closed(uint32_t host) {
+  peers_.at(host).heard = false;
   for (OutRing* ring : out(host)) ring->shut();
 }
 

@@ -51,6 +51,7 @@ class Mirror {
   // Whether it was told, over this connection, that the segment is here.
   bool is_open(uint32_t host) const { return peers_.at(host).open; }
   void put_open(uint32_t host, Connection& to);
+  // It may have had no segment of this number when it was told that one is here: then it is told again, once.
   void opened(uint32_t host, const OpenHead& head, const char* entries);
   void closed(uint32_t host);
 
@@ -81,7 +82,8 @@ class Mirror {
   };
   struct Peer {
     std::vector<CursorState> told;
-    bool open = false;
+    bool open = false;   // it was told that the segment is here
+    bool heard = false;  // it has told so
   };
   CursorState state(const Entry& entry, uint32_t reader) const;
   MirroredLimits& limits(uint32_t which);

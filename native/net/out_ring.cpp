@@ -14,6 +14,11 @@ OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t 
   sent_ = most_ = have_ = ends_.front().end->next();
 }
 
+OutRing::~OutRing() {
+  for (End& e : ends_)
+    if (!e.left && !board_->gone(e.slot, e.incarnation)) leave(e);
+}
+
 uint64_t OutRing::limit() noexcept {
   // The writer waits for no reader that is dead, and has no lease for it.
   for (End& e : ends_)

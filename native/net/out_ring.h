@@ -25,6 +25,10 @@ class OutRing {
   // `view`: of the writer's arena.
   OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
           Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view);
+  // Nobody takes for these readers any more what was not sent: no block waits for it.
+  ~OutRing();
+  OutRing(const OutRing&) = delete;
+  OutRing& operator=(const OutRing&) = delete;
 
   // Its host wants frames from `have` on, of whose block it has `at` bytes. Throws Violation if that cannot be.
   void open(uint64_t have, uint64_t at);

@@ -32,7 +32,12 @@ class Proxies {
   void add(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
     if (slot >= board_->slots() || find(slot) != nullptr) throw std::system_error(EINVAL, std::generic_category(), "proxy");
     all_.reserve(all_.size() + 1);
-    board_->prepare(slot, name, incarnation);
+    // The host that numbers the processes has prepared the slot before it was known where the process would be, and
+    // may have sent to it: that would be lost, and its readers be taken for dead meanwhile.
+    const BoardSlot* const s = board_->slot(slot);
+    if (s->incarnation.load(std::memory_order_relaxed) != incarnation || s->condition.load(std::memory_order_acquire) != Condition::kStarting)
+      board_->prepare(slot, name, incarnation);
+    board_->slot(slot)->elsewhere.store(1, std::memory_order_relaxed);
     board_->set_eventfd(slot, event_.get(), board_->slot(slot)->incarnation.load(std::memory_order_relaxed));
     board_->live(slot);
     Bell* const bell = &board_->slot(slot)->bell;

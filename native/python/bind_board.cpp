@@ -63,7 +63,8 @@ void bind_board(nb::module_& m) {
       .def("close_fds", &Board::close_fds)
       .def("eventfd", [](Board& b, uint32_t slot) { return b.eventfd(checked(b, slot)); }, "slot"_a)
       .def("forget_eventfd", [](Board& b, uint32_t slot) { b.forget_eventfd(checked(b, slot)); }, "slot"_a)
-      .def("prepare", [](Board& b, uint32_t slot, const std::string& name) { b.prepare(checked(b, slot), name); }, "slot"_a, "name"_a)
+      .def("prepare", [](Board& b, uint32_t slot, const std::string& name, uint32_t incarnation) { b.prepare(checked(b, slot), name, incarnation); }, "slot"_a, "name"_a, "incarnation"_a = 0)
+      .def("elsewhere", [](Board& b, uint32_t slot) { return slot_of(b, slot)->elsewhere.load(std::memory_order_relaxed) != 0; }, "slot"_a)
       .def("name", [](Board& b, uint32_t slot) {
              const std::string name = b.name(checked(b, slot));
              return nb::steal(PyUnicode_DecodeUTF8(name.data(), Py_ssize_t(name.size()), "replace"));

@@ -126,6 +126,7 @@ void bind_memory(nb::module_& m) {
              Unlocked unlocked;
              a.close();
            })
+      .def("leave_slot", &Arena::leave_slot)
       .def_prop_ro("file", [](const Arena& a) {
              const auto [fd, inode] = a.file();
              return nb::make_tuple(fd, inode);

@@ -158,8 +158,12 @@ class Board:
     def forget_eventfd(self, slot: int) -> None:
         """Close the duplicate that ``set_eventfd`` made, if any."""
 
-    def prepare(self, slot: int, name: str) -> None:
-        """Make the slot ready for a new process: cleared, its incarnation counted up, "starting"."""
+    def prepare(self, slot: int, name: str, incarnation: int = 0) -> None:
+        """Make the slot ready for a new process: cleared, its incarnation counted up, "starting".
+        ``incarnation``: the one it has where processes are counted, which is another host; 0: here."""
+
+    def elsewhere(self, slot: int) -> bool:
+        """Whether the process of this slot is on another host."""
 
     def name(self, slot: int) -> str:
         """The name given to ``prepare``, at most 63 bytes of it."""
@@ -467,6 +471,9 @@ class Arena:
 
     def close(self) -> None:
         """At the end of a session: nothing more can be allocated, and what is free is given back."""
+
+    def leave_slot(self) -> None:
+        """Count what is left of it for the session alone: its slot is about to be another process's."""
 
     def __init__(
         self, fd: int, size: int, cap: int, board: Board, slot: int, idle: float = 3.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conveyor.codec import byvalue, claims
 from conveyor.codec.byvalue import Group
 from conveyor.codec.claims import Reader
 from conveyor.codec.header import Definition, Token, unpack
+from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
     from conveyor.codec.beside import Collected
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
 class SentDefinitions:
     """Which groups a channel has carried. Belongs to the channel's writer."""
 
-    __slots__ = ("by_value", "collected", "groups", "in_band", "keeper", "readers")
+    __slots__ = ("by_value", "collected", "elsewhere", "groups", "in_band", "keeper", "readers")
 
-    def __init__(self, readers: tuple[Reader, ...] = ()) -> None:
+    def __init__(
+        self, readers: tuple[Reader, ...] = (), elsewhere: Callable[[], str] = lambda: ""
+    ) -> None:
+        # In words, those of the readers that are on other hosts, where nothing that refers to this process
+        # can be followed.
+        self.elsewhere = elsewhere
         # Who decodes each frame, in the order of the ring: each of them makes a claim in it good once. Empty:
         # one that is not known.
         self.readers = readers
@@ -33,6 +39,16 @@ class SentDefinitions:
         self.keeper: Keeper | None = None
         # While a value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
+
+    def check_near(self, what: str) -> None:
+        """Refuse to send what refers to this process (``what``) to readers on other hosts."""
+        names = self.elsewhere()
+        if names:
+            raise SerializationError(
+                f"{what} cannot be sent to {names}, on another host: what it refers to is in a process of "
+                f"this one. Get the value first, or pass the reference as an argument of its own, which "
+                f"stands for its value"
+            )
 
     def forget(self) -> None:
         """A reader has lost a frame with definitions: they are all sent again."""

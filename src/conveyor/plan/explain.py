@@ -31,8 +31,9 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 40
 
 
-def explain(plan: Plan, name: str = "") -> str:
-    """Say what every process will do at each execution, in order, over which channel, and why. ::
+def explain(plan: Plan, name: str = "", hosts: Mapping[int, str] | None = None) -> str:
+    """Say what every process will do at each execution, in order, over which channel, and why. ``hosts``:
+    where the actors and the executor are, if not all of them are on one host. ::
 
     name: 2 actors, 2 tasks, 3 edges; up to 16 executions on the way
 
@@ -54,7 +55,7 @@ def explain(plan: Plan, name: str = "") -> str:
         f"{counted(len(plan.edges), 'edge')}; up to {counted(plan.depth, 'execution')} on the way\n"
         f"execute({_parameters(plan)}) → {_results(plan)}",
         *(_block(_name(plan, place), _steps(plan, place, values)) for place in (EXECUTOR, *actors)),
-        _edges(plan),
+        _edges(plan, hosts or {}),
     ]
     if plan.overlap:
         blocks.append("\n".join(["overlap", *(f"  {line}" for line in _overlap(plan))]))
@@ -155,17 +156,27 @@ def _value(value: Any) -> str:
     return " ".join(_short.repr(value).split())
 
 
-def _edges(plan: Plan) -> str:
+def _edges(plan: Plan, hosts: Mapping[int, str]) -> str:
     rows = [
         (
             f"#{edge.id}",
             edge.source,
             f"{_name(plan, edge.writer)} → {_names(plan, edge.readers)}",
-            f"{edge.route}, depth {edge.depth}: {edge.reason}{_streams(plan, edge)}",
+            f"{_route(edge, hosts)}{_streams(plan, edge)}",
         )
         for edge in plan.edges
     ]
     return "\n".join(["edges", *_columns(rows)])
+
+
+def _route(edge: Edge, hosts: Mapping[int, str]) -> str:
+    own = hosts.get(edge.writer)
+    others = {hosts.get(reader): None for reader in edge.readers}
+    there = [f"{host}" for host in others if host != own]
+    if not there:
+        return f"{edge.route}, depth {edge.depth}: {edge.reason}"
+    beside = "; shm to those on its own host" if own in others else ""
+    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{beside}"
 
 
 def _streams(plan: Plan, edge: Edge) -> str:

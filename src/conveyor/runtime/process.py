@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -235,12 +236,19 @@ class Process:
             self.board,
             [target.bell for target in targets],
             self.arena,
-            SentDefinitions(tuple([target.process for target in targets])),
+            SentDefinitions(
+                tuple([target.process for target in targets]), partial(self._elsewhere, targets)
+            ),
             graph,
             edge,
             carries,
             budget,
         )
+
+    def _elsewhere(self, targets: Sequence[Place]) -> str:
+        """Those of them that are on other hosts, by their names."""
+        board = self.board
+        return ", ".join([board.name(t.slot) for t in targets if board.elsewhere(t.slot)])
 
     def place(self, bit: int) -> Place:
         """This process's own, for rings that ring ``bit``."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 
+#: What of a process's number is its pid on its own host: those of other hosts have more.
+PID_MASK = (1 << 32) - 1
+
 
 Returns: TypeAlias = "int | tuple[int, str, bool]"
 """How many results are wanted of a call. With a transport's name they stay where they were made: as they

@@ -14,7 +14,7 @@ from typing import Literal
 from conveyor import _core
 from conveyor.runtime.waiting.works import STEPS
 
-ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead"]
+ActorState = Literal["starting", "idle", "waiting", "running", "stopped", "dead", "elsewhere"]
 Label = Callable[[int, int], str | None]
 
 _RUNNING = 1
@@ -35,7 +35,8 @@ class EdgeWait:
 class ActorStatus:
     """What one actor is doing.
 
-    state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``.
+    state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
+        ``"elsewhere"``: it lives, on another host, and what it does is known there alone.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
@@ -63,6 +64,8 @@ class ActorStatus:
         """In words, to follow "the actor is"."""
         if self.state == "dead":
             return "dead" + (f": {self.error.splitlines()[0]}" if self.error else "")
+        if self.state == "elsewhere":
+            return "alive, on another host: what it does is known there alone"
         text = ""
         if self.method is not None and self.since is not None:
             number = (
@@ -108,6 +111,8 @@ def actor_status(
         return ActorStatus(name, pid, "dead")
     if condition not in (1, 2):
         return ActorStatus(name, pid, "dead")
+    if board.elsewhere(slot):
+        return ActorStatus(name, 0, "elsewhere")
     state, graph, node, execution, since_ns, _signal, what = board.status(slot)
     now: ActorState = "starting" if condition == 1 else "idle"
     status = ActorStatus(name, pid, now)

@@ -90,7 +90,7 @@ def _keep(
 
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
     """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
-    made = keep(value, encode_any)
+    made = None if sent is not None and sent.elsewhere() else keep(value, encode_any)
     if made is None:
         return encode_any(value.value, sent)
     meta, kept = made
@@ -117,7 +117,8 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
         def reduce(direct: Direct) -> Any:
             sent = notes.get(SENT)
             try:
-                made = None if sent is None or sent.in_band else keep(direct, encode_any)
+                stays = sent is not None and not sent.in_band and not sent.elsewhere()
+                made = keep(direct, encode_any) if stays else None
             except Exception as error:
                 # A route has refused it. That is told as it is.
                 notes[FINAL] = error

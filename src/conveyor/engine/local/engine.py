@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import system_limits
+from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
@@ -19,6 +20,7 @@ from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.surroundings import surroundings
 from conveyor.runtime.driver.driver import Driver
+from conveyor.runtime.driver.far import FarHost, Home
 from conveyor.runtime.driver.hosts import Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
@@ -46,7 +48,7 @@ class LocalHosts:
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
         self._launcher = Launcher(self._events, self._exited, self._output, wanted=preload)
 
-    def start(self, on_exit: Callable[[int, int], None]) -> None:
+    def start(self, on_exit: Callable[[int, int], None], _home: Home) -> None:
         self._on_exit = on_exit
         self._launcher.start()
 
@@ -60,6 +62,7 @@ class LocalHosts:
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
+        _settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
     ) -> Spawned:
         claim = GpuClaim(self._gpus, options.num_gpus)
         forked = False

@@ -22,27 +22,54 @@ _SETTINGS = "CONVEYOR_"
 
 
 def start(
-    address: str | None = None, cluster: Mapping[str, Any] | None = None, **given: Any
+    address: str | None = None,
+    cluster: Mapping[str, Any] | None = None,
+    shared_memory: str = "machine",
+    node_timeout: float = 1.0,
+    **given: Any,
 ) -> Driver:
     """Start a session on Ray, with the options of ``engine.options`` beside these.
 
     address: of the Ray cluster; ``None`` connects to one that is there by Ray's own rules, or starts one on
     this machine. Where the program has called ``ray.init`` itself, that connection is used, and stays.
     cluster: further arguments of ``ray.init``.
+    shared_memory: among whom there is any: all processes of a ``"machine"``, whatever node they are of, or
+    only those of one ``"node"``, so that two nodes of one machine are connected as two machines are.
+    node_timeout: seconds after which a node that nothing comes from is taken for lost.
     """
+    check_sharing(shared_memory, node_timeout)
     options = session_options("ray", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
     ray, disconnect = _connect(address, {"log_to_driver": options.log_to_driver, **(cluster or {})})
     environ = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
     try:
-        hosts = RayHostsWithGuests(ray, {**environ, **options.env_vars}, disconnect)
+        own_node = ray.get_runtime_context().get_node_id() if shared_memory == "node" else ""
+        hosts = RayHostsWithGuests(
+            ray, {**environ, **options.env_vars}, disconnect, own_node, float(node_timeout)
+        )
         driver = Driver(hosts, options.arena, options.grace)
     except BaseException:
         disconnect()
         raise
     driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
     return driver
+
+
+def check_sharing(shared_memory: object, node_timeout: object) -> None:
+    """``ValueError`` for what these options cannot be."""
+    if shared_memory not in ("machine", "node"):
+        raise ValueError(
+            f'shared_memory is "machine" or "node", not {shared_memory!r}: among whose processes there is any'
+        )
+    if (
+        isinstance(node_timeout, bool)
+        or not isinstance(node_timeout, (int, float))
+        or not 0.1 <= node_timeout <= 3600
+    ):
+        raise ValueError(
+            f"node_timeout must be a number of seconds from 0.1 to 3600, not {node_timeout!r}"
+        )
 
 
 def _connect(address: str | None, cluster: dict[str, Any]) -> tuple[Any, Callable[[], object]]:

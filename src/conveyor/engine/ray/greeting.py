@@ -27,12 +27,22 @@ KEY_BYTES = 32
 class Birth(Struct, frozen=True):
     """What a process is given by Ray, with the call that makes it an actor: where the driver waits for it,
     and by what the driver knows it. ``environ`` are the variables that it gets before anything of the
-    user's is imported."""
+    user's is imported. ``stay``: it is known to be on the host of who waits; else it says if it is on
+    another. ``node``: the only node of Ray's that counts as that host; none: all that share its kernel do."""
 
     address: str
     number: int
     key: bytes
     environ: dict[str, str]
+    stay: bool = False
+    node: str = ""
+
+
+class Elsewhere(Struct, frozen=True):
+    """Where a process is that is not on the driver's host: the node's id, and its address."""
+
+    node: str
+    address: str
 
 
 class Here(Struct, frozen=True):

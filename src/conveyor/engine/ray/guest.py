@@ -128,7 +128,13 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool:
     fds: list[int] = []
     turn = Turn() if in_turn and _runs_one_at_a_time() else None
     try:
-        connection = shell._meet(birth)
+        connection = shell.meet_at(birth)
+        if connection is None:
+            raise ActorStartError(
+                f"it is on another host than the driver ({socket.gethostname()}, pid {os.getpid()}), and "
+                "only actors of the driver's host can be attached: have Ray place it there, or make it a "
+                "class of conveyor.remote"
+            )
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PID.size)
         (_host,) = _PID.unpack(credentials)
         fds = shell._welcome(connection)

@@ -16,15 +16,18 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from conveyor.codec import Reader
 from conveyor.engine.events import guarded
 from conveyor.engine.ray import guest
 from conveyor.engine.ray.courier import Courier
 from conveyor.engine.ray.ends import exit_status, wait_until_reaped
 from conveyor.engine.ray.greeting import Birth, Told, write_file
-from conveyor.engine.ray.hosts import _WORD_TIMEOUT, RayHosts
+from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.processes import WORD_TIMEOUT
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
+from conveyor.runtime.driver.far import FarHost, Home
 from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
@@ -74,8 +77,8 @@ class RayHostsWithGuests(RayHosts):
         self._guest_numbers = itertools.count(1)
         self._guests: dict[int, _Guest] = {}
 
-    def start(self, on_exit: Callable[[int, int], None]) -> None:
-        super().start(on_exit)
+    def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
+        super().start(on_exit, home)
         self._door.start()
 
     def spawn(
@@ -85,9 +88,10 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
+        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
     ) -> Spawned:
         if options.attached is None:
-            return super().spawn(name, payload, fds, options, on_spawned)
+            return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
         guest = _Guest(next(self._guest_numbers), name, options.attached, on_spawned)
         try:
@@ -106,7 +110,7 @@ class RayHostsWithGuests(RayHosts):
         guest_.fds.append(os.pidfd_open(os.getpid()))
         guest_.fds.extend([os.dup(fd) for fd in fds])
         key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
-        birth = Birth(self._door.address, guest_.number, key, {})
+        birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
         attached = guest_.attached
         call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
         joined = call.remote(guest.join, birth, attached.in_turn)
@@ -178,7 +182,7 @@ class RayHostsWithGuests(RayHosts):
 
     def _see_guests_end(self, guest: _Guest, pidfd: int) -> None:
         try:
-            wait_until_reaped(pidfd, _WORD_TIMEOUT)
+            wait_until_reaped(pidfd, WORD_TIMEOUT)
             status = exit_status(pidfd)
         finally:
             os.close(pidfd)

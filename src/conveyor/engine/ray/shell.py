@@ -20,6 +20,7 @@ from typing import Any
 from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,
     Birth,
+    Elsewhere,
     Farewell,
     Here,
     Told,
@@ -44,23 +45,28 @@ _rays_main: Any = None
 class Shell:
     """Ray's side of an actor: started where Ray places it, under the name of the user's class."""
 
-    def run(self, birth: Birth) -> None:
-        """Be the actor of that birth. Ends the process."""
-        become_actor(birth)
+    def run(self, birth: Birth) -> Elsewhere | None:
+        """Be the actor of that birth, which ends the process. If it is on another host, say so instead."""
         import ray
 
+        connection = meet_at(birth)
+        if connection is None:
+            node = ray.get_runtime_context().get_node_id()
+            return Elsewhere(node, ray.util.get_node_ip_address())
+        become_actor(birth, connection)
         ray.actor.exit_actor()
+        return None
 
 
-def become_actor(birth: Birth) -> None:
-    """Run the actor on this thread, the process's main one, until it ends. The driver is told how.
+def become_actor(birth: Birth, connection: socket.socket) -> None:
+    """Run the actor on this thread, the process's main one, until it ends. Who waits at the other end of the
+    connection is told how.
 
     Raises:
-        ActorStartError: the driver is not on this machine, or takes this process for nobody's.
+        ActorStartError: it takes this process for nobody's.
     """
     os.environ.update(birth.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")
-    connection = _meet(birth)
     with connection:
         fds = _welcome(connection)
         code = 1
@@ -80,7 +86,18 @@ def become_actor(birth: Birth) -> None:
                 connection.send(write(Farewell(code)))
 
 
-def _meet(birth: Birth) -> socket.socket:
+def meet_at(birth: Birth) -> socket.socket | None:
+    """A connection to who waits for this process; ``None`` if that counts as another host's."""
+    import ray
+
+    if birth.node and birth.node != ray.get_runtime_context().get_node_id():
+        return None
+    return _meet(birth)
+
+
+def _meet(birth: Birth) -> socket.socket | None:
+    """A connection to who waits for this process; ``None`` if that is on another machine, or in another
+    network namespace."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect("\0" + birth.address)
@@ -90,11 +107,12 @@ def _meet(birth: Birth) -> socket.socket:
         connection.send(write(Here(birth.number, birth.key, version(), stderr)))
     except OSError as error:
         connection.close()
-        raise ActorStartError(
-            f"Ray has placed it on {socket.gethostname()}, which is not the driver's machine, or not in its "
-            f"network namespace ({error.strerror}): actors on other hosts are not supported yet. Have Ray "
-            f"place it beside the driver, by its resources or a NodeAffinitySchedulingStrategy"
-        ) from error
+        if birth.stay:
+            raise ActorStartError(
+                f"who waits for it on its own node, {socket.gethostname()}, cannot be reached "
+                f"({error.strerror}): have Ray start it in the network namespace of the node"
+            ) from error
+        return None
     return connection
 
 

@@ -56,9 +56,12 @@ class Instance:
         if receiving.taken:  # by one that was cancelled, say, before it ran
             receiving.taken = []
         try:
-            return reader.receive()
+            call = reader.receive()
         finally:
             receiving.on = False
+        if type(call) is _core.ErrorFrame:  # it comes from another host, and could not
+            raise decode_error(call.meta)
+        return call
 
     def find(self, name: str, what: int) -> tuple[Callable[..., Any], bool]:
         """What such a call calls with its arguments, and whether it is a coroutine function. Raises

@@ -25,10 +25,13 @@ def await_soon(first: Ref | None, seconds: float) -> None:
         gate.await_ready(first._number, first._reader, seconds)
 
 
-def with_values(call: Call, actor: tuple[int, int], site: Site | None = None) -> Call:
-    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
-    it, if that is not the one that the thread is in. Raises ``RefFailed``."""
-    args, kwargs = values.with_values(call[1], call[2])
+def with_values(
+    call: Call, actor: tuple[int, int], board: _core.Board, site: Site | None = None
+) -> Call:
+    """``call`` of ``actor``, with the values of its refs, which are done: themselves, where the actor is on
+    another host. ``site``: the line that has made it, if that is not the one that the thread is in. Raises
+    ``RefFailed``."""
+    args, kwargs = values.with_values(call[1], call[2], board.elsewhere(actor[0]))
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
             _warn_of_sharing(given, sent, actor, site)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS
+from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
+from conveyor.runtime.process import CALL_SLOTS, CALL_STRIDE, MOST_CALL_SLOTS, Place
 
 
 def link_depth(max_concurrency: int | None) -> int:
@@ -12,16 +13,21 @@ def link_depth(max_concurrency: int | None) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def link_segment(depth: int = CALL_SLOTS) -> _core.Segment:
+def link_blueprint(caller: Place, mailbox: Place, depth: int = CALL_SLOTS) -> Blueprint:
     """Memory for a link: the mailbox ring at 0, the reply ring at :func:`reply_offset`, behind it
     the marks of cancelled calls, and the mark of a link that the other side could not accept.
 
-    ``depth``: a power of two. The other side reads it off the mailbox ring."""
+    ``caller``: with the bit that replies ring; ``mailbox``: the actor's process, with the bit that calls
+    ring. ``depth``: a power of two. The other side reads it off the mailbox ring."""
     ring = _ring_bytes(depth)
-    segment = _core.Segment.create(_refusal_offset(depth) + _core.Limits.bytes(1, 0))
-    segment.make_ring(0, depth, CALL_STRIDE, 1)
-    segment.make_ring(ring, depth, CALL_STRIDE, 1)
-    return segment
+    return Blueprint(
+        _refusal_offset(depth) + _core.Limits.bytes(1, 0),
+        (
+            RingPlan(0, depth, CALL_STRIDE, caller, (mailbox,)),
+            RingPlan(ring, depth, CALL_STRIDE, mailbox, (caller,)),
+        ),
+        (LimitsPlan(2 * ring, depth, 0, caller.slot),),
+    )
 
 
 def reply_offset(segment: _core.Segment) -> int:

@@ -112,7 +112,7 @@ class Link:
                     raise self._why_gone()
                 if has_refs and lacked(call) is None:
                     try:
-                        call = with_values(call, self._actor)
+                        call = with_values(call, self._actor, self._process.board)
                         has_refs = False
                     except RefFailed as failed:
                         if what == START:
@@ -227,7 +227,7 @@ class Link:
                     if self.gone:
                         raise self._why_gone()
                     if site is not None:
-                        call = with_values(call, self._actor, site)
+                        call = with_values(call, self._actor, self._process.board, site)
                         self._pending[0] = (ref, call, None)
                     number = self.gate.submit(call)
                 except BaseException as error:  # the call's outcome: an argument failed, say

@@ -8,16 +8,18 @@ import socket
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.runtime.actor.orders import Hello
-from conveyor.runtime.calls.link_segment import link_depth, link_segment
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.calls.link_segment import link_blueprint, link_depth
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.driver.record import ActorRecord, Label
 from conveyor.runtime.driver.table import DRIVER_SLOT
 from conveyor.runtime.message import greeting
-from conveyor.runtime.process import Place, Process, close_all
+from conveyor.runtime.process import CALL_SLOTS, RESULT_BIT, ArenaSize, Place, Process, close_all
 
 
 class Household(Struct, frozen=True):
@@ -52,10 +54,10 @@ class Birth:
         self._record = record
         self._grace = grace
         self._on_request_socket = on_request_socket
-        #: What it is told.
-        self.hello = b""
+        self._hello: Hello | None = None
         self._sockets: list[socket.socket] = []
-        self._segments: list[_core.Segment] = []
+        #: The driver's links to it, of calls and of orders.
+        self.links: list[tuple[Blueprint, _core.Segment]] = []
 
     def lay(self) -> None:
         """Make it all."""
@@ -74,9 +76,7 @@ class Birth:
         here, request = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets.append(request)
         self._on_request_socket(record, here)
-        calls, ctl = link_segment(link_depth(actor.max_concurrency)), link_segment()
-        self._segments += calls, ctl
-        hello = Hello(
+        self._hello = hello = Hello(
             slot=slot,
             name=record.id.name,
             number=record.id.index,
@@ -90,11 +90,17 @@ class Birth:
             grace=self._grace,
             places=house.places,
         )
-        self.hello = greeting() + pickle.dumps(hello)
-        record.calls = self._link(calls, hello.mailbox_bit, _core.KIND_CALL)
-        record.control_link = self._link(ctl, hello.control_bit, _core.KIND_CONTROL)
+        depth = link_depth(actor.max_concurrency)
+        record.calls = self._link(hello.mailbox_bit, _core.KIND_CALL, depth)
+        record.control_link = self._link(hello.control_bit, _core.KIND_CONTROL)
         # Not itself: few actors call themselves, and those are introduced like any two others.
         record.known_peers = {DRIVER_SLOT: process.board.incarnation(DRIVER_SLOT)}
+
+    def told(self, arena: ArenaSize | None = None) -> bytes:
+        """What it is told. ``arena``: of its host, where that is not the driver's."""
+        assert self._hello is not None
+        hello = self._hello if arena is None else replace(self._hello, arena=arena)
+        return greeting() + pickle.dumps(hello)
 
     def passed(self) -> list[int]:
         """The descriptors that it gets duplicates of."""
@@ -106,23 +112,27 @@ class Birth:
             house.arena_fd,
             house.eventfd,
             *(sock.fileno() for sock in self._sockets),
-            *(segment.fd for segment in self._segments),
+            *(segment.fd for _, segment in self.links),
         ]
 
     def close(self) -> None:
         """Close what was only made to be passed."""
         for sock in self._sockets:
             sock.close()
-        for segment in self._segments:
+        for _, segment in self.links:
             segment.close_fd()
 
-    def _link(self, segment: _core.Segment, bit: int, kind: int) -> Link:
+    def _link(self, bit: int, kind: int, depth: int = CALL_SLOTS) -> Link:
         house, record = self._household, self._record
         assert record.arena is not None
+        mailbox = Place(record.slot, record.incarnation, bit)
+        blueprint = link_blueprint(house.process.place(RESULT_BIT), mailbox, depth)
+        segment = blueprint.make()
+        self.links.append((blueprint, segment))
         return Link(
             house.process,
             segment,
-            Place(record.slot, record.incarnation, bit),
+            mailbox,
             record.arena,
             record.id.name,
             record.death,

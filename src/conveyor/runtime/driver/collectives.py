@@ -80,6 +80,7 @@ class DriverCollectives:
         records = tuple([self._supervisor.current(actor) for actor in actors])
         for record in records:
             record.check_alive()
+            record.check_near("collective operations as calls")
         names, members = [record.id for record in records], [record.reader for record in records]
         if driver is not None:
             names.insert(driver, _DRIVER)

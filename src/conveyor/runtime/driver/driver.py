@@ -25,10 +25,12 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
+from conveyor.runtime.driver.far import Home
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.last_steps import LastSteps
@@ -116,16 +118,17 @@ class Driver(CallingRuntime):
             hosts.places,
         )
         self.table = Table(board, self.label, hosts.on_thread)
-        self.supervisor = Supervisor(
-            self.table, household, hosts, self.chores, grace, self._life_event
-        )
-        self.network = Network(self.table, self.chores)
-        self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
-        self._connections = Connections(self.exports, self._shared_graphs)
 
         def own_view() -> _core.ArenaView:
             return process.own_view(self._arena_fd)
 
+        self.abroad = Abroad(process, own_view)
+        self.supervisor = Supervisor(
+            self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
+        )
+        self.network = Network(self.table, self.chores, self.abroad)
+        self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
+        self._connections = Connections(self.exports, self._shared_graphs)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
             self.table, self.supervisor, self.network, process, own_view
@@ -140,8 +143,10 @@ class Driver(CallingRuntime):
             self.introductions,
             self.collectives,
             self.watcher,
+            self.abroad,
         )
         self.supervisor.on_request_socket = self.switchboard.add
+        self.supervisor.on_settled = self.switchboard.settled
         self.supervisor.on_start = self._note_link
         self.supervisor.end_waits = self.collectives.end_waits
         self.supervisor.burial = self._burial()
@@ -160,13 +165,21 @@ class Driver(CallingRuntime):
             self._end_hearing,
             hosts.close,
             self.supervisor.close,
+            self.abroad.close,
             self._forget_all,
             self._close_descriptors,
             self.process.close,
             hurry=self.supervisor.hurry,
         )
         self.at_shutdown: Callable[[], None] = lambda: None
-        hosts.start(self.supervisor.on_exit)
+        home = Home(
+            self.abroad.open,
+            self.switchboard.heard,
+            self.abroad.gone,
+            process.arena_size,
+            process.identity,
+        )
+        hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)
         hosts.watch(self._life_event, self._on_life_words)
         context.install(self)  # so that whoever is interrupted before he has it finds it
@@ -180,6 +193,8 @@ class Driver(CallingRuntime):
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
+            # Before all that others may hold locks for, and wait for this.
+            Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
             Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),

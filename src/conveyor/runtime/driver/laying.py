@@ -18,6 +18,7 @@ from conveyor.config import Config
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
+    GraphError,
     GraphTornDownError,
     SerializationError,
 )
@@ -77,6 +78,8 @@ class Laying:
         self._over = False
         self.records: list[ActorRecord] = [supervisor.current(info.key) for info in plan.actors]
         self._places: dict[int, Place] = {}
+        #: The segment's number on other hosts; 0: it is on none.
+        self.shared = 0
 
     def begin(self) -> None:
         """Lay it the first time. Whoever does not come to the end of this calls :meth:`unload`."""
@@ -84,17 +87,20 @@ class Laying:
             record.check_alive()
         for record in self.records:
             self._table.retain_for(record.id, self.number)  # a graph keeps its actors
-        self.layout = self._lay(self.records, self._places, 0)
+        self.layout, self.shared = self._lay(self.records, self._places, 0)
 
     @property
     def bits(self) -> tuple[int, ...]:
         """What rings each actor's program."""
         return tuple(self._places[actor].bit for actor in range(len(self.records)))
 
-    def _lay(self, records: list[ActorRecord], places: dict[int, Place], first: int) -> Layout:
-        """New channels, which every actor has acknowledged; ``places`` are noted as they are taken. Leaves
-        nothing if it fails."""
+    def _lay(
+        self, records: list[ActorRecord], places: dict[int, Place], first: int
+    ) -> tuple[Layout, int]:
+        """New channels, which every actor has acknowledged, and the number of their segment on other hosts;
+        ``places`` are noted as they are taken. Leaves nothing if it fails."""
         places[EXECUTOR] = self.executor
+        shared = 0
         try:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.incarnation, record.bits.take())
@@ -102,17 +108,39 @@ class Laying:
             layout = lay_out(
                 self._plan, places, len(self.labels), slot_bytes, fail_fast, self._transports
             )
-            self._load(records, places, layout, first)
+            self._check_wires(records)
+            shared = self._network.spread(layout.blueprint, layout.segment)
+            self._load(records, places, layout, first, shared)
         except BaseException as error:
             uninterrupted(partial(self._leave, records, places))
+            uninterrupted(partial(self._network.forget, shared))
             if isinstance(error, ConveyorError):
                 for record in records:
                     record.check_alive()  # the first cause: others fail as they cannot meet the dead
             raise
-        return layout
+        return layout, shared
+
+    def _check_wires(self, records: list[ActorRecord]) -> None:
+        """What goes beside frames goes within a host."""
+        for edge in self._plan.edges:
+            if not edge.beside:
+                continue
+            ends = [records[actor] for actor in (edge.writer, *edge.readers)]
+            other = next((one for one in ends if one.host is not ends[0].host), None)
+            if other is not None:
+                raise GraphError(
+                    f"{edge.source} goes by the transport {edge.route!r} from {ends[0].id.name} to "
+                    f"{other.id.name}, which are on different hosts, and tensors that go beside frames do "
+                    f"not reach from host to host yet: leave the transport out, or place both on one node"
+                )
 
     def _load(
-        self, records: list[ActorRecord], places: dict[int, Place], layout: Layout, first: int
+        self,
+        records: list[ActorRecord],
+        places: dict[int, Place],
+        layout: Layout,
+        first: int,
+        shared: int,
     ) -> None:
         assignments = assign(
             self._plan,
@@ -125,7 +153,7 @@ class Laying:
             first,
         )
         acks = [
-            self._tell(record, assignment, layout.segment.fd)
+            self._tell(record, assignment, layout.segment.fd, shared)
             for record, assignment in zip(records, assignments, strict=True)
         ]
         try:
@@ -141,9 +169,9 @@ class Laying:
         for record in records:
             record.check_alive()
 
-    def _tell(self, record: ActorRecord, assignment: Assignment, fd: int) -> Ref:
+    def _tell(self, record: ActorRecord, assignment: Assignment, fd: int, shared: int) -> Ref:
         try:
-            return self._network.load(record, assignment, fd)
+            return self._network.load(record, assignment, fd, shared)
         except SerializationError as error:
             raise self._blamed(error, record.id.name, assignment) from error.__cause__
 
@@ -207,7 +235,7 @@ class Laying:
             for record in survivors:
                 record.order(Unload(self.number))  # and the old bit is given back below
             places: dict[int, Place] = {}
-            layout = self._lay(records, places, first)
+            layout, shared = self._lay(records, places, first)
         except ActorDiedError:
             if all(record.alive for record in survivors):
                 raise
@@ -219,13 +247,20 @@ class Laying:
                 for actor, record in enumerate(self.records):
                     record.bits.give_back(self._places[actor].bit)
                 self.records, self.layout, self._places = records, layout, places
+                self.shared, shared = shared, self.shared
+                self._network.forget(shared)
                 return
         self._leave(records, places)
+        self._network.forget(shared)
         raise GraphTornDownError(f"{self.name} has been torn down")
 
     def channels(self) -> LaidChannels:
         """What the executor is told of them."""
-        return LaidChannels.of(self.number, self.records, self.layout, self.bits)
+        hosts = {}
+        if self.shared:
+            places = {EXECUTOR: self.executor, **self._places}
+            hosts = {actor: self._network.host_name(place.slot) for actor, place in places.items()}
+        return LaidChannels.of(self.number, self.records, self.layout, self.bits, hosts)
 
     def comes_back(self) -> bool:
         """Whether the driver starts every dead actor of the graph again by itself, or has done so."""
@@ -240,5 +275,7 @@ class Laying:
         with self._lock:
             self._over = True
         acks = self._leave(self.records, self._places)
+        self.shared, shared = 0, self.shared
+        self._network.forget(shared)
         self._release()
         return acks

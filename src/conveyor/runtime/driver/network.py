@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.orders import Accept, HangUp, Load
-from conveyor.runtime.calls.link_segment import Refusal, link_depth, link_segment
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_depth
 from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.layout import Assignment
-from conveyor.runtime.process import close_all
+from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
 if TYPE_CHECKING:
     from conveyor.runtime.refs.ref import Ref
@@ -24,18 +27,37 @@ if TYPE_CHECKING:
 class Network:
     """Who has met whom, and by which link. The driver has the descriptors of all actors' processes."""
 
-    def __init__(self, table: Table, chores: Chores) -> None:
+    def __init__(self, table: Table, chores: Chores, abroad: Abroad) -> None:
         self._table = table
+        self._abroad = abroad
         self._board = table.board
         self._chores = chores
         self._numbers = itertools.count(1)
 
-    def load(self, record: ActorRecord, assignment: Assignment, segment_fd: int) -> Ref:
-        """Give an actor its part of a graph; the ref of its acknowledgement."""
+    def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
+        """Have all hosts of a segment's members make it; its number among those, 0 if all are here."""
+        return self._abroad.spread(blueprint, segment)
+
+    def host_name(self, slot: int) -> str:
+        """What the host of that process is called."""
+        return self._abroad.host_name(slot)
+
+    def forget(self, number: int) -> None:
+        """Nobody uses that segment any more."""
+        self._abroad.forget(number)
+
+    def load(
+        self, record: ActorRecord, assignment: Assignment, segment_fd: int, number: int
+    ) -> Ref:
+        """Give an actor its part of a graph, whose segment has that number on other hosts; the ref of its
+        acknowledgement."""
         with record.control_lock:
             new, fds = self._new_peers(record, assignment.peers)
             try:
-                ticket = record.send_fds([segment_fd, *fds.numbers()])
+                if record.host is not None:
+                    ticket = self._abroad.hand(record, number, new.items())
+                else:
+                    ticket = record.send_fds([segment_fd, *fds.numbers()])
                 purpose = f"its part of {assignment.name}, which is being compiled"
                 order = Load(assignment, tuple(new.items()), ticket)
                 ack = record.order(order, purpose=purpose)
@@ -44,39 +66,52 @@ class Network:
             record.known_peers.update(new)
             return ack
 
-    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int]]:
+    def link(self, caller: ActorRecord, callee: ActorRecord) -> tuple[int, int, list[int] | Handed]:
         """Lay a link between two actors: its number, the mailbox bit, and the descriptors for the caller
-        (segment, and the callee's arena and eventfd), which are the caller's to close.
+        (segment, and the callee's arena and eventfd), which are whoever calls this to close.
 
         It does not wait for the callee, which may be in a method for long: one that cannot accept the
         caller says so (:meth:`refuse`)."""
         callee.check_alive()
-        segment = link_segment(link_depth(callee.actor.max_concurrency))
         with callee.control_lock:
             # All that may fail comes before the callee is told. Neither is noted as a peer of the other:
             # a graph's assignment may overtake the answer, and the callee accepts the caller when it can.
             own = self._of(callee)
             fds: list[int] = []
-            bit = callee.bits.take()
+            bit, shared = callee.bits.take(), 0
             try:
+                blueprint = link_blueprint(
+                    Place(*caller.reader, RESULT_BIT),
+                    Place(*callee.reader, bit),
+                    link_depth(callee.actor.max_concurrency),
+                )
+                segment = blueprint.make()
                 own.insert(0, os.dup(segment.fd))
                 fds = self._of(caller)
-                ticket = callee.send_fds([segment.fd, *fds])
+                shared = self._abroad.spread(blueprint, segment)
+                if callee.host is not None:
+                    ticket = self._abroad.hand(callee, shared, [caller.reader])
+                else:
+                    ticket = callee.send_fds([segment.fd, *fds])
                 ack = callee.order(Accept(caller.slot, caller.incarnation, bit, ticket))
             except BaseException:
                 callee.bits.give_back(bit)
                 close_all(own)
+                self._abroad.forget(shared)
                 raise
             finally:
                 close_all(fds)
-            laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack)
+            laid = Introduced(next(self._numbers), caller, callee, bit, segment, ack, shared)
             # Those that have been accepted need not be kept.
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
             callee.introduced.append(laid)
-        caller.mailboxes[laid.number] = callee, bit
+        caller.mailboxes[laid.number] = callee, bit, shared
         if caller.exited.is_set():  # meanwhile
             self.hang_up(caller)
         segment.close_fd()
+        if caller.host is not None:
+            close_all(own)
+            return laid.number, bit, Handed(shared, (callee.reader,))
         return laid.number, bit, own
 
     def refuse(self, callee: ActorRecord, tag: int, error: ConveyorError) -> None:
@@ -95,6 +130,9 @@ class Network:
             return  # the caller is dead, or has let go of it
         callee.bits.give_back(laid.bit)
         laid.caller.refusals[laid.number] = error
+        if laid.caller.host is not None:
+            self._abroad.mark_refused(laid.caller, laid.shared)
+            return
         Refusal(laid.segment).mark()
         self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
 
@@ -102,9 +140,10 @@ class Network:
         """A caller is dead, or could not open its end of link ``number``: whom it has called need not
         keep room for it."""
         for known in list(caller.mailboxes) if number is None else [number]:
-            callee, bit = caller.mailboxes.pop(known, (None, 0))
+            callee, bit, shared = caller.mailboxes.pop(known, (None, 0, 0))
             if callee is not None:
                 self._hang_up(callee, bit)
+                self._abroad.forget(shared)
 
     def _hang_up(self, callee: ActorRecord, bit: int) -> None:
         try:

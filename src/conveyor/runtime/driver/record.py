@@ -21,16 +21,17 @@ from conveyor.exceptions import (
     RuntimeStateError,
 )
 from conveyor.runtime.calls.call import ORDER
-from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Page, Spawned
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import RESULT_BIT, BellBits
-from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
+from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
 
 if TYPE_CHECKING:
     from conveyor.runtime.actor.orders import Order
     from conveyor.runtime.calls.call_ref import CallRef
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
+    from conveyor.runtime.driver.far import FarHost
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"
@@ -89,6 +90,8 @@ class Introduced(Struct, eq=False):
     segment: _core.Segment
     #: Of the order to accept the caller.
     ack: Ref
+    #: The segment's number on other hosts; 0: it is on none.
+    shared: int = 0
 
 
 class Life:
@@ -141,14 +144,16 @@ class ActorRecord:
         self.arena: _core.ArenaView | None = None
         self.arena_fd = -1
         self.eventfd = -1
+        #: Where the process is, if not on the driver's host.
+        self.host: FarHost | None = None
         self.control_socket: socket.socket | None = None
         self._tickets = itertools.count(1)
         # Descriptors and the frame that announces them go in step.
         self.control_lock = threading.Lock()
         self.known_peers: dict[int, int] = {}  # slot -> incarnation
         #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
-        #: to be given back.
-        self.mailboxes: dict[int, tuple[ActorRecord, int]] = {}
+        #: to be given back, and the numbers of their segments on other hosts.
+        self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
         #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
         self.introduced: list[Introduced] = []
         #: Why others could not accept this process as a caller, by the number of the link.
@@ -160,9 +165,11 @@ class ActorRecord:
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
         self.headless = False  # the hosts have been told that its main thread is gone
+        #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
+        self.told = threading.Event()
         self.exited = threading.Event()
         # Its last status page: the slot may be another process's by the time somebody asks.
-        self._last_page: tuple[int, int, int, int, int, int, str] | None = None
+        self._last_page: Page | None = None
         self._left = False
         self._death_number = 0
         #: From `exited` on: whether the driver starts the actor again. `replaced` says that it has
@@ -202,6 +209,15 @@ class ActorRecord:
         if not self.alive:
             raise self.death()
 
+    def check_near(self, what: str) -> None:
+        """Raise if the process is on another host, where ``what`` does not reach."""
+        if self.host is not None:
+            raise RuntimeStateError(
+                f"actor {self.id.name} is on node {self.host.name}, which shares no memory with the "
+                f"driver's, and {what} do not reach from host to host yet. Place the actor on the driver's "
+                f"node (resources, or a NodeAffinitySchedulingStrategy)"
+            )
+
     def order(self, order: Order, purpose: str = "") -> Ref:
         """Have the actor's main loop do something that is no call of the user's; the ref of its
         acknowledgement. ``purpose``: what for, in words for who waits for it."""
@@ -213,12 +229,16 @@ class ActorRecord:
             ref.method = purpose
         return ref
 
+    def next_ticket(self) -> int:
+        """For descriptors that come to it: no other's."""
+        return next(self._tickets)
+
     def send_fds(self, fds: list[int]) -> int:
         """Send descriptors to the actor, and return their ticket, which the frame they belong to must
         have. Before that frame: the actor never waits for descriptors. Those whose frame does not come
         (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
         assert self.control_socket is not None
-        ticket = next(self._tickets)
+        ticket = self.next_ticket()
         data = ticket.to_bytes(TICKET_BYTES, "little")
         try:
             for start in range(0, len(fds), MAX_FDS):
@@ -236,8 +256,11 @@ class ActorRecord:
 
     def bury(self) -> None:
         """The process has ended, and its death is announced: keep what its slot says of it."""
-        self._last_page = self._board.status(self.slot)
-        self._left = self._board.leaving(self.slot)
+        told = None if self.process is None else self.process.last_page()
+        self._last_page, self._left = told or (
+            self._board.status(self.slot),
+            self._board.leaving(self.slot),
+        )
         self._death_number = self._board.death_number(self.slot)
         if self.actor.ended:
             self.actor.kept = None  # it will not be started again
@@ -264,7 +287,7 @@ class ActorRecord:
         page = self._last_page or self._board.status(self.slot)
         # Not in the thread that brings the code: there is none that it could wait for.
         if not page[5] and not self._tells():
-            self.exited.wait(_EXIT_CODE_WAIT)
+            self.told.wait(_EXIT_CODE_WAIT)
             page = self._last_page or page
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
@@ -278,13 +301,18 @@ class ActorRecord:
         if ended is not None:
             number = number or (-ended if ended < 0 else 0)
             code = ended if ended >= 0 else None
-        message = f"actor {self.id.name} (pid {self.pid}) {self._how(number, code)}"
+        where = (
+            "" if self.process is None or not self.process.place else f" on {self.process.place}"
+        )
+        message = (
+            f"actor {self.id.name} (pid {self.pid & PID_MASK}{where}) {self._how(number, code)}"
+        )
         if doing is not None:
             where = f"execution {execution}" if graph else f"call {execution}"
             message += f" while running {doing} ({where})"
         if number == signal.SIGKILL and not self.killed and not self._went_on:
             message += self._who_killed()
-        again = self.restarting if self.exited.is_set() else self.may_restart()
+        again = self.restarting if self.told.is_set() else self.may_restart()
         if self.restart_error:
             again = False
             message += f"; it could not be started again: {self.restart_error}"
@@ -300,7 +328,7 @@ class ActorRecord:
         """The error for whoever waits for what the process should have sent over a connection that has ended:
         here, if ``why`` says so, or there, which is most often the process's death."""
         if self.alive and not why:
-            self.exited.wait(_EXIT_CODE_WAIT)
+            self.told.wait(_EXIT_CODE_WAIT)
         if not self.alive:
             return self.death()
         why = why or "it could not use it any more"
@@ -318,6 +346,9 @@ class ActorRecord:
             if self._left:
                 return f"left by sys.exit: it exited with code {code}"
             return f"exited with code {code}"
+        lost = "" if self.process is None else self.process.lost()
+        if lost:
+            return f"was lost with its node: {lost}"
         if self.exit_status == UNKNOWN_END:
             return "died, and how cannot be known: its process was started by somebody else than this program"
         return "died (its exit code is not known yet)"
@@ -331,11 +362,11 @@ class ActorRecord:
 
     @property
     def _went_on(self) -> bool:
-        return self.process is not None and self.exited.is_set() and self.process.went_on()
+        return self.process is not None and self.told.is_set() and self.process.went_on()
 
     def _who_killed(self) -> str:
         found = None
-        if self.process is not None and self.exited.is_set():
+        if self.process is not None and self.told.is_set():
             found = self.process.out_of_memory()
         if found is None:
             return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from conveyor.codec import Reader
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import threads
 from conveyor.runtime.actor.orders import Stop
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
+from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.birth import Birth, Household
 from conveyor.runtime.driver.burial import Burial
 from conveyor.runtime.driver.deaths import DeathWatches
+from conveyor.runtime.driver.far import FarHost
 from conveyor.runtime.driver.goodbye import Goodbye
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.record import Actor, ActorRecord
@@ -40,6 +43,7 @@ class Supervisor:
         chores: Chores,
         grace: float,
         fired: int,
+        abroad: Abroad,
     ) -> None:
         """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
         calls :meth:`on_life_words`."""
@@ -47,12 +51,15 @@ class Supervisor:
         self._household = household
         self._hosts = hosts
         self._chores = chores
+        self._abroad = abroad
         self._board = table.board
         self._watches = DeathWatches(self._board, fired)
         self._restarts = Restarts(table, lambda record: self.start(record.actor, replaces=record))
         self._goodbye = Goodbye(self._board, grace, self._end_at_once, table.label)
         #: Is given the driver's end of the socket on which a new process will ask for things.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
+        #: Is told that a process will be on another host, whose requests come by way of that.
+        self.on_settled: Callable[[ActorRecord], object] = lambda record: None
         #: Is told of each process that has been started, under the table's lock.
         self.on_start: Callable[[ActorRecord], object] = lambda record: None
         #: Is called when half of the actors' time at the session's end is over.
@@ -111,13 +118,21 @@ class Supervisor:
                 record.start = construct(record.calls)
             record.process = self._hosts.spawn(
                 record.id.name,
-                birth.hello,
+                birth.told(),
                 birth.passed(),
                 record.actor.options,
                 partial(self._table.spawned, record),
+                partial(self._settle, record, birth),
             )
         finally:
             uninterrupted(birth.close)
+
+    def _settle(
+        self, record: ActorRecord, birth: Birth, host: FarHost
+    ) -> tuple[Reader, bytes, list[int]]:
+        told = self._abroad.settle(record, birth, host)
+        self.on_settled(record)
+        return record.reader, told, self._abroad.links_of(record)
 
     def _undo(self, record: ActorRecord, replaces: ActorRecord | None) -> None:
         """The start of this process has failed, or was interrupted."""
@@ -292,7 +307,10 @@ class Supervisor:
                 record.control_socket.close()
             # They are the process's, which forgets the peer now.
             record.arena, record.arena_fd, record.eventfd = None, -1, -1
-            self._board.forget_memory(record.slot)
+            if record.host is not None:
+                self._abroad.bury(record)
+            else:
+                self._board.forget_memory(record.slot)
             self._household.process.forget(record.slot)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.
             record.calls = record.control_link = record.start = None

@@ -10,7 +10,6 @@ import logging
 import os
 import pickle
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -52,12 +51,15 @@ from conveyor.runtime.actor.requests import (
     WhyRefused,
 )
 from conveyor.runtime.calls.constructor import Kept
+from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
+from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
+from conveyor.runtime.driver.lines import Given, Line, Lines, check_far, let_go
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
@@ -65,7 +67,7 @@ from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
-from conveyor.runtime.refs.messages import receive_message, send_message
+from conveyor.runtime.refs.messages import receive_message
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.system_limits import explained
@@ -75,18 +77,8 @@ logger = logging.getLogger("conveyor")
 #: Seconds that the event thread waits for an actor to take what is sent to it before.
 _PATIENCE = 1.0
 
-#: What a request is answered with, and descriptors that are closed when they have been sent.
-_Answer = tuple[Any, list[int]]
-
-
-class _Line:
-    """The socket on which one actor asks, and is answered by several threads."""
-
-    def __init__(self, record: ActorRecord, sock: socket.socket) -> None:
-        self.record = record
-        self.sock = sock
-        #: Held for one reply at a time, which may be several datagrams.
-        self.sending = threading.Lock()
+#: What a request is answered with, and what goes with it.
+_Answer = tuple[Any, Given]
 
 
 class Switchboard:
@@ -103,6 +95,7 @@ class Switchboard:
         introductions: DriverIntroductions,
         collectives: DriverCollectives,
         watcher: Watcher,
+        abroad: Abroad,
     ) -> None:
         self._hosts = hosts
         self._table = table
@@ -113,48 +106,52 @@ class Switchboard:
         self._introductions = introductions
         self._collectives = collectives
         self._watcher = watcher
-        self._lock = threading.Lock()
-        self._lines: dict[ActorRecord, _Line] = {}
+        self._lines = Lines(hosts.unwatch, abroad)
         # Acknowledgements of those who leave a graph, for the actor that takes it down.
         self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve what comes over ``sock`` from that process, until it is removed."""
-        line = _Line(record, sock)
-        with self._lock:
-            self._lines[record] = line
+        line = self._lines.add(record, sock)
         self._hosts.watch(sock.fileno(), lambda: self._on_message(line))
 
     def remove(self, record: ActorRecord) -> None:
         """The process is gone, or has broken its socket."""
-        with self._lock:
-            line = self._lines.pop(record, None)
-            for key in [key for key in self._leaving if key[0] is record]:
-                del self._leaving[key]
+        for key in [key for key in list(self._leaving) if key[0] is record]:
+            self._leaving.pop(key, None)
+        self._lines.remove(record)
+
+    def settled(self, record: ActorRecord) -> None:
+        """The process is on another host, which passes on what it asks."""
+        self._lines.settle(record)
+
+    def heard(self, slot: int, incarnation: int, data: bytes) -> None:
+        """What such a process asks. Called by the hosts, on their thread."""
+        line = self._lines.of((slot, incarnation))
         if line is not None:
-            self._hosts.unwatch(line.sock.fileno())
-            line.sock.close()
+            self._take(line, pickle.loads(data))
 
     def close(self) -> None:
         """The session is over."""
-        with self._lock:
-            lines, self._lines = self._lines, {}
-        for line in lines.values():
-            self._hosts.unwatch(line.sock.fileno())
-            line.sock.close()
+        self._lines.close()
 
     @property
     def served(self) -> int:
         """Sockets that there are."""
         return len(self._lines)
 
-    def _on_message(self, line: _Line) -> None:
-        message: Message
+    def _on_message(self, line: Line) -> None:
+        sock = line.sock
+        if sock is None:  # just now
+            return
         try:
-            message, _ = receive_message(line.sock)
+            message, _ = receive_message(sock)
         except OSError:
             self.remove(line.record)
             return
+        self._take(line, message)
+
+    def _take(self, line: Line, message: Message) -> None:
         if isinstance(message, Notice):
             notice = self.notices[type(message)]
             threads.start_or_run(notice, "request", self, line.record, message)
@@ -166,12 +163,14 @@ class Switchboard:
             # Here, where everybody else would wait as well.
             self._reply(line, message.number, Failed(error), patience=_PATIENCE)
 
-    def _answer(self, line: _Line, message: Numbered) -> None:
+    def _answer(self, line: Line, message: Numbered) -> None:
         reply: Reply
-        fds: list[int] = []
+        fds: Given = []
         try:
             request: Request = pickle.loads(message.content)
             what = type(request).__name__.lower()
+            if line.record.host is not None:
+                check_far(line.record, request)
             with explained(f"do what {line.record.id.name} asks for ({what})"):
                 value, fds = self.answers[type(request)](self, line.record, request)
             reply = Done(value)
@@ -180,26 +179,20 @@ class Switchboard:
         try:
             self._reply(line, message.number, reply, fds)
         finally:
-            close_all(fds)
+            let_go(fds)
 
     def _reply(
         self,
-        line: _Line,
+        line: Line,
         number: int,
         reply: Reply,
-        fds: list[int] | None = None,
+        given: Given | None = None,
         patience: float = -1,
     ) -> None:
         """``patience``: seconds that other replies to this actor may take."""
         record = line.record
         try:
-            message = Numbered(number, pickle.dumps(reply))
-            if not line.sending.acquire(timeout=patience):
-                raise TimeoutError("it does not take the replies before this one")
-            try:
-                send_message(line.sock, message, fds)
-            finally:
-                line.sending.release()
+            line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
         except Exception as error:
             # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:
@@ -284,6 +277,13 @@ class Switchboard:
         return self._layer.comes_back(request.number), []
 
     def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
+        if caller.host is not None:
+            if not caller.alive:
+                self._layer.drop(laying.number)
+                caller.check_alive()
+            members = tuple([record.reader for record in laying.records])
+            laying.layout.segment.close_fd()
+            return laying.channels(), Handed(laying.shared, members)
         fds = self._network.duplicates(laying.records)
         if not caller.alive or len(fds) < 2 * len(laying.records):
             close_all(fds)

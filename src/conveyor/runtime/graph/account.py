@@ -40,6 +40,10 @@ class ProcessAccount:
     def check_open(self) -> None:
         self.supervision.check_open()
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        return self.supervision.epoch.hosts
+
     def progress(self) -> Progress:
         epoch, board = self.supervision.epoch, self._board
         gate = epoch.gate

@@ -7,6 +7,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import Edge, Plan
+from conveyor.runtime.blueprint import RingPlan
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
@@ -61,7 +62,7 @@ def transports_of(plan: Plan) -> dict[str, Transport]:
 
 
 def make_wire(
-    segment: _core.Segment,
+    rings: list[RingPlan],
     plan: Plan,
     edge: Edge,
     offset: int,
@@ -69,18 +70,19 @@ def make_wire(
     places: dict[int, Place],
     transport: Transport,
 ) -> list[tuple[int, ConduitEnd]]:
-    """Make the rings of the wire beside an edge, one from the writer to the readers and one back from each of
+    """Add the rings of the wire beside an edge, one from the writer to the readers and one back from each of
     them. Return each actor with its end."""
     slots, readers = slots_of(edge.depth), len(edge.readers)
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]
-    segment.make_ring(offset, slots, stride, readers, _core.RING_WRITER_MAY_WAIT)
     down = WriteEnd(edge.id, offset, tuple([places[r] for r in edge.readers]))
+    may_wait = _core.RING_WRITER_MAY_WAIT
+    rings.append(RingPlan(offset, slots, stride, writer, down.targets, may_wait))
     at = offset + _core.Segment.ring_bytes(slots, stride, readers)
     ups: list[ReadEnd] = []
     ends: list[tuple[int, ConduitEnd]] = []
     for index, actor in enumerate(edge.readers):
-        segment.make_ring(at, slots, stride, 1, _core.RING_WRITER_MAY_WAIT)
+        rings.append(RingPlan(at, slots, stride, places[actor], (writer,), may_wait))
         ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)

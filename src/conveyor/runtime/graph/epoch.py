@@ -55,6 +55,7 @@ class Epoch:
         self.bits = channels.bits
         self.segment = laid.segment
         self.offsets = channels.offsets
+        self.hosts = channels.hosts
         self.first = first
         self._sets = channels.limits.sets
         # Executions with a deadline, by the set of words that they use.

@@ -67,7 +67,8 @@ class LaidMember(Struct, frozen=True):
 
 class LaidChannels(Struct, frozen=True):
     """What the executor is told of the graph's channels. The rings lie at ``offsets``; ``reads`` and
-    ``writes`` are its own ends of them; ``bits`` are what rings the members' programs."""
+    ``writes`` are its own ends of them; ``bits`` are what rings the members' programs. ``hosts``: where the
+    actors and the executor are, in words, if not all of them on one host."""
 
     number: int
     members: tuple[LaidMember, ...]
@@ -78,10 +79,15 @@ class LaidChannels(Struct, frozen=True):
     failures: FailureRings
     recorders: dict[int, RecorderPlace]
     bits: tuple[int, ...]
+    hosts: dict[int, str]
 
     @staticmethod
     def of(
-        number: int, members: Sequence[Member], layout: Layout, bits: tuple[int, ...]
+        number: int,
+        members: Sequence[Member],
+        layout: Layout,
+        bits: tuple[int, ...],
+        hosts: dict[int, str] | None = None,
     ) -> LaidChannels:
         """Those of graph ``number``, which were laid out like this."""
         return LaidChannels(
@@ -94,6 +100,7 @@ class LaidChannels(Struct, frozen=True):
             layout.failures,
             layout.recorders,
             bits,
+            hosts or {},
         )
 
 

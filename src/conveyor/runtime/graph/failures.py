@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conveyor import _core
+from conveyor.runtime.blueprint import RingPlan
 from conveyor.runtime.process import Place, Process
 
 
@@ -23,9 +24,12 @@ class FailureRings(NamedTuple):
     executor: Place
     together: bool
 
-    def make(self, segment: _core.Segment, slots: int, stride: int) -> None:
-        for i in range(len(self.programs)):
-            segment.make_ring(self.offset + i * self.size, slots, stride, 1)
+    def rings(self, slots: int, stride: int) -> list[RingPlan]:
+        """How they are laid out."""
+        return [
+            RingPlan(self.offset + i * self.size, slots, stride, program, (self.executor,))
+            for i, program in enumerate(self.programs)
+        ]
 
     def open(self, process: Process, segment: _core.Segment, name: str) -> list[_core.Reader]:
         """The executor's ends; ``name`` is the graph's."""

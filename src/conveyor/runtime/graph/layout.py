@@ -10,6 +10,7 @@ from conveyor import _core
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
+from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
@@ -83,6 +84,7 @@ class Assignment(Struct, frozen=True):
 
 class Layout(Struct, frozen=True):
     segment: _core.Segment
+    blueprint: Blueprint
     offsets: tuple[int, ...]
     limits: LimitsPlace
     failures: FailureRings
@@ -137,14 +139,13 @@ def lay_out(
     )
     top += len(plan.actors) * failures.size
     recorders, top = place_recorders(plan, top)
-    segment = _core.Segment.create(top)
+    rings: list[RingPlan] = []
     reads: dict[int, list[ReadEnd]] = {}
     writes: dict[int, list[WriteEnd]] = {}
     streams = {items for _, items in plan.streams}
     for edge, offset in zip(plan.edges, offsets, strict=True):
         # A generator waits for its items to be taken; nothing else in a graph waits for room.
         flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
-        segment.make_ring(offset, slots_of(edge.depth), stride, len(edge.readers), flags)
         writer = places[edge.writer]
         for index, reader in enumerate(edge.readers):
             # A result that can be got again is shared even if nobody else reads it.
@@ -152,16 +153,20 @@ def lay_out(
             end = ReadEnd(edge.id, offset, index, writer, shared)
             reads.setdefault(reader, []).append(end)
         targets = tuple([places[r] for r in edge.readers])
+        rings.append(RingPlan(offset, slots_of(edge.depth), stride, writer, targets, flags))
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
     conduits: dict[int, list[ConduitEnd]] = {}
     for number, offset in wires.items():
         edge = plan.edges[number]
-        made = make_wire(segment, plan, edge, offset, stride, places, transports[edge.route])
+        made = make_wire(rings, plan, edge, offset, stride, places, transports[edge.route])
         for actor, part in made:
             conduits.setdefault(actor, []).append(part)
-    failures.make(segment, limits.sets, stride)
+    rings += failures.rings(limits.sets, stride)
+    shared_limits = LimitsPlan(limits.offset, limits.sets, limits.tasks, places[EXECUTOR].slot)
+    blueprint = Blueprint(top, tuple(rings), (shared_limits,))
     return Layout(
-        segment,
+        blueprint.make(),
+        blueprint,
         tuple(offsets),
         limits,
         failures,

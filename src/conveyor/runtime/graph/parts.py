@@ -57,6 +57,11 @@ class Account(Protocol):
     @property
     def is_teardown(self) -> bool: ...
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Where the actors and the executor are, in words, if not all of them on one host."""
+        ...
+
     def check_open(self) -> None:
         """Raise what has ended the graph, if it was closed."""
         ...

@@ -16,6 +16,7 @@ from conveyor.codec import summarize_error
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
 from conveyor.runtime.graph.stacks import stack_of
+from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
 
 if TYPE_CHECKING:
@@ -163,6 +164,9 @@ def executions_in_flight(
     at: dict[int, list[str]] = {}
     found: list[ActorStatus] = []
     for i, actor in enumerate(actors):
+        if actor.state == "elsewhere":  # nor are all of its channels' counters here
+            found.append(actor)
+            continue
         number, wait = progress.at(i)
         if actor.state == "idle" and number < submitted:
             actor = (
@@ -202,7 +206,9 @@ def graph_status(
         actor = actor_status(board, member.slot, member.incarnation, label)
         if actor.state == "dead":
             death = str(member.death(label))
-            actor = ActorStatus(member.id.name, member.pid, "dead", error=death)
+            actor = ActorStatus(member.id.name, member.pid & PID_MASK, "dead", error=death)
+        elif actor.state == "elsewhere":
+            actor = replace(actor, pid=member.pid & PID_MASK)
         elif stacks:
             actor = replace(actor, stack=stack_of(member.pid))
         actors.append(actor)

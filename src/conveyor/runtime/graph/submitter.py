@@ -62,7 +62,7 @@ class Entry(Protocol[T]):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parts of arguments are sent, so that a ref must be decoded for it."""
+        """Whether a ref must be decoded: parts of arguments are sent, or some go to another host."""
         ...
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:

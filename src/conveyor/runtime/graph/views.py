@@ -69,7 +69,7 @@ class GraphView:
         return f"{size}{self._how}, {self._account.state}"
 
     def explain(self) -> str:
-        return explain(self.plan, self._account.name)
+        return explain(self.plan, self._account.name, self._account.hosts)
 
     def draw(self, *args: Any) -> str:
         visualize: Callable[..., str] = conveyor.observe.visualize

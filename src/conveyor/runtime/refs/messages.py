@@ -29,6 +29,11 @@ def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None
     send_pickled(sock, pickle.dumps(message), fds)
 
 
+def pickled(message: Any) -> bytes:
+    """A message as it is sent."""
+    return pickle.dumps(message)
+
+
 def send_pickled(sock: socket.socket, data: bytes, fds: list[int] | None = None) -> None:
     """Send a pickled message and its descriptors, in pieces."""
     fds = fds or []
@@ -41,6 +46,14 @@ def send_pickled(sock: socket.socket, data: bytes, fds: list[int] | None = None)
 
 def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
     """The next message with its descriptors, or fewer (see `all_of`). ``ConnectionError`` at the end."""
+    data, fds = receive_pickled(sock)
+    # Both ends are this program: the actor's process was forked by our own fork server, or has shown its
+    # secret.
+    return pickle.loads(data), fds
+
+
+def receive_pickled(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """The same for who passes it on."""
     parts: list[bytes] = []
     fds: list[int] = []
     while True:
@@ -54,8 +67,7 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
             raise
         parts.append(data[1:])
         if data[:1] == b".":
-            # Both ends are this program: the actor's process was forked by our own fork server.
-            return pickle.loads(b"".join(parts)), fds
+            return b"".join(parts), fds
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from conveyor import _core
-from conveyor.codec import SENT, add_reducers, claims
+from conveyor.codec import SENT, SentDefinitions, add_reducers, claims
 from conveyor.codec.direct import DIRECT, Located, Unfetched, keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
@@ -168,6 +168,7 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         sent = notes.get(SENT)
         if sent is None:  # no frame, and so nobody to hold claims
             return ref.__reduce_ex__(5)
+        sent.check_near("a reference inside of a value")
         made = notes.setdefault(claims.CLAIMS, {})
         found = made.get(id(ref))
         if found is None:
@@ -175,14 +176,14 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         return load, found[1]
 
     def reduce_holding(holding: Holding) -> Any:
-        if holding.snapshot.keeps:
+        if holding.snapshot.keeps and _stays(notes.get(SENT)):
             keep_beside(notes, holding.ref)
         return same, (holding.snapshot,)
 
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
         sent = notes.get(SENT)
         parts = snapshot.loose()
-        if parts is None or (snapshot.keeps and (sent is None or sent.in_band)):
+        if parts is None or (snapshot.keeps and not _stays(sent)):
             return same, (snapshot.decode(),)
         if snapshot.keeps:
             keep_beside(notes, snapshot)
@@ -194,6 +195,11 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         _core.Snapshot: reduce_snapshot,
         Holding: reduce_holding,
     }
+
+
+def _stays(sent: SentDefinitions | None) -> bool:
+    """Whether what is kept somewhere on this host may be referred to."""
+    return sent is not None and not sent.in_band and not sent.elsewhere()
 
 
 def _kinds(kind: type) -> list[type]:

@@ -1,0 +1,284 @@
+"""What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
+
+It does what the driver orders (:mod:`conveyor.runtime.driver.far`), one order after the other. It starts no
+process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.engine.events import EventLoop
+from conveyor.runtime.calls.link_segment import Refusal
+from conveyor.runtime.driver.deaths import DeathWatches
+from conveyor.runtime.driver.far import (
+    Adopt,
+    Answer,
+    Bury,
+    FarOrder,
+    Forget,
+    Hand,
+    MarkRefused,
+    Reach,
+    Spread,
+    Stand,
+)
+from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.driver.table import BOARD_SLOTS
+from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.process import ArenaSize, close_all
+from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+
+#: Seconds that a process may take to read what is sent to it before the next answer.
+_PATIENCE = 1.0
+
+
+class Local(Struct, eq=False):
+    """A process of this host. ``passed`` is what it gets last: its ends of both sockets."""
+
+    slot: int
+    incarnation: int
+    arena_fd: int
+    eventfd: int
+    view: _core.ArenaView
+    control: socket.socket
+    requests: socket.socket
+    passed: list[socket.socket]
+
+    @property
+    def process(self) -> Reader:
+        """As others know it."""
+        return self.slot, self.incarnation
+
+    def close_passed(self) -> None:
+        """It has them, or never will."""
+        for sock in self.passed:
+            sock.close()
+        self.passed.clear()
+
+
+class Proxy(Struct, eq=False):
+    """A process of another host."""
+
+    incarnation: int
+    host: int
+    arena_fd: int
+    arena: _core.Arena
+
+
+class Told(Struct):
+    """Whom a station tells of what. All are called on the events' thread but ``reach``.
+
+    asked: a process has asked the driver for something. headless: the main thread of a process is gone.
+    reach: connect to that host, there, from now on.
+    """
+
+    asked: Callable[[int, int, bytes], object]
+    headless: Callable[[int], object]
+    reach: Callable[[int, tuple[str, int]], object]
+
+
+class Station:
+    """Of one host of a session, in a process of its own."""
+
+    def __init__(
+        self,
+        number: int,
+        driver: Reader,
+        arena: ArenaSize,
+        events: EventLoop,
+        told: Told,
+        window: float,
+    ) -> None:
+        """``driver``: its process. ``window``: seconds without a connection, after which a host is lost."""
+        self.arena = arena
+        self._driver, self._events, self._told = driver, events, told
+        self.board = _core.Board.create(BOARD_SLOTS)
+        self.pump = _core.HostPump(self.board, number, window)
+        self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watches = DeathWatches(self.board, self._fired)
+        self._locals: dict[int, Local] = {}
+        self._proxies: dict[int, Proxy] = {}
+        self._segments: dict[int, _core.Segment] = {}
+        events.add(self._fired, self._on_life_words)
+        self._stand(Stand(*driver, 0, "driver"))
+
+    def do(self, order: FarOrder) -> Any:
+        """What comes of an order."""
+        return self.orders[type(order)](self, order)
+
+    def local(self, slot: int) -> Local:
+        """The process of this host that has that slot."""
+        return self._locals[slot]
+
+    def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
+        """The descriptors that a process is to get duplicates of: see ``orders.Hello``."""
+        one, driver = self._locals[slot], self._proxies[self._driver[0]]
+        return [
+            self.board.fd,
+            one.arena_fd,
+            one.eventfd,
+            driver.arena_fd,
+            self.pump.eventfd,
+            *(sock.fileno() for sock in one.passed),
+            *(self._segments[number].fd for number in segments),
+        ]
+
+    def last_page(self, slot: int) -> tuple[Page, bool]:
+        """What the slot says of its process, and whether it was left by ``sys.exit``."""
+        self.board.announce_death(slot)
+        return self.board.status(slot), self.board.leaving(slot)
+
+    # Orders
+
+    def _adopt(self, order: Adopt) -> None:
+        slot, board = order.slot, self.board
+        board.prepare(slot, order.name, order.incarnation)
+        made: list[int] = []
+        try:
+            made.append(_core.Arena.create_fd(self.arena.file))
+            made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            view = _core.ArenaView(made[0], self.arena.file, board, slot)
+            board.set_eventfd(slot, made[1], order.incarnation)
+            control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            requests, requests_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except BaseException:
+            close_all(made)
+            raise
+        one = Local(
+            slot,
+            order.incarnation,
+            made[0],
+            made[1],
+            view,
+            control,
+            requests,
+            [control_there, requests_there],
+        )
+        requests.settimeout(_PATIENCE)
+        self._locals[slot] = one
+        self._watches.add(slot)
+        self._events.add(requests.fileno(), partial(self._hear, one))
+
+    def _stand(self, order: Stand) -> None:
+        slot = order.slot
+        arena_fd = _core.Arena.create_fd(self.arena.file)
+        size = self.arena
+        arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+        self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        self._watches.add(slot)
+        self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
+
+    def _bury(self, order: Bury) -> None:
+        proxy, one = self._proxies.get(order.slot), self._locals.get(order.slot)
+        self._watches.remove(order.slot)
+        if proxy is not None and proxy.incarnation == order.incarnation:
+            del self._proxies[order.slot]
+            self.pump.remove_proxy(order.slot)
+            proxy.arena.close()
+            proxy.arena.leave_slot()
+            os.close(proxy.arena_fd)
+        if one is not None and one.incarnation == order.incarnation:
+            del self._locals[order.slot]
+            self.board.announce_death(order.slot)
+            self.board.forget_eventfd(order.slot)
+            self.board.forget_memory(order.slot)
+            self._events.call(partial(self._close, one))
+            close_all([one.arena_fd, one.eventfd])
+
+    def _close(self, one: Local) -> None:
+        if one.requests.fileno() >= 0:
+            self._events.remove(one.requests.fileno())
+        for sock in (one.requests, one.control):
+            sock.close()
+        one.close_passed()
+
+    def _reach(self, order: Reach) -> None:
+        self._told.reach(order.host, order.address)
+
+    def _spread(self, order: Spread) -> None:
+        segment = self._segments[order.number] = order.blueprint.make()
+        if not order.joined:
+            return
+        order.blueprint.mirror(
+            self.pump, order.number, segment, self._view_of, lambda slot: order.homes[slot]
+        )
+
+    def _view_of(self, slot: int) -> _core.ArenaView | None:
+        one = self._locals.get(slot)
+        return None if one is None else one.view
+
+    def _forget(self, order: Forget) -> None:
+        self._segments.pop(order.number, None)
+        self.pump.unmirror(order.number)
+
+    def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
+        """The descriptors of a segment, and those that introduce processes."""
+        fds = [self._segments[segment].fd] if segment else []
+        for slot, incarnation in processes:
+            one, proxy = self._locals.get(slot), self._proxies.get(slot)
+            if one is not None and one.incarnation == incarnation:
+                fds += one.arena_fd, one.eventfd
+            elif proxy is not None and proxy.incarnation == incarnation:
+                fds += proxy.arena_fd, self.pump.eventfd
+            else:
+                raise ProcessLookupError(f"the process in slot {slot} has ended")
+        return fds
+
+    def _hand(self, order: Hand) -> None:
+        one = self._locals[order.slot]
+        fds = self._given(order.segment, order.processes)
+        data = order.ticket.to_bytes(TICKET_BYTES, "little")
+        with suppress(BrokenPipeError, ConnectionResetError):  # its death is told on another way
+            for start in range(0, len(fds), MAX_FDS):
+                socket.send_fds(one.control, [data], fds[start : start + MAX_FDS])
+
+    def _answer(self, order: Answer) -> None:
+        one = self._locals.get(order.slot)
+        if one is not None and one.incarnation == order.incarnation:
+            send_pickled(one.requests, order.data, self._given(order.segment, order.processes))
+
+    def _mark_refused(self, order: MarkRefused) -> None:
+        segment = self._segments.get(order.segment)
+        if segment is not None:
+            Refusal(segment).mark()
+            self.board.ring(order.slot, _core.ATTENTION_BIT)
+
+    #: What does each kind of order.
+    orders: ClassVar[Mapping[type[FarOrder], Callable[[Station, Any], Any]]] = {
+        Adopt: _adopt,
+        Stand: _stand,
+        Bury: _bury,
+        Reach: _reach,
+        Spread: _spread,
+        Forget: _forget,
+        Hand: _hand,
+        Answer: _answer,
+        MarkRefused: _mark_refused,
+    }
+
+    # What processes here say, on the events' thread
+
+    def _hear(self, one: Local) -> None:
+        try:
+            data, fds = receive_pickled(one.requests)
+        except OSError:
+            self._events.remove(one.requests.fileno())
+            return
+        close_all(fds)
+        self._told.asked(*one.process, data)
+
+    def _on_life_words(self) -> None:
+        os.eventfd_read(self._fired)
+        for one in list(self._locals.values()):
+            if self.board.gone(one.slot, one.incarnation):
+                self._told.headless(one.slot)

@@ -1,0 +1,266 @@
+"""The agent of a Ray node that shares no memory with the driver's: a Ray actor there, for as long as the
+session.
+
+It has that host's station, lets other hosts in, connects to them, and hands descriptors to the processes that
+Ray starts on its node, as the driver does on its own. The driver orders by Ray's calls, which come in order;
+what there is to tell is the result of a call that waits for it. It holds no resources, and its end is that of
+the processes of its host, as these watch it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from conveyor import __version__, _core, system_limits
+from conveyor.codec import Reader
+from conveyor.engine.events import EventLoop
+from conveyor.engine.net.handshake import HandshakeError, Identity, dial
+from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.station import Station, Told
+from conveyor.engine.ray import greeting
+from conveyor.engine.ray.processes import Processes, Resident
+from conveyor.engine.ray.tail import tail
+from conveyor.exceptions import ActorStartError
+from conveyor.runtime import threads
+from conveyor.runtime.driver.far import FarOrder
+from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.memory_limit import memory_limit
+from conveyor.runtime.process import ArenaSize
+
+#: Seconds for the first connection to another host, and between two tries to have one again.
+_PATIENCE, _PAUSE = 10.0, 0.05
+#: The driver's host.
+_DRIVER = 0
+
+
+class Terms(Struct, frozen=True):
+    """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
+    seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
+    host lets others in."""
+
+    number: int
+    version: str
+    token: bytes
+    driver: Reader
+    address: tuple[str, int]
+    arena: ArenaSize
+    window: float
+
+
+class Ready(Struct, frozen=True):
+    """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
+    do."""
+
+    address: tuple[str, int]
+    courier: str
+    arena: ArenaSize
+
+
+class Arrived(Struct, frozen=True):
+    """A process that was expected under that number is there; or why it cannot be taken."""
+
+    number: int
+    pid: int
+    refused: str = ""
+
+
+class Asked(Struct, frozen=True):
+    """A process asks the driver for something."""
+
+    process: Reader
+    data: bytes
+
+
+class Ended(Struct, frozen=True):
+    """A process has ended: its wait status, what its slot said of it, whether it was left by ``sys.exit``,
+    the last lines that it has written, and whether it had to be killed, since it went on without its main
+    thread."""
+
+    number: int
+    status: int
+    page: Page
+    left: bool
+    tail: str
+    went_on: bool
+
+
+class LostHost(Struct, frozen=True):
+    """Another host is lost for this one."""
+
+    number: int
+    reason: str
+
+
+News = Arrived | Asked | Ended | LostHost
+
+
+class _Expected(Resident, eq=False, kw_only=True):
+    number: int
+    slot: int
+    fds: list[int]
+    stderr: str = ""
+
+
+class Agent:
+    """All of it but what waits happens on the thread of the orders, or on that of the events."""
+
+    def __init__(self, terms: Terms) -> None:
+        if greeting.version() != terms.version:
+            raise ActorStartError(
+                f"there is {greeting.version()}, and the driver is {terms.version}: install the same on both"
+            )
+        system_limits.raise_descriptor_limit()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._terms = terms
+        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._events = EventLoop()
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._lost: dict[int, threading.Event] = {}
+        arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
+        told = Told(self._asked, self._headless, self._reach)
+        self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
+        self._processes = Processes(self._events)
+        self._living: dict[int, _Expected] = {}  # by slot
+        self._identity = Identity(terms.number, __version__)
+
+    def begin(self) -> Ready:
+        """Let others in, and connect to the driver's host."""
+        import ray
+
+        pump = self._station.pump
+        self._listener = Listener(
+            (ray.util.get_node_ip_address(), 0), self._terms.token, self._identity, self._let_in
+        )
+        self._events.add(pump.notice_fd, self._on_notice)
+        self._reach(_DRIVER, self._terms.address)
+        self._processes.courier.start()
+        return Ready(self._listener.address, self._processes.courier.address, self._station.arena)
+
+    def do(self, order: FarOrder) -> Any:
+        """What comes of an order."""
+        return self._station.do(order)
+
+    def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
+        """A process will come under that number, for that slot: the secret that it has to know. It is told
+        that, and given its ends of these segments."""
+        fds = [greeting.write_file(told), os.pidfd_open(os.getpid())]
+        fds += map(os.dup, self._station.given_at_birth(slot, segments))
+        one = _Expected(number=number, slot=slot, fds=fds)
+        one.on_end = partial(self._ended, one)
+        courier = self._processes.courier
+        return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+
+    def kill(self, slot: int, incarnation: int) -> None:
+        """Kill a process."""
+        one = self._living.get(slot)
+        if one is not None and self._station.local(slot).incarnation == incarnation:
+            self._processes.signal(one, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """The session is over, and all processes gone."""
+        import ray
+
+        self._station.pump.stop()
+        self._news.put(None)
+        ray.actor.exit_actor()
+
+    def news(self) -> list[News]:
+        """What there is to tell; waits until there is something, or the session is over."""
+        found = [self._news.get()]
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._news.get_nowait())
+        return [news for news in found if news is not None]
+
+    # Processes, on the events' thread
+
+    def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
+        self._processes.add(one, pid)
+        one.stderr = stderr
+        self._living[one.slot] = one
+        self._events.call(partial(self._sent, one))
+        return one.fds
+
+    def _sent(self, one: _Expected) -> None:
+        self._close(one)
+        self._news.put(Arrived(one.number, one.pid))
+
+    def _refused(self, one: _Expected, why: str) -> None:
+        self._close(one)
+        self._news.put(Arrived(one.number, 0, why))
+
+    def _close(self, one: _Expected) -> None:
+        for fd in one.fds:
+            os.close(fd)
+        one.fds.clear()
+        with suppress(KeyError):  # it is buried already
+            self._station.local(one.slot).close_passed()
+
+    def _ended(self, one: _Expected) -> None:
+        if self._living.get(one.slot) is one:
+            del self._living[one.slot]
+        page, left = self._station.last_page(one.slot)
+        self._news.put(
+            Ended(one.number, one.wait_status(), page, left, tail(one.stderr), one.went_on)
+        )
+
+    def _asked(self, slot: int, incarnation: int, data: bytes) -> None:
+        self._news.put(Asked((slot, incarnation), data))
+
+    def _headless(self, slot: int) -> None:
+        one = self._living.get(slot)
+        if one is not None:
+            self._processes.end_headless(one)
+
+    # Other hosts
+
+    def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        with sock, suppress(OSError):  # it was given up
+            self._station.pump.connect(sock.fileno(), other.host)
+
+    def _reach(self, host: int, address: tuple[str, int]) -> None:
+        self._addresses[host] = address
+        self._lost.setdefault(host, threading.Event())
+        self._dial(host, _PATIENCE)
+
+    def _dial(self, host: int, patience: float) -> None:
+        sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
+        with sock:
+            if other.host != host:
+                raise HandshakeError(f"host {other.host} is where host {host} was")
+            self._station.pump.connect(sock.fileno(), host)
+
+    def _redial(self, host: int) -> None:
+        """Until there is a connection again, or the host is lost."""
+        lost = self._lost[host]
+        while not lost.is_set():
+            try:
+                self._dial(host, self._terms.window)
+                return
+            except (OSError, HandshakeError):
+                lost.wait(_PAUSE)
+
+    def _on_notice(self) -> None:
+        for kind, host, reason in self._station.pump.events():
+            if kind == _core.HOST_DISCONNECTED and host in self._addresses:
+                threads.start(self._redial, "redial", host)
+            elif kind == _core.HOST_LOST:
+                self._lost.setdefault(host, threading.Event()).set()
+                if host == _DRIVER:
+                    self._end()
+                self._news.put(LostHost(host, reason))
+
+    def _end(self) -> None:
+        """The session is over: there is nobody to tell."""
+        self._processes.kill_all()
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,86 @@
+"""How a segment is laid out: each host that has members of it makes its own from the same blueprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.runtime.process import Place
+
+
+class RingPlan(Struct, frozen=True):
+    """A ring of a segment: where it lies, who writes and who reads it, and what is rung at each end."""
+
+    offset: int
+    slots: int
+    stride: int
+    writer: Place
+    readers: tuple[Place, ...]
+    flags: int = 0
+
+    @property
+    def ends(self) -> tuple[Place, ...]:
+        """All of its ends, the writer's first."""
+        return (self.writer, *self.readers)
+
+
+class LimitsPlan(Struct, frozen=True):
+    """Execution limits of a segment; ``home`` is the slot of the process that submits."""
+
+    offset: int
+    sets: int
+    tasks: int
+    home: int
+
+
+class Blueprint(Struct, frozen=True):
+    """A segment of ``size`` bytes."""
+
+    size: int
+    rings: tuple[RingPlan, ...]
+    limits: tuple[LimitsPlan, ...]
+
+    def make(self) -> _core.Segment:
+        """A new segment like this."""
+        segment = _core.Segment.create(self.size)
+        for ring in self.rings:
+            segment.make_ring(ring.offset, ring.slots, ring.stride, len(ring.readers), ring.flags)
+        return segment
+
+    @property
+    def processes(self) -> frozenset[Reader]:
+        """Those that have an end of a ring here."""
+        return frozenset(end.process for ring in self.rings for end in ring.ends)
+
+    def mirror(
+        self,
+        pump: _core.HostPump,
+        number: int,
+        segment: _core.Segment,
+        view_of: Callable[[int], _core.ArenaView | None],
+        host_of: Callable[[int], int],
+    ) -> None:
+        """Have ``pump`` join ``segment`` to those that other hosts have under this number. ``view_of``: the
+        arena of a process of this host, by its slot; ``host_of``: the host of a process."""
+        rings = [
+            _core.MirroredRing(
+                ring.offset,
+                ring.writer.bell,
+                [reader.bell for reader in ring.readers],
+                view_of(ring.writer.slot),
+            )
+            for ring in self.rings
+        ]
+        limits = [
+            _core.MirroredLimits(one.offset, one.sets, one.tasks, host_of(one.home))
+            for one in self.limits
+        ]
+        pump.mirror(number, segment, rings, limits)
+
+
+def hosts_among(processes: Iterable[Reader], host_of: Callable[[int], int]) -> list[int]:
+    """The hosts of these processes, each once, the least number first."""
+    return sorted({host_of(slot) for slot, _ in processes})

@@ -1,0 +1,264 @@
+"""What the driver has of processes on other hosts: who is where, and which segments are where.
+
+A process of another host has the same slot on every board, and on the driver's own as everywhere else a proxy
+stands for it. So whoever reads from it or writes to it here does so as with any process. What differs is who
+makes its endpoints (its host), how descriptors come to it, and that each segment is made once on each host of
+its members.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint, hosts_among
+from conveyor.runtime.driver.birth import Birth
+from conveyor.runtime.driver.far import (
+    Adopt,
+    Answer,
+    Bury,
+    FarHost,
+    Forget,
+    Hand,
+    Handed,
+    MarkRefused,
+    Reach,
+    Spread,
+    Stand,
+)
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.process import Process
+
+#: The driver's own host.
+HERE = 0
+
+
+class Abroad:
+    """The driver's. Nothing of it is there before the first process of another host."""
+
+    def __init__(self, process: Process, own_view: Callable[[], _core.ArenaView]) -> None:
+        """``own_view``: of the driver's arena."""
+        self._process = process
+        self._own_view = own_view
+        #: Held while orders are given that belong together, and for what is here; never while one is
+        #: waited for.
+        self._lock = threading.RLock()
+        self._pump: _core.HostPump | None = None
+        self._hosts: dict[int, FarHost] = {}
+        # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
+        self._host_of: dict[int, int] = {}
+        self._arenas: dict[int, _core.Arena] = {}
+        self._links: dict[int, list[int]] = {}
+        # By host, the processes of other hosts that it has proxies of.
+        self._known: dict[int, set[Reader]] = {}
+        self._joined: set[tuple[int, int]] = set()
+        self._segments: dict[int, list[int]] = {}
+        self._numbers = itertools.count(1)
+
+    def open(self, window: float) -> _core.HostPump:
+        """The pump of the driver's host, from now on: a host that is so long without a connection is lost."""
+        with self._lock:
+            if self._pump is None:
+                self._pump = _core.HostPump(self._process.board, HERE, window)
+            return self._pump
+
+    @property
+    def pump(self) -> _core.HostPump:
+        """The pump of the driver's host, where there is a process on another."""
+        assert self._pump is not None
+        return self._pump
+
+    def host_of(self, slot: int) -> int:
+        """The number of the host of the process that has that slot."""
+        return self._host_of.get(slot, HERE)
+
+    def host_name(self, slot: int) -> str:
+        """What that host is called."""
+        host = self._hosts.get(self.host_of(slot))
+        return "the driver's node" if host is None else host.name
+
+    # A process
+
+    def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
+        """The process will be on ``host``: have that make its endpoints, and a proxy stand for it here. What
+        it is told at its birth."""
+        slot, incarnation = record.reader
+        size, board = self._process.arena_size, self._process.board
+        arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
+        with self._lock:
+            self._hosts[host.number] = host
+            self._arenas[slot], self._host_of[slot] = arena, host.number
+            self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
+            record.host, record.eventfd = host, board.eventfd(slot)
+            done = [host.send(Adopt(slot, incarnation, record.id.name))]
+            links = self._links[slot] = []
+            for blueprint, segment in birth.links:
+                links.append(self._spread(blueprint, segment, done))
+        _wait_for(done)
+        return birth.told(host.arena)
+
+    def links_of(self, record: ActorRecord) -> list[int]:
+        """The numbers of the segments of the driver's links to the process: of calls, and of orders."""
+        return self._links[record.slot]
+
+    def bury(self, record: ActorRecord) -> None:
+        """The process is dead, and its slot about to be another one's."""
+        slot, host = record.slot, record.host
+        if host is None:
+            return
+        with self._lock:
+            for number in self._links.pop(slot, ()):
+                self._forget(number)
+            host.tell(Bury(*record.reader))
+            for other, known in self._known.items():
+                if record.reader in known:
+                    known.discard(record.reader)
+                    self._hosts[other].tell(Bury(*record.reader))
+            self._host_of.pop(slot, None)
+            arena = self._arenas.pop(slot, None)
+            if self._pump is not None:
+                self._pump.remove_proxy(slot)
+        if arena is not None:
+            arena.close()
+            arena.leave_slot()
+
+    def gone(self, number: int) -> None:
+        """That host is lost, or has ended."""
+        with self._lock:
+            self._known.pop(number, None)
+            self._joined = {pair for pair in self._joined if number not in pair}
+
+    # Segments
+
+    def spread(self, blueprint: Blueprint, segment: _core.Segment | None) -> int:
+        """Have all hosts of the members make such a segment; its number, 0 if all of them are here.
+        ``segment``: the one that is here, if some members are."""
+        if not self._host_of:
+            return 0
+        with self._lock:
+            if hosts_among(blueprint.processes, self.host_of) == [HERE]:
+                return 0
+            done: list[Future[Any]] = []
+            number = self._spread(blueprint, segment, done)
+        try:
+            _wait_for(done)
+        except BaseException:
+            self.forget(number)
+            raise
+        return number
+
+    def _spread(
+        self, blueprint: Blueprint, segment: _core.Segment | None, done: list[Future[Any]]
+    ) -> int:
+        """With the lock. What is to be waited for is added to ``done``."""
+        hosts = hosts_among(blueprint.processes, self.host_of)
+        number = next(self._numbers)
+        for lower, higher in itertools.combinations(hosts, 2):
+            self._join(lower, higher, done)
+        homes = {limits.home: self.host_of(limits.home) for limits in blueprint.limits}
+        for host in hosts:
+            if host == HERE:
+                assert segment is not None
+                blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
+                continue
+            self._introduce(host, blueprint.processes, done)
+            order = Spread(number, blueprint, homes, len(hosts) > 1)
+            done.append(self._hosts[host].send(order))
+        self._segments[number] = hosts
+        return number
+
+    def _join(self, lower: int, higher: int, done: list[Future[Any]]) -> None:
+        """Each host has connected to the driver's by itself."""
+        if lower == HERE or (lower, higher) in self._joined:
+            return
+        self._joined.add((lower, higher))
+        done.append(self._hosts[higher].send(Reach(lower, self._hosts[lower].address)))
+
+    def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
+        """Have ``host`` have proxies of those that are not its own. The driver's it has always had."""
+        known = self._known.setdefault(host, set())
+        for slot, incarnation in processes:
+            where = self.host_of(slot)
+            if where == host or slot == self._process.slot or (slot, incarnation) in known:
+                continue
+            known.add((slot, incarnation))
+            order = Stand(slot, incarnation, where, self._process.board.name(slot))
+            done.append(self._hosts[host].send(order))
+
+    def _view_of(self, slot: int) -> _core.ArenaView | None:
+        if self.host_of(slot) != HERE:
+            return None
+        if slot == self._process.slot:
+            return self._own_view()
+        return self._process.arena_of(slot, self._process.board.incarnation(slot))
+
+    def forget(self, number: int) -> None:
+        """Nobody uses the segment any more; 0: there is none."""
+        if number:
+            with self._lock:
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for host in self._segments.pop(number, ()):
+            if host != HERE:
+                self._hosts[host].tell(Forget(number))
+            elif self._pump is not None:
+                self._pump.unmirror(number)
+
+    # What goes to a process of another host
+
+    def hand(self, record: ActorRecord, segment: int, processes: Iterable[Reader]) -> int:
+        """Have its host give the process what it needs of a segment, and of other processes; the ticket."""
+        assert record.host is not None
+        ticket = record.next_ticket()
+        with self._lock:
+            done: list[Future[Any]] = []
+            processes = tuple(processes)
+            self._introduce(record.host.number, processes, done)
+            done.append(record.host.send(Hand(*record.reader, ticket, segment, processes)))
+        _wait_for(done)
+        return ticket
+
+    def answer(self, record: ActorRecord, data: bytes, handed: Handed | None) -> None:
+        """Send the process the answer to a request."""
+        assert record.host is not None
+        given = handed or Handed(0, ())
+        with self._lock:
+            done: list[Future[Any]] = []
+            self._introduce(record.host.number, given.processes, done)
+            order = Answer(*record.reader, data, given.segment, given.processes)
+            done.append(record.host.send(order))
+        _wait_for(done)
+
+    def mark_refused(self, caller: ActorRecord, segment: int) -> None:
+        """Nobody serves the link of ``caller`` that has that segment."""
+        if caller.host is not None:
+            caller.host.tell(MarkRefused(segment, caller.slot))
+
+    def close(self) -> None:
+        """The session is over, and its processes gone."""
+        with self._lock:
+            pump, self._pump = self._pump, None
+            arenas = list(self._arenas.values())
+            self._arenas.clear()
+        if pump is not None:
+            pump.stop()
+        for arena in arenas:
+            arena.close()
+
+
+def _wait_for(done: list[Future[Any]]) -> None:
+    """Until all of it is done. Raises the first of what has gone wrong."""
+    for one in done:
+        try:
+            one.result()
+        except ConveyorError:
+            raise
+        except OSError as error:
+            raise RuntimeStateError(f"another host cannot do what it has to: {error}") from error

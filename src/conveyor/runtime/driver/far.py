@@ -1,0 +1,140 @@
+"""Another host, as the driver has it: where processes share no memory with the driver's own.
+
+Such a host has a board and a pump of its own, and somebody who does there what the driver does here: see
+``engine.net.station``. What it is to do is an order. Orders are done one after the other, as they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from conveyor import _core
+from conveyor.codec import Reader
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.process import ArenaSize
+
+
+class FarOrder(Struct, frozen=True):
+    """What another host has to do."""
+
+
+class Adopt(FarOrder, frozen=True):
+    """A process is about to begin there: make what it needs of its host."""
+
+    slot: int
+    incarnation: int
+    name: str
+
+
+class Stand(FarOrder, frozen=True):
+    """A process of host ``host`` is to have a proxy there."""
+
+    slot: int
+    incarnation: int
+    host: int
+    name: str
+
+
+class Bury(FarOrder, frozen=True):
+    """That process is dead, or its proxy not needed: its slot is about to be another one's."""
+
+    slot: int
+    incarnation: int
+
+
+class Reach(FarOrder, frozen=True):
+    """Connect to host ``host``, which waits there, and again whenever the connection breaks."""
+
+    host: int
+    address: tuple[str, int]
+
+
+class Spread(FarOrder, frozen=True):
+    """Make a segment, and join it to those that other hosts have under the same number. ``homes``: the hosts
+    of who submits over its limits, by their slots. ``joined``: other hosts have it, too."""
+
+    number: int
+    blueprint: Blueprint
+    homes: dict[int, int]
+    joined: bool
+
+
+class Forget(FarOrder, frozen=True):
+    """Let go of a segment."""
+
+    number: int
+
+
+class Hand(FarOrder, frozen=True):
+    """Give a process the descriptors of a segment, and what introduces other processes to it. They come with
+    ``ticket`` over its control socket."""
+
+    slot: int
+    incarnation: int
+    ticket: int
+    segment: int
+    processes: tuple[Reader, ...]
+
+
+class Answer(FarOrder, frozen=True):
+    """Send a process the pickled answer to a request of its, with such descriptors, if there are any."""
+
+    slot: int
+    incarnation: int
+    data: bytes
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+
+
+class MarkRefused(FarOrder, frozen=True):
+    """Nobody serves the link of that segment: mark it, and have the caller look."""
+
+    segment: int
+    slot: int
+
+
+class Handed(Struct, frozen=True):
+    """What a process of another host is given instead of descriptors: see :class:`Answer`."""
+
+    segment: int
+    processes: tuple[Reader, ...]
+
+
+class Home(Struct, frozen=True):
+    """What hosts that have others beside the driver's need of the driver.
+
+    pump: gives that of its host, which is made for so many seconds without a connection. heard: takes what
+    a process of another host asks, by slot and incarnation. gone: is told of a host that is no more, by
+    its number. arena: of each process here. driver: its own process.
+    """
+
+    pump: Callable[[float], _core.HostPump]
+    heard: Callable[[int, int, bytes], None]
+    gone: Callable[[int], None]
+    arena: ArenaSize
+    driver: Reader
+
+
+class FarHost(Protocol):
+    """Another host."""
+
+    #: Its number in the session; the driver's is 0.
+    number: int
+    #: What users call it.
+    name: str
+    #: Of each process there.
+    arena: ArenaSize
+    #: Where it lets other hosts in.
+    address: tuple[str, int]
+
+    def send(self, order: FarOrder) -> Future[Any]:
+        """Have it do something; what comes of it. Its loss is an error."""
+        ...
+
+    def tell(self, order: FarOrder) -> None:
+        """The same where nobody waits for it: a host that cannot do it is given up."""
+        ...

@@ -1,0 +1,132 @@
+"""How an actor's requests come to the driver, and its answers go back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from conveyor.codec import Reader
+from conveyor.runtime.actor.requests import (
+    CreateGroup,
+    HoldEnd,
+    JoinGroup,
+    Meet,
+    OpenChannel,
+    OpenGraph,
+    OpenRefs,
+    Request,
+)
+from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.message import Message
+from conveyor.runtime.process import close_all
+from conveyor.runtime.refs.messages import pickled, send_pickled
+
+#: What goes with an answer: descriptors, which are closed when they have been sent, or what another host
+#: gives in their place.
+Given = list[int] | Handed
+
+
+def let_go(given: Given) -> None:
+    """It has been sent, or will not be."""
+    if isinstance(given, list):
+        close_all(given)
+
+
+#: What those may not ask for whose host is another one than the driver's, and what that would be for.
+_NEAR_ONLY: dict[type[Request], str] = {
+    OpenRefs: "references inside of values (get them first, or pass them as arguments of their own)",
+    OpenGraph: "handles of graphs",
+    OpenChannel: "channels of conveyor.channel",
+    HoldEnd: "channels of conveyor.channel",
+    Meet: "channels of conveyor.channel",
+    CreateGroup: "collective operations as calls",
+    JoinGroup: "collective operations as calls",
+}
+
+
+def check_far(record: ActorRecord, request: Request) -> None:
+    """Raise if a process of another host cannot have what it asks for."""
+    what = _NEAR_ONLY.get(type(request))
+    if what is not None:
+        record.check_near(what)
+
+
+class Line:
+    """One actor's: it asks over a socket, or its host passes on what it asks. It is answered by several
+    threads."""
+
+    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: Abroad) -> None:
+        self.record = record
+        #: ``None`` where the process is on another host.
+        self.sock: socket.socket | None = sock
+        self._abroad = abroad
+        # Held for one reply at a time, which may be several datagrams.
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, given: Given, patience: float) -> None:
+        """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
+        data = pickled(message)
+        if self.sock is None:
+            self._abroad.answer(self.record, data, given if isinstance(given, Handed) else None)
+            return
+        assert isinstance(given, list)
+        if not self._sending.acquire(timeout=patience):
+            raise TimeoutError("it does not take the replies before this one")
+        try:
+            send_pickled(self.sock, data, given)
+        finally:
+            self._sending.release()
+
+
+class Lines:
+    """Those of all actors, by their processes."""
+
+    def __init__(self, unwatch: Callable[[int], None], abroad: Abroad) -> None:
+        """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""
+        self._unwatch = unwatch
+        self._abroad = abroad
+        self._lock = threading.Lock()
+        self._all: dict[Reader, Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, record: ActorRecord, sock: socket.socket) -> Line:
+        """The line of that process, over that socket."""
+        line = Line(record, sock, self._abroad)
+        with self._lock:
+            self._all[record.reader] = line
+        return line
+
+    def of(self, process: Reader) -> Line | None:
+        """That process's."""
+        return self._all.get(process)
+
+    def settle(self, record: ActorRecord) -> None:
+        """What it asks comes by way of its host from now on."""
+        line = self.of(record.reader)
+        if line is not None:
+            self._close(line)
+
+    def remove(self, record: ActorRecord) -> None:
+        """There is nobody at its other end."""
+        with self._lock:
+            line = self._all.pop(record.reader, None)
+        if line is not None:
+            self._close(line)
+
+    def close(self) -> None:
+        """There is nobody at any."""
+        with self._lock:
+            lines, self._all = list(self._all.values()), {}
+        for line in lines:
+            self._close(line)
+
+    def _close(self, line: Line) -> None:
+        sock, line.sock = line.sock, None
+        if sock is not None:
+            self._unwatch(sock.fileno())
+            sock.close()

@@ -1,0 +1,333 @@
+"""Actors of nodes that share no memory: calls and graphs between them go over the network.
+
+Both nodes are on this machine. ``shared_memory="node"`` has each of them count as a host of its own.
+"""
+
+import os
+import re
+import signal
+import sys
+import threading
+
+import cloudpickle
+import numpy as np
+import pytest
+import ray
+
+import conveyor
+from conveyor import collective
+from conveyor.dag import InputNode, MultiOutputNode
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    RuntimeStateError,
+    SerializationError,
+)
+from conveyor.runtime import context
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 60
+#: Connections are not to be lost because the machine has other work.
+TIMEOUT = 30
+HERE, THERE = {"resources": {"first": 1}}, {"resources": {"second": 1}}
+
+
+@conveyor.remote
+class Stage:
+    def __init__(self, add=0):
+        self.add = add
+
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+    def pid(self):
+        return os.getpid()
+
+    def run(self, x):
+        return x + self.add
+
+    def both(self, x, y):
+        return x, y
+
+    @conveyor.method(tensor_transport="auto")
+    def keep(self, x):
+        return x + 0
+
+    def total(self, x):
+        return float(x.sum())
+
+    def ask(self, other, x):
+        return conveyor.get(other.run.remote(x))
+
+    def start_another(self, options):
+        self.other = Stage.options(**options).remote(100)
+        return conveyor.get(self.other.run.remote(1)), conveyor.get(self.other.node.remote())
+
+    def graph_over(self, *stages):
+        with InputNode() as inp:
+            node = inp
+            for stage in stages:
+                node = stage.run.bind(node)
+        with node.compile() as graph:
+            return conveyor.get([graph.execute(i) for i in range(20)])
+
+    def fail(self, x):
+        raise ValueError(f"no {x}")
+
+    def count(self, n):
+        for i in range(n):
+            yield np.full(1000, i)
+
+    def stay(self, path):
+        open(path, "w").close()
+        threading.Event().wait()
+
+    def leave(self, how):
+        how()
+
+
+@pytest.fixture
+def far(two_nodes, leaves_nothing):
+    """A session in which each of two nodes is a host of its own."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
+        yield
+        conveyor.shutdown()
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def pump():
+    return context.running().abroad.pump
+
+
+def agents():
+    return context.running()._hosts._agents
+
+
+def test_calls_go_over_the_network(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    assert get(here.node.remote()) != get(there.node.remote())
+    before = pump().counts(1)[:2]
+    assert get([there.run.remote(i) for i in range(200)]) == [i + 10 for i in range(200)]
+    sent, received, *_ = pump().counts(1)
+    assert sent - before[0] == received - before[1] == 200
+    big = np.arange(1 << 20, dtype=np.int64)
+    assert get(there.total.remote(big)) == float(big.sum())
+    assert np.array_equal(get(there.run.remote(big)), big + 10)
+    with pytest.raises(ValueError, match="no reason"):
+        get(there.fail.remote("reason"))
+    # From one actor to the other, in both directions, and from one to another of its own node.
+    beside = Stage.options(**THERE).remote(20)
+    assert get(here.ask.remote(there, 1)) == 11
+    assert get(there.ask.remote(here, 1)) == 2
+    assert get(there.ask.remote(beside, 1)) == 21
+    assert get(there.run.remote(here.run.remote(5))) == 16
+
+
+def test_graphs_over_nodes(far):
+    here = [Stage.options(**HERE).remote(i) for i in (1, 2)]
+    there = [Stage.options(**THERE).remote(i) for i in (10, 20)]
+    with InputNode() as inp:
+        first = there[0].run.bind(here[0].run.bind(inp))
+        # One value for readers of both nodes; one input for all.
+        parts = [actor.run.bind(first) for actor in (here[1], there[1])]
+        dag = MultiOutputNode([here[0].both.bind(*parts), there[0].both.bind(inp, parts[0])])
+    with dag.compile(depth=4) as graph:
+        for i in range(100):
+            assert get(graph.execute(i)) == [(i + 13, i + 31), (i, i + 13)]
+        links = [line for line in graph.explain().splitlines() if "network link" in line]
+        assert re.search(r"Stage → Stage#3 +network link, .*from the driver's node to ", links[1])
+        assert len(links) == 6  # of 7: one result is from the node of the driver
+        states = {actor.name: actor.state for actor in graph.status().actors}
+        assert [name for name in states if states[name] == "elsewhere"] == ["Stage#3", "Stage#4"]
+        refs = [graph.execute(i) for i in range(4)]
+        assert [get(ref)[0] for ref in refs] == [(i + 13, i + 31) for i in range(4)]
+        big = np.ones(3 << 20)
+        (one, two), (same, _) = get(graph.execute(big))
+        assert (one[0], two[-1], same.sum()) == (14.0, 32.0, big.size)
+
+
+def test_an_error_goes_the_way_of_values(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    with InputNode() as inp:
+        dag = here.run.bind(there.fail.bind(inp))
+    with dag.compile() as graph:
+        for i in range(3):
+            with pytest.raises(ValueError, match=f"no {i}"):
+                get(graph.execute(i))
+
+
+def test_an_actor_of_another_node_places_actors_and_executes_graphs(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    value, node = get(there.start_another.remote(HERE))
+    assert (value, node) == (101, get(here.node.remote()))
+    assert get(there.start_another.remote(THERE))[1] == get(there.node.remote())
+    other = Stage.options(**THERE).remote(20)
+    assert get(there.graph_over.remote(here, other)) == [i + 21 for i in range(20)]
+    assert get(here.graph_over.remote(there, other)) == [i + 30 for i in range(20)]
+
+
+def test_a_death_there_is_a_death_here(far, tmp_path, wait_until):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    with InputNode() as inp:
+        dag = here.run.bind(there.run.bind(inp))
+    with dag.compile() as graph:
+        assert get(graph.execute(1)) == 12
+        pid = get(there.pid.remote())
+        ref = there.stay.remote(str(tmp_path / "there"))
+        wait_until((tmp_path / "there").exists, WAIT)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError, match=rf"actor Stage#2 \(pid {pid} on .*\)"):
+            get(ref)
+        with pytest.raises(ActorDiedError, match="Stage#2"):
+            get(graph.execute(1))
+    assert get(here.run.remote(1)) == 2
+    # Its slot is another process's, on the other host.
+    assert get(Stage.options(**HERE).remote(5).run.remote(1)) == 6
+    again = Stage.options(**THERE).remote(6)
+    assert get(again.run.remote(1)) == 7
+    with pytest.raises(ActorDiedError, match=r"left by sys\.exit: it exited with code 7"):
+        get(again.leave.remote(lambda: sys.exit(7)))
+
+
+def test_started_again_on_its_node(far):
+    here = Stage.options(**HERE).remote(1)
+    there = Stage.options(**THERE, max_restarts=2).remote(10)
+    with InputNode() as inp:
+        dag = here.run.bind(there.run.bind(inp))
+    with dag.compile() as graph:
+        assert get(graph.execute(1)) == 12
+        pid = get(there.pid.remote())
+        conveyor.kill(there, no_restart=False)
+        graph.restart()
+        assert get(graph.execute(2)) == 13
+        assert get(there.pid.remote()) != pid
+
+
+def test_a_connection_that_breaks_is_made_again(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    with InputNode() as inp:
+        dag = here.run.bind(there.run.bind(inp))
+    with dag.compile(depth=8) as graph:
+        refs = []
+        for i in range(600):
+            if i % 200 == 100:
+                pump().disconnect(1, "by the test")
+            refs.append(graph.execute(i))
+            if len(refs) == 8:
+                assert get(refs.pop(0)) == i - 7 + 11
+        assert get(refs) == [i + 11 for i in range(593, 600)]
+    assert pump().counts(1)[4] > 1
+
+
+def executed_until_it_fails(graph):
+    while True:
+        get(graph.execute(1))
+
+
+def test_a_node_that_is_lost(two_nodes, leaves_nothing):
+    with leaves_nothing():
+        node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
+        lost = Stage.options(resources={"lost": 1}).remote(10)
+        stays = Stage.options(**HERE).remote(1)
+        with InputNode() as inp:
+            dag = stays.run.bind(lost.run.bind(inp))
+        with dag.compile() as graph:
+            assert get(graph.execute(1)) == 12
+            two_nodes.remove_node(node, allow_graceful=False)
+            with pytest.raises(ActorDiedError, match="Stage"):
+                executed_until_it_fails(graph)
+        with pytest.raises(ActorDiedError):
+            get(lost.run.remote(1))
+        assert get(stays.run.remote(1)) == 2
+        conveyor.shutdown()
+
+
+def test_it_ends_with_the_program(scripts, two_nodes, wait_until):
+    """Killed, the program leaves neither actors nor an agent on the other node."""
+    source = """
+    import os, sys, threading
+    import conveyor
+
+    class A:
+        def pids(self):
+            return os.getpid(), os.getppid()
+
+    conveyor.init(engine="ray", address=sys.argv[1], shared_memory="node")
+    actor = conveyor.remote(A).options(resources={"second": 1}).remote()
+    from conveyor.runtime import context
+    import ray
+    (host,) = context.running()._hosts._agents._by_node.values()
+    agent = ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))
+    print("said", conveyor.get(actor.pids.remote())[0], agent, flush=True)
+    threading.Event().wait()
+    """
+    program = scripts.start(source, two_nodes.address, env={"RAY_ADDRESS": ""})
+    said = next(line.split() for line in program.stdout if line.startswith("said"))
+    pidfds = [os.pidfd_open(int(pid)) for pid in said[1:]]
+    program.kill()
+    for pidfd in pidfds:
+        wait_until(lambda pidfd=pidfd: _over(pidfd), WAIT)
+        os.close(pidfd)
+
+
+def _over(pidfd):
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="shared_memory"):
+        conveyor.init(engine="ray", shared_memory="rack")
+    with pytest.raises(ValueError, match="node_timeout"):
+        conveyor.init(engine="ray", node_timeout=0)
+    assert not conveyor.is_initialized()
+
+
+def test_references_stand_for_their_values_and_are_refused_elsewhere(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    ref = conveyor.put(np.arange(10))
+    assert get(there.total.remote(ref)) == 45.0
+    assert get(there.total.remote(here.run.remote(ref))) == 55.0
+    with pytest.raises(SerializationError, match=r"cannot be sent to Stage#2, on another host"):
+        get(there.run.remote([ref]))
+    with InputNode() as inp:
+        dag = here.run.bind(there.run.bind(inp))
+    with dag.compile() as graph:
+        assert get(graph.execute(ref)).sum() == 45 + 110
+        with pytest.raises(SerializationError, match="on another host"):
+            get(graph.execute([ref]))
+        assert get(graph.execute(1)) == 12
+    # The constructor's call is made before it is known where the actor will be.
+    refused = Stage.options(**THERE).remote([ref])
+    with pytest.raises(ConveyorError, match="get the refs first"):
+        get(refused.run.remote(1))
+    assert get(there.run.remote(1)) == 11
+
+
+def test_values_that_would_stay_travel(far):
+    here, there = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(10)
+    array = np.arange(1 << 16)
+    kept, other = here.keep.remote(array), there.keep.remote(array)
+    assert get(there.total.remote(kept)) == float(array.sum())
+    assert get(here.total.remote(other)) == float(array.sum())
+    assert np.array_equal(get(other), array)
+
+
+def test_what_is_not_for_other_hosts_says_so(far):
+    there = Stage.options(**THERE).remote(10)
+    sender, receiver = conveyor.channel.open()
+    with pytest.raises(ConveyorError, match=r"channels of conveyor\.channel"):
+        get(there.run.remote([receiver]))
+    sender.close()
+    with pytest.raises(RuntimeStateError, match=r"Stage is on node .*collective operations"):
+        collective.create_collective_group([there, Stage.options(**HERE).remote()])
+    assert get(there.run.remote(1)) == 11
