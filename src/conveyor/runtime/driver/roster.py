@@ -1,8 +1,8 @@
 """What those who look at a session from outside (``conveyor status``) do not find on its board: what its
 graphs and their tasks are called.
 
-It lies in a memory file of the driver's, which is there while a graph is laid. A line is a graph that has been
-laid, or one that has been taken down; a reader takes what has an end.
+It lies in a memory file of the driver's, which is there while a graph is laid. A line is a graph that has
+been laid, or one that has been taken down; a reader takes what has an end.
 """
 
 from __future__ import annotations
