@@ -32,6 +32,10 @@ def test_their_methods_are_bound_and_called(rt, stages):
     assert get(ours.ask.remote(first)) == get(first.ask.remote(ours)) == 2
     with pytest.raises(TypeError, match="add"):
         first.add.remote()
+    with pytest.raises(
+        TypeError, match="_ray_trace_ctx"
+    ):  # Ray's own, and no parameter of the program's
+        first.add.remote(1, _ray_trace_ctx=None)
 
 
 def test_a_graph_of_rays(rt, stages):
