@@ -22,8 +22,10 @@ void on_fatal_signal(int number, siginfo_t*, void*) {
     slot->status.signal.store(uint32_t(number), std::memory_order_relaxed);
     slot->condition.store(Condition::kDying, std::memory_order_release);
     BoardHeader* header = guarded_header.load(std::memory_order_relaxed);
-    header->alarm.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(&header->alarm);
+    if (header != nullptr) {  // or another thread leaves the session just now
+      header->alarm.fetch_add(1, std::memory_order_seq_cst);
+      futex_wake_all(&header->alarm);
+    }
   }
   // Put back what was there and return: the fault happens again, now with its own consequence (a
   // core dump, or a handler that was there before us). abort() and kill() do not recur, so raise.
@@ -177,6 +179,15 @@ void Board::guard_signals(uint32_t index) {
     previous_action[number] = current;
     ::sigaction(number, &action, nullptr);
   }
+}
+
+void Board::retire(uint32_t index) {
+  announce_death(index);
+  BoardSlot* expected = slot(index);
+  // Its fatal signals are nobody's concern here any more; the mapping may go.
+  if (guarded_slot.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel)) guarded_header.store(nullptr, std::memory_order_release);
+  const int rc = pthread_mutex_unlock(&slot(index)->life);
+  if (rc != 0) throw std::system_error(rc, std::generic_category(), "life word");
 }
 
 void Board::nudge(uint32_t index) {

@@ -150,6 +150,9 @@ class Board : public Shareable<Board> {
   void live(uint32_t index);
   // From now on a fatal signal of this process is announced before a core is dumped.
   void guard_signals(uint32_t index);
+  // The calling thread gives back the life word that it has taken: the process leaves the session and goes on.
+  // Everybody takes it for dead first, so that nobody takes a word without an owner for a death of its own.
+  void retire(uint32_t index);
 
   std::string name(uint32_t index) const {
     const BoardSlot* s = slot(index);

@@ -34,20 +34,36 @@ bool populate_small(char* base, size_t size) {
   return true;
 }
 
+// Of this thread: what others do meanwhile makes no page dear.
+uint64_t processor_ns() {
+  timespec time;
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return uint64_t(time.tv_sec) * 1'000'000'000 + uint64_t(time.tv_nsec);
+}
+
 // Since Linux 6.1, whatever the settings of transparent huge pages are, but for a process that has turned them off.
-// What it does not do is left to the small pages.
-void populate_huge(char* base, size_t size) {
+// False: it was not done. What it does not do is left to the small pages.
+bool collapse(char* base, size_t size) {
   // Memory without any page is refused, so each huge page begins as a small one.
   for (size_t at = 0; at < size; at += kHugePage)
-    if (::madvise(base + at, kernel_page(), MADV_POPULATE_WRITE) != 0) return;
+    if (::madvise(base + at, kernel_page(), MADV_POPULATE_WRITE) != 0) return false;
   int error = 0;
   // A page may be on a list of another core's, or locked by who looks at it: then a second time is enough.
   for (int tries = 0; tries < 2; ++tries) {
     error = ::madvise(base, size, MADV_COLLAPSE) == 0 ? 0 : errno;
     if (error != EAGAIN && error != EINTR) break;
   }
-  if (error == 0) return huge.worked();
-  if (error != EAGAIN && error != EINTR) huge.refused(now_ns());
+  if (error == 0)
+    huge.worked();
+  else if (error != EAGAIN && error != EINTR)
+    huge.refused(now_ns());
+  return error == 0;
+}
+
+void populate_huge(char* base, size_t size) {
+  const uint64_t before = processor_ns();
+  if (!collapse(base, kHugePage) || processor_ns() - before >= dear_huge_page_ns.load(std::memory_order_relaxed)) return;
+  if (size > kHugePage) collapse(base + kHugePage, size - kHugePage);
 }
 
 }  // namespace

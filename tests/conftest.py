@@ -17,6 +17,7 @@ import pytest
 import warm_start
 
 import conveyor
+from conveyor.codec import blame
 from conveyor.engine.local import boot, launcher
 from conveyor.runtime.driver import record
 
@@ -24,7 +25,9 @@ SOURCE = Path(conveyor.__file__).parents[1]
 
 # What an error says of how an actor ended must not depend on how busy this machine is: users' errors do
 # not wait for it longer than 50 ms.
-record._EXIT_CODE_WAIT = 1.0
+record._EXIT_CODE_WAIT = 10.0
+# Nor may what one says of a value that cannot be sent: its part, where that is found in time.
+blame._SECONDS = 20.0
 
 # Sessions of tests end while methods wait that nobody will let go on.
 os.environ.setdefault("CONVEYOR_GRACE_SECONDS", "2")
@@ -69,7 +72,7 @@ def pytest_collection_finish():
     _collect()
 
 
-def _wait_until(condition, timeout=10.0, what="the condition"):
+def _wait_until(condition, timeout=20.0, what="the condition"):
     """Wait until ``condition()`` is true and return what it gave."""
     end = time.monotonic() + timeout
     while True:
@@ -199,7 +202,7 @@ def _leaves_nothing():
         return {kind: these for kind, these in found.items() if these}
 
     # What ends by itself, such as the pipe to a forked child that has ended, may take a moment.
-    end = time.monotonic() + (30 if _ON_RAY else 5)
+    end = time.monotonic() + 30
     while left() and time.monotonic() < end:
         time.sleep(0.01)
     assert not left()
@@ -259,7 +262,7 @@ class _Scripts:
         self._started.append(process)
         return process
 
-    def run(self, source, *args, code=0, timeout=60, **options):
+    def run(self, source, *args, code=0, timeout=200, **options):
         """Run a program to its end, and return its stdout; it must end with ``code``."""
         process = self.start(source, *args, **options)
         try:

@@ -77,6 +77,7 @@ void bind_board(nb::module_& m) {
            },
            "slot"_a)
       .def("guard_signals", [](Board& b, uint32_t slot) { b.guard_signals(checked(b, slot)); }, "slot"_a)
+      .def("retire", [](Board& b, uint32_t slot) { b.retire(checked(b, slot)); }, "slot"_a)
       .def("leave", [](Board& b, uint32_t slot) { slot_of(b, slot)->status.leaving.store(1, std::memory_order_release); }, "slot"_a)
       .def("leaving", [](Board& b, uint32_t slot) { return slot_of(b, slot)->status.leaving.load(std::memory_order_acquire) != 0; }, "slot"_a)
       .def("death_number", [](Board& b, uint32_t slot) { return slot_of(b, slot)->died.load(std::memory_order_acquire); }, "slot"_a)

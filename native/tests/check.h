@@ -96,10 +96,10 @@ void guarded(const char* name, Body&& body) {
   }
 }
 
-// Waits until `condition` holds; false after 10 s.
+// Waits until `condition` holds; false after a minute, since others may have the cores.
 template <class Condition>
 bool soon(Condition&& condition) {
-  for (int i = 0; i < 10'000; ++i) {
+  for (int i = 0; i < 60'000; ++i) {
     if (condition()) return true;
     ::usleep(1'000);
   }

@@ -188,7 +188,7 @@ TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
   const auto sender = t.a.sender(kId, t.rings, 0), back = t.b.sender(kId, t.rings, 1);
   const auto receiver = t.b.receiver(kId, t.rings, 0, 0), from_back = t.a.receiver(kId, t.rings, 1, 0);
   for (uint64_t n = 0; n < 50; ++n) {
-    here.begin(n, n % 3 == 0 ? 0 : now_ns() + 100 * kSecond + n * kSecond);
+    here.begin(n, n % 3 == 0 ? 0 : now_ns() + (n + 1) * 100 * kSecond);
     send(t.a, 0, *sender, n, 8);
     REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
     receiver->take();
@@ -197,7 +197,7 @@ TEST(cancellations_deadlines_and_failures_are_seen_on_both_hosts) {
       CHECK_EQ(there.deadline(n), 0u);
     } else {
       const uint64_t near = there.deadline(n) - here.deadline(n);
-      CHECK(near < kSecond || -near < kSecond);
+      CHECK(near < 30 * kSecond || -near < 30 * kSecond);  // it is told how much time is left, and that takes some
       there.note_ran(n, 66);
       there.note_skipped(n, 67);
     }

@@ -204,7 +204,7 @@ TEST(a_thread_that_cannot_be_started_leaves_signals_as_they_were) {
   // The next allocation has it.
   arena.release(arena.allocate(kMiB));
   CHECK(!signals_are_blocked());
-  for (int i = 0; i < 10'000 && arena.bytes_touched() != 0; ++i) ::usleep(1'000);
+  check::soon([&] { return arena.bytes_touched() == 0; });
   CHECK_EQ(arena.bytes_touched(), 0u);
   DeathWatch watch(s.board);
   CHECK(!signals_are_blocked());

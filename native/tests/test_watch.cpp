@@ -55,6 +55,24 @@ TEST(a_watch_is_inert_in_a_forked_child) {
   s.await_condition(1, Condition::kDead);
 }
 
+// A process that leaves the session is dead for everybody, once, and what it does afterwards concerns nobody.
+TEST(one_that_has_left_goes_on) {
+  Session s;
+  auto child = s.start(1, [&] {
+    s.board->guard_signals(1);
+    s.board->retire(1);
+    for (;;) ::pause();
+  });
+  s.await_condition(1, Condition::kDead);
+  s.await([&] { return life_word(s.board->slot(1))->load() == 0; });  // nobody owns it, nor has died with it
+  s.watch.remove(1);
+  s.board->prepare(1, "its successor");
+  child.kill(SIGABRT);
+  child.wait();
+  CHECK(s.condition(1) == Condition::kStarting);
+  s.check_deaths(1u);
+}
+
 // Whoever else knows of a death (the one who killed it, the fork server) may announce it at the same
 // time, and use the slot again.
 TEST(a_death_known_twice_is_announced_once) {

@@ -24,6 +24,7 @@ from conveyor.runtime.refs.streams import StreamRef
 
 if TYPE_CHECKING:
     from conveyor import channel, device, experimental, metrics, observe, testing, transport
+    from conveyor.api.attach import attach
     from conveyor.direct.listing import KeptObject, objects
     from conveyor.runtime.graph.compiled import CompiledGraph
     from conveyor.runtime.graph.results import GraphRef
@@ -42,6 +43,7 @@ __all__ = [
     "RemoteFunction",
     "StreamRef",
     "actor",
+    "attach",
     "available_resources",
     "cancel",
     "channel",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = names_later(
     {
         "CompiledGraph": "conveyor.runtime.graph.compiled",
         "GraphRef": "conveyor.runtime.graph.results",
+        "attach": "conveyor.api.attach",
         "KeptObject": "conveyor.direct.listing",
         "channel": "conveyor.channel",
         "device": "conveyor.device",

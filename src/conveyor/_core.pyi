@@ -179,6 +179,11 @@ class Board:
     def guard_signals(self, slot: int) -> None:
         """From now on announce a fatal signal of this process before a core is dumped."""
 
+    def retire(self, slot: int) -> None:
+        """Give back the life word, by the thread that has taken it with ``live``: the process leaves the
+        session and goes on. For everybody it is dead.
+        """
+
     def leave(self, slot: int) -> None:
         """Note that the process ends because user code wants it to (``SystemExit``)."""
 

@@ -14,7 +14,7 @@ from conveyor.dag import InputNode
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # How long anything may take that is not held up on purpose.
-WAIT = 20
+WAIT = 60
 
 
 @conveyor.remote

@@ -80,7 +80,7 @@ def test_d17_a_program_ends_though_a_result_has_not_come(scripts):
         refs = [graph.execute(i) for i in range(2)]
         print("end")
         """,
-        timeout=WAIT,
+        timeout=3 * WAIT,
     )
     assert "end" in out
 

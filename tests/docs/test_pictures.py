@@ -19,7 +19,7 @@ def drawn(tmp_path_factory):
         [sys.executable, ROOT / "docs/tools/pictures.py", "--into", folder],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
     )
     assert made.returncode == 0, made.stderr
     return folder

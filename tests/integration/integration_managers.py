@@ -18,7 +18,7 @@ from conveyor.experimental import (
 )
 
 #: s; a bound for what should take milliseconds.
-WAIT = 20
+WAIT = 60
 
 FAILS_TO_EXTRACT = -1
 FAILS_TO_SEND = -2

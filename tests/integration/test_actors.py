@@ -411,20 +411,20 @@ class Caller:
         self.target = target
 
     def call(self, x, target=None):
-        return conveyor.get((target or self.target).echo.remote(x), timeout=20)
+        return conveyor.get((target or self.target).echo.remote(x), timeout=60)
 
     def call_in(self, box, x):
-        return conveyor.get(box["handle"][0].echo.remote(x), timeout=20)
+        return conveyor.get(box["handle"][0].echo.remote(x), timeout=60)
 
     def many(self, n):
-        return conveyor.get([self.target.echo.remote(i) for i in range(n)], timeout=20)
+        return conveyor.get([self.target.echo.remote(i) for i in range(n)], timeout=60)
 
     def ref_chain(self, other, x):
-        return conveyor.get(other.add.remote(self.target.echo.remote(x), b=1), timeout=20)
+        return conveyor.get(other.add.remote(self.target.echo.remote(x), b=1), timeout=60)
 
     def make(self, x):
         child = Echo.remote()
-        return child, conveyor.get(child.pid.remote(), timeout=20), x
+        return child, conveyor.get(child.pid.remote(), timeout=60), x
 
     def find(self, name):
         return self.call("found", conveyor.get_actor(name))
@@ -433,7 +433,7 @@ class Caller:
         conveyor.kill(target)
 
     def fail(self, text):
-        conveyor.get(self.target.fail.remote(text), timeout=20)
+        conveyor.get(self.target.fail.remote(text), timeout=60)
 
     def wait(self, path):
         slow, fast = self.target.hold.remote(path, 1), self.target.echo.remote(2)
@@ -441,7 +441,7 @@ class Caller:
         return len(ready), len(rest)
 
     def put(self, x):
-        return conveyor.get(self.target.echo.remote(conveyor.put(x)), timeout=20)
+        return conveyor.get(self.target.echo.remote(conveyor.put(x)), timeout=60)
 
 
 def test_handles_passed_to_other_actors(echo, other):
@@ -519,7 +519,7 @@ def test_a_name_is_free_again_after_kill(wait_until):
         except ValueError:
             return None
 
-    actor = wait_until(second, 5, "the name")
+    actor = wait_until(second, WAIT, "the name")
     assert conveyor.get(actor.pid.remote(), timeout=WAIT) != pid
     conveyor.kill(actor)
 
@@ -541,7 +541,7 @@ def test_an_actor_ends_when_its_last_handle_is_gone(wait_until):
     assert psutil.pid_exists(pid)
     del actor
     # Nothing else happens in this process: it must not need to.
-    wait_until(lambda: not psutil.pid_exists(pid), 5, "the actor's end")
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT, "the actor's end")
 
 
 @pytest.mark.parametrize("end", ["teardown", "drop"])
@@ -561,7 +561,7 @@ def test_a_graph_lets_go_of_all_its_actors_though_one_was_killed(end, wait_until
         graph.teardown()
     del graph
     gc.collect()
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 5, "the end of all")
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), WAIT, "the end of all")
 
 
 def test_calls_of_a_dropped_actor_are_still_answered(latches, wait_until):
@@ -572,7 +572,7 @@ def test_calls_of_a_dropped_actor_are_still_answered(latches, wait_until):
     del actor
     go.open()
     assert conveyor.get(refs, timeout=WAIT) == [1, *range(200)]
-    wait_until(lambda: not psutil.pid_exists(pid), 5, "the actor's end")
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT, "the actor's end")
 
 
 def test_a_reference_does_not_keep_its_actor_from_answering():
@@ -587,7 +587,7 @@ def test_kill(wait_until):
     with pytest.raises(ActorDiedError, match="kill"):
         conveyor.get(actor.echo.remote(1), timeout=WAIT)
     conveyor.kill(actor)
-    wait_until(lambda: not psutil.pid_exists(pid), 5, "the actor's end")
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT, "the actor's end")
 
 
 def test_kill_wakes_who_waits(latches):
@@ -745,7 +745,7 @@ def test_output_reaches_the_driver_with_the_actors_name(capsys, wait_until):
         seen["err"] += captured.err
         return "to out" in seen["out"] and "to err" in seen["err"]
 
-    wait_until(both, 5, "the actor's output")
+    wait_until(both, WAIT, "the actor's output")
     assert seen["out"].startswith("(Talker pid=")
     assert seen["err"].startswith("(Talker pid=")
     conveyor.kill(actor)

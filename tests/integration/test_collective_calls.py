@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 import pytest
-from integration_collectives import await_rank
-from integration_helpers import WAIT, get
+from integration_collectives import await_rank, sleeping
+from integration_helpers import WAIT, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -37,7 +37,6 @@ class Rank:
         return function(collective.get_rank(), *args)
 
     def apart(self, function, *args):
-        self.begun = getattr(self, "begun", 0) + 1
         return function(self, *args)
 
     def fail(self):
@@ -337,11 +336,12 @@ def test_a_rank_that_raised_just_before_frees_the_others(pair):
         get(failed)
 
 
-def test_a_rank_whose_call_was_cancelled_frees_the_others(pair):
-    waits = waiting(pair[0])
-    ends = pair[1].run.remote(lambda _: time.sleep(0.2))
+def test_a_rank_whose_call_was_cancelled_frees_the_others(pair, latches):
+    waits, go = waiting(pair[0]), latches()
+    ends = pair[1].run.remote(lambda _, path=go.path: hold(path))
     cancelled = pair[1].run.remote(lambda _: collective.barrier())
     conveyor.cancel(cancelled)
+    go.open()
     get(ends)
     with pytest.raises(CollectiveBrokenError, match="was cancelled"):
         get(waits)
@@ -433,7 +433,7 @@ def test_a_session_can_end_while_ranks_wait(leaves_nothing):
             get(waits)
 
 
-def test_a_rank_does_one_operation_of_a_group_at_a_time(local):
+def test_a_rank_does_one_operation_of_a_group_at_a_time(local, wait_until):
     actors = [Rank.options(max_concurrency=3).remote() for _ in range(2)]
     for name in ("one", "other"):
         collective.create_collective_group(actors, name=name)
@@ -442,16 +442,14 @@ def test_a_rank_does_one_operation_of_a_group_at_a_time(local):
         collective.barrier(name)
         return name
 
-    def again(rank):
-        while rank.begun < 3:  # this one, too
-            time.sleep(0.001)
-        time.sleep(0.05)
+    def again(_):
         with pytest.raises(CollectiveError, match="another thread"):
             collective.barrier("one")
         return True
 
     # Threads of one actor are in two groups at once, in another order than those of the other.
     first = [actors[0].apart.remote(wait, name) for name in ("one", "other")]
+    wait_until(lambda: sleeping().count(actors[0]._id) == 2, what="both to wait")
     assert get(actors[0].apart.remote(again))
     second = [actors[1].apart.remote(wait, name) for name in ("other", "one")]
     assert [get(ref) for ref in first + second] == ["one", "other", "other", "one"]

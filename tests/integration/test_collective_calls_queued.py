@@ -144,7 +144,7 @@ def test_who_knows_of_a_failure_is_waited_for_though_the_machine_is_slow(pair):
     try:
         refs = [actor.step.remote(2) for actor in pair]
         # Longer than a rank is waited for whose failure nobody knew of.
-        assert conveyor.wait(refs, num_returns=1, timeout=0.3)[0] == []
+        assert conveyor.wait(refs, num_returns=1, timeout=0.15)[0] == []
     finally:
         os.kill(late, signal.SIGCONT)
     assert outcomes(refs) == [4.0, 4.0]

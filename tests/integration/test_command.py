@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import cloudpickle
+import psutil
 import pytest
 from integration_helpers import chain, get, hold
 
@@ -15,6 +16,8 @@ from conveyor.dag import InputNode
 from conveyor.runtime.driver.roster import LaidGraph, Roster, read_roster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.usefixtures("session")
 
 
 @conveyor.remote
@@ -91,11 +94,12 @@ def test_a_task_of_a_graph_has_its_name(tmp_path):
         assert get(ref) == "held"
 
 
-def test_who_is_stopped_is_seen_and_asked_nothing():
+def test_who_is_stopped_is_seen_and_asked_nothing(wait_until):
     actor = Actor.options(name="sleeper").remote()
     pid = get(actor.pid.remote())
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         (works,) = [one for one in seen(pid)["processes"] if one["name"] == "sleeper"]
         assert works["state"] == "stopped"
     finally:
@@ -116,6 +120,23 @@ def test_what_is_not_there_is_said():
     code, _, err = status("nonsense")
     assert code == 2
     assert "invalid int value" in err
+
+
+def test_the_last_graph_takes_the_roster_with_it():
+    roster = Roster()
+    before = os.listdir("/proc/self/fd")
+    try:
+        for number in range(3):
+            roster.note(number, f"graph {number}", {0: "some.task"})
+            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            roster.note(number + 10, "another", {})
+            roster.forget(number)
+            assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+            roster.forget(number + 10)
+            roster.forget(number + 10)
+            assert len(os.listdir("/proc/self/fd")) == len(before)
+    finally:
+        roster.close()
 
 
 @pytest.mark.parametrize("laid", [1, 40])

@@ -319,10 +319,10 @@ def test_one_that_never_answers_harms_only_its_transfers(peers, tmp_path):
     with InputNode() as inp, c.take.bind(a.make.bind(inp)).compile() as other:
         assert got(other.execute(2)) == [2]
     with pytest.raises(conveyor.exceptions.WaitTimeoutError, match="waiting for the tensors of"):
-        stuck.get(timeout=0.1)
+        stuck.get(timeout=1)
     began = time.monotonic()
     graph.teardown()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert got(b.take.remote(a.make.remote(3))) == [3]
 
 

@@ -1,6 +1,7 @@
 """Writes to memory that others may fetch: ``init(debug_writes=True)``."""
 
 import logging
+import os
 import time
 
 import numpy as np
@@ -124,26 +125,29 @@ def test_who_waits_until_it_is_free_may_write(local_watched, caplog, wait_until)
     assert caplog.text == ""
 
 
-def test_a_write_while_it_is_read_is_told(local_watched):
+def test_a_write_while_it_is_read_is_told(local_watched, latches):
     """What is fetched is of one moment, or it is told."""
     ann = Keeper.options(max_concurrency=2).remote()
     ref = ann.make.remote(300_000)
     conveyor.wait([ref])
     get(ref)
 
-    def busy(keeper, seconds):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    def busy(keeper, path):
+        while not os.path.exists(path):
             keeper.array += 1
 
-    writes = ann.__ray_call__.remote(busy, 0.5)
-    told = 0
-    while not conveyor.wait([writes], timeout=0)[0]:
+    enough = latches()
+    writes = ann.__ray_call__.remote(busy, enough.path)
+    tries = told = 0
+    end = time.monotonic() + WAIT
+    while (tries < 100 or not told) and time.monotonic() < end:
+        tries += 1
         try:
             values = set(get(ref)["array"].tolist())
             assert values == {1.0}
         except SharedWriteError:
             told += 1
+    enough.open()
     get(writes)
     assert told
 

@@ -216,6 +216,7 @@ def test_overlap_gains_what_the_simulation_says(workers):
     assert took[True] < took[False] - COPY
 
 
+@pytest.mark.alone
 @measured
 def test_a_frame_that_comes_late_costs_nothing(workers):
     """The reader computes what is ready, and does not stand at the early receive meanwhile."""
@@ -320,14 +321,14 @@ def test_a_frozen_writer_holds_nobody(workers, name):
     with InputNode() as inp:
         dag = b.ends.bind(frozen.late.bind(inp).with_tensor_transport(name))
     graph = dag.compile()
-    assert conveyor.get(graph.execute(1), timeout=20) == (1, 1)
+    assert conveyor.get(graph.execute(1), timeout=60) == (1, 1)
     pid = conveyor.get(frozen.pid.remote())
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(DeadlineExceededError):
-            conveyor.get(graph.execute(2, deadline=0.2), timeout=20)
+            conveyor.get(graph.execute(2, deadline=0.2), timeout=60)
         begin = time.monotonic()
-        assert conveyor.get(b.nothing.remote(), timeout=20) is None
+        assert conveyor.get(b.nothing.remote(), timeout=60) is None
         assert time.monotonic() - begin < 5
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -344,21 +345,21 @@ def test_a_frozen_reader_holds_nobody(workers, name):
         made = a.again.bind(inp).with_tensor_transport(name)
         dag = MultiOutputNode([frozen.ends.bind(made), b.ends.bind(made)])
     graph = dag.compile(overlap=True, depth=4, fail_fast=False)
-    assert conveyor.get(graph.execute(1), timeout=20) == [(1, 1)] * 2
+    assert conveyor.get(graph.execute(1), timeout=60) == [(1, 1)] * 2
     os.kill(pid, signal.SIGSTOP)
     try:
         late = [graph.execute(n, deadline=4) for n in range(2, 5)]
         begin = time.monotonic()
         for n, (_, other) in enumerate(late, 2):
-            assert conveyor.get(other, timeout=20) == (n, n)
-        assert conveyor.get([a.nothing.remote(), b.nothing.remote()], timeout=20) == [None] * 2
+            assert conveyor.get(other, timeout=60) == (n, n)
+        assert conveyor.get([a.nothing.remote(), b.nothing.remote()], timeout=60) == [None] * 2
         assert time.monotonic() - begin < 5
         for stuck, _ in late:
             with pytest.raises(DeadlineExceededError):
-                conveyor.get(stuck, timeout=20)
+                conveyor.get(stuck, timeout=60)
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert conveyor.get(graph.execute(7), timeout=20) == [(7, 7)] * 2
+    assert conveyor.get(graph.execute(7), timeout=60) == [(7, 7)] * 2
     graph.teardown()
     conveyor.kill(frozen)
 
@@ -381,12 +382,12 @@ def test_a_cancelled_execution_leaves_the_others(workers, name, method, tmp_path
         refs[0].cancel()
         begin = time.monotonic()
         with pytest.raises(ExecutionCancelledError):
-            conveyor.get(refs[0], timeout=20)
+            conveyor.get(refs[0], timeout=60)
         assert time.monotonic() - begin < 5
         Path(go).touch()
         # Kernels that are enqueued run to their end.
-        assert conveyor.get(refs[1:], timeout=20) == [(2, 2), (3, 3)]
-        assert conveyor.get(graph.execute(4, *rest), timeout=20) == (4, 4)
+        assert conveyor.get(refs[1:], timeout=60) == [(2, 2), (3, 3)]
+        assert conveyor.get(graph.execute(4, *rest), timeout=60) == (4, 4)
 
 
 @both
@@ -396,13 +397,13 @@ def test_a_writer_that_dies_with_work_enqueued(workers, name):
     with InputNode() as inp:
         dag = b.ends.bind(mortal.late.bind(inp).with_tensor_transport(name))
     graph = dag.compile(depth=4)
-    assert conveyor.get(graph.execute(1), timeout=20) == (1, 1)
+    assert conveyor.get(graph.execute(1), timeout=60) == (1, 1)
     refs = [graph.execute(n) for n in range(4)]
     begin = time.monotonic()
     conveyor.kill(mortal)
     with pytest.raises(ActorDiedError):
-        conveyor.get(refs[-1], timeout=20)
-    assert conveyor.get(b.nothing.remote(), timeout=20) is None
+        conveyor.get(refs[-1], timeout=60)
+    assert conveyor.get(b.nothing.remote(), timeout=60) is None
     assert time.monotonic() - begin < 5
     graph.teardown()
 

@@ -302,3 +302,13 @@ def test_arrays_of_derived_classes_travel(maker, tmp_path, make):
     assert type(get(ref)) is type(expected)
     assert get(ref).tolist() == expected.tolist()
     assert ref.route() == "frame"
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_a_part_is_that_of_the_index_as_it_was(maker, make):
+    index = make([0, 1])
+    part = maker.line.remote()[index]
+    both = maker.integers.remote()[0, index]
+    index[0] = 2
+    assert get(part).tolist() == [0, 1]
+    assert get(both).tolist() == INTEGERS[0, [0, 1]].tolist()

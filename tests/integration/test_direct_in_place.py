@@ -12,6 +12,8 @@ import conveyor
 from conveyor.exceptions import ActorDiedError, WaitTimeoutError
 from conveyor.experimental import wait_tensor_freed
 
+PRELOAD = ["torch"]
+
 MB = 1 << 20
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 
 import pytest
 from integration_helpers import WAIT, get
@@ -15,7 +16,7 @@ import conveyor
 from conveyor.direct.managers import hooks
 from conveyor.direct.managers.registry import route
 from conveyor.exceptions import TransportError, WaitTimeoutError
-from conveyor.experimental import register_tensor_transport
+from conveyor.experimental import CommunicatorMetadata, register_tensor_transport
 
 torch = pytest.importorskip("torch")
 
@@ -30,6 +31,9 @@ class Peer:
 
     def sum(self, value):
         return float(value.sum())
+
+    def pid(self):
+        return os.getpid()
 
 
 numbers = itertools.count()
@@ -110,7 +114,7 @@ def test_an_abort_that_raises_is_not_what_has_happened(peers, named, monkeypatch
     ref = maker.tensor.options(tensor_transport=name).remote(NEVER_SENDS)
     conveyor.wait([ref], timeout=WAIT)
     with pytest.raises(WaitTimeoutError, match=name):
-        conveyor.get(ref, timeout=0.05)
+        conveyor.get(ref, timeout=1)
     assert [line.partition("abort_transport()")[2] for line in logged] == [
         f" of the transport {name!r} has failed: cannot abort"
     ]
@@ -210,3 +214,51 @@ def test_a_manager_may_keep_the_lists_that_it_is_given(peers, named, manager):
 
     name = named(manager, extract_tensor_transport_metadata=extract, send_multiple_tensors=send)
     still_works(name, *peers)
+
+
+def close_listeners(name):
+    """Of transfers that nobody could be asked for."""
+    listening = route(name).manager.listening
+    while listening:
+        listening.popitem()[1].close()
+
+
+def test_a_producer_that_is_stopped_takes_no_longer_than_the_timeout(peers, named):
+    """Nobody takes the connections, and a socket has room for 128 of them."""
+    name = named(Sockets)
+    maker, user = peers
+    pid, ref = get(maker.pid.remote()), maker.tensor.options(tensor_transport=name).remote()
+    assert get(ref).tolist() == [1.0] * 4
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(140):
+            with pytest.raises(WaitTimeoutError, match=name):
+                conveyor.get(ref, timeout=0.001)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        close_listeners(name)
+    still_works(name, maker, user)
+
+
+def test_a_stopped_producer_need_not_read_what_it_is_sent(peers, named):
+    @dataclass
+    class Large(CommunicatorMetadata):
+        address: bytes
+        rest: bytes
+
+    def communicator(self, src_actor, dst_actor, backend):
+        made = Sockets.get_communicator_metadata(self, src_actor, dst_actor, backend)
+        return Large(made.address, bytes(8 << 20))
+
+    name = named(Sockets, get_communicator_metadata=communicator)
+    maker, user = peers
+    pid, ref = get(maker.pid.remote()), maker.tensor.options(tensor_transport=name).remote()
+    assert get(ref).tolist() == [1.0] * 4
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WaitTimeoutError, match=name):
+            conveyor.get(ref, timeout=0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        close_listeners(name)
+    still_works(name, maker, user)

@@ -98,7 +98,7 @@ def comes_back(wait_until):
 
     def check(taken=SIZE, left=0):
         wait_until(lambda: session_memory() >= taken, what="values to be made")
-        wait_until(lambda: session_memory() <= left, timeout=10, what="memory to come back")
+        wait_until(lambda: session_memory() <= left, timeout=20, what="memory to come back")
 
     return check
 

@@ -13,7 +13,7 @@ import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ConveyorError
 
-WAIT = 30
+WAIT = 60
 
 
 class Unpicklable:

@@ -282,7 +282,7 @@ def test_a_large_actor_killed(a, latches):
             conveyor.get(ref, timeout=WAIT)
         took = time.monotonic() - start
     print(f"1 GiB resident: {took * 1e3:.1f} ms")
-    assert took < 5  # the kernel frees its memory meanwhile
+    assert took < WAIT / 2  # the kernel frees its memory meanwhile
 
 
 def test_every_waiter_is_told(a, latches):
@@ -426,7 +426,7 @@ def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until
 
     def kill():
         os.kill(os_pid, signal.SIGKILL)
-        wait_until(lambda: record.arena_fd < 0, 10, "the end of what the driver had of the actor")
+        wait_until(lambda: record.arena_fd < 0, WAIT, "the end of what the driver had of the actor")
 
     if moment == "when all have loaded":
         dag = chain(a.echo, victim.echo)
@@ -519,7 +519,7 @@ def test_time_that_another_thread_has_had_the_result_for_counts(a, latches, monk
             with suppress(WaitTimeoutError):
                 conveyor.get(ref, timeout=seconds)
 
-        first = threading.Thread(target=get, args=(0.5,), name="first")
+        first = threading.Thread(target=get, args=(2.0,), name="first")
         first.start()
         while "first" not in limits:
             assert first.is_alive()
@@ -530,7 +530,7 @@ def test_time_that_another_thread_has_had_the_result_for_counts(a, latches, monk
             assert second.is_alive()
         go.open()
         second.join(WAIT)
-    assert limits["first"] == 0.5
+    assert limits["first"] == 2.0
     assert limits["second"] < WAIT, "of its own time it has spent some"
 
 
@@ -605,7 +605,6 @@ def test_a_short_execute_timeout_waits_as_long_as_it_says(a, latches):
 
 @pytest.mark.parametrize("what", ["graph", "call", "execute", "wait"])
 def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, wait_until, what):
-    monkeypatch.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
     inside, go = latches(), latches()
     with InputNode() as inp:
         dag = a.hold.bind(inp, go.path)
@@ -618,14 +617,17 @@ def test_a_long_wait_is_logged_once(a, latches, monkeypatch, caplog, wait_until,
             time.sleep(0.3)  # several times as long as makes a wait a long one
             go.open()
 
-        opener = threading.Thread(target=open_later)
-        opener.start()
-        if what == "execute":
-            graph.execute(inside.path)
-        elif what == "wait":
-            conveyor.wait([ref])
-        else:
-            conveyor.get(ref)
+        # For this wait alone: on a busy machine any other may be as long.
+        with monkeypatch.context() as patched:
+            patched.setattr("conveyor.runtime.waiting.patience.LOG_AFTER", 0.05)
+            opener = threading.Thread(target=open_later)
+            opener.start()
+            if what == "execute":
+                graph.execute(inside.path)
+            elif what == "wait":
+                conveyor.wait([ref])
+            else:
+                conveyor.get(ref)
         opener.join()
         conveyor.get(ref)
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("conveyor")]
@@ -699,7 +701,7 @@ def test_actors_end_with_the_driver(scripts, wait_until, how):
         assert not any(map(gone, pids))
         os.kill(driver.pid, getattr(signal, how))
     driver.wait(WAIT)
-    wait_until(lambda: all(map(gone, pids)), 2, "the end of the actors")
+    wait_until(lambda: all(map(gone, pids)), WAIT, "the end of the actors")
 
 
 def test_actors_end_with_the_driver_though_a_grandchild_lives(scripts, wait_until):
@@ -709,7 +711,7 @@ def test_actors_end_with_the_driver_though_a_grandchild_lives(scripts, wait_unti
     try:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait(WAIT)
-        wait_until(lambda: all(map(gone, pids)), 2, "the end of the actors")
+        wait_until(lambda: all(map(gone, pids)), WAIT, "the end of the actors")
     finally:
         with suppress(ProcessLookupError):
             os.kill(grandchild, signal.SIGKILL)

@@ -10,12 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import cloudpickle
+import psutil
 import pytest
 from integration_helpers import WAIT, chain, get, hold
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError, WaitTimeoutError
+from conveyor.runtime import context
+from conveyor.runtime.driver import record
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -131,6 +134,21 @@ def test_sigkill_is_told_from_the_out_of_memory_killer(wait_until):
     assert "somebody else killed it" in text or "it may be that" in text
 
 
+def test_who_holds_what_a_burial_needs_does_not_wait_for_it_in_vain(monkeypatch, wait_until):
+    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
+    victim = Actor.remote()
+    pid = get(victim.pid.remote())
+    driver = context.current()
+    (found,) = (one for one in driver.table if one.pid == pid)
+    with driver.exports.lock:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not found.alive)
+        begun = time.monotonic()
+        error = found.death()
+        assert time.monotonic() - begun < 60
+    assert error.signal == signal.SIGKILL
+
+
 @contextmanager
 def _memory_group(limit):
     """A memory cgroup with room for ``limit`` bytes, where this user may make one."""
@@ -174,7 +192,7 @@ def test_a_failed_constructor(how):
     if how == "raise":
         with chain(actor.echo).compile() as graph:
             refs = [graph.execute(1), actor.echo.remote(1)]
-            assert conveyor.wait(refs, num_returns=2, timeout=20) == (refs, [])
+            assert conveyor.wait(refs, num_returns=2, timeout=60) == (refs, [])
             for ref in refs:
                 for kind in (RuntimeError, TaskError, ActorDiedError, ConstructorError):
                     with pytest.raises(kind, match="no such luck") as caught:
@@ -225,7 +243,7 @@ def _runs(pid):
 
 
 @pytest.mark.parametrize("where", ["graph", "call"])
-def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
+def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, wait_until, where):
     inside, go = latches(), latches()
     actor = Actor.remote()
     pid = get(actor.pid.remote())
@@ -240,6 +258,7 @@ def test_a_stopped_actor_is_not_dead(latches, caplog, monkeypatch, where):
         hold(inside.path)
         os.kill(pid, signal.SIGSTOP)
         try:
+            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
             with pytest.raises(WaitTimeoutError, match="stopped") as caught:
                 conveyor.get(ref, timeout=0.1)
             text = str(caught.value)

@@ -40,7 +40,7 @@ COMMON = """
     def churn(graph, n=30):
         # Uses memory again and again: what was freed too early is overwritten now.
         for i in range(1000, 1000 + n):
-            value = conveyor.get(graph.execute(i), timeout=20)
+            value = conveyor.get(graph.execute(i), timeout=60)
             assert (value == i).all()
             del value
 
@@ -65,7 +65,7 @@ COMMON = """
     maker = Maker.remote()
     with InputNode() as inp:
         graph = maker.make.bind(inp).compile(depth=2)
-    held = [conveyor.get(graph.execute(i), timeout=20) for i in range(10)]
+    held = [conveyor.get(graph.execute(i), timeout=60) for i in range(10)]
 
     BODY
 
@@ -175,7 +175,7 @@ def test_a_forked_child_is_no_driver_of_the_parents_session(scripts):
             assert not conveyor.is_initialized()
             conveyor.shutdown()
         finish(in_child(body))
-        assert conveyor.get(pending, timeout=20) == "pending"
+        assert conveyor.get(pending, timeout=60) == "pending"
         churn(graph)
         """,
     )
@@ -187,7 +187,7 @@ def test_a_forked_child_can_have_a_session_of_its_own(scripts):
         """
         def body():
             own = Maker.remote()
-            assert (conveyor.get(own.make.remote(3), timeout=20) == 3).all()
+            assert (conveyor.get(own.make.remote(3), timeout=60) == 3).all()
             with InputNode() as inp:
                 mine = own.make.bind(inp).compile()
             churn(mine)
@@ -215,7 +215,7 @@ def test_a_child_that_exits_without_ceremony(scripts):
             os.waitpid(child, 0)
             churn(graph, 5)
             assert all((x == i).all() for i, x in enumerate(held))
-            assert conveyor.get(maker.echo.remote(1), timeout=20) == 1
+            assert conveyor.get(maker.echo.remote(1), timeout=60) == 1
         """,
     )
 
@@ -241,7 +241,7 @@ def test_a_child_that_outlives_the_driver_keeps_no_actor_alive(scripts, wait_unt
     driver.wait(20)
     try:
         assert pids
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of the actors")
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), 20, "the end of the actors")
     finally:
         os.kill(child, 9)
 
@@ -433,7 +433,7 @@ def test_a_fork_while_other_threads_execute(scripts):
             try:
                 i = 0
                 while not stop.is_set():
-                    assert conveyor.get(second.execute(i), timeout=20) == i
+                    assert conveyor.get(second.execute(i), timeout=60) == i
                     i += 1
             except BaseException as error:
                 failures.append(error)
@@ -531,11 +531,11 @@ ACTOR = """
     forker = conveyor.remote(Forker).remote()
     with InputNode() as inp:
         keep = forker.keep.bind(maker.make.bind(inp)).compile(depth=2)
-    conveyor.get([keep.execute(i) for i in range(5)], timeout=20)
+    conveyor.get([keep.execute(i) for i in range(5)], timeout=60)
 
     def still_right():
         churn(graph)
-        return conveyor.get(forker.kept_right.remote(), timeout=20) == [True] * 5
+        return conveyor.get(forker.kept_right.remote(), timeout=60) == [True] * 5
 """
 
 

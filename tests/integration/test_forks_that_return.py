@@ -12,7 +12,7 @@ PROGRAM = """
     from conveyor.dag import InputNode
 
     engine, kind, ways, hows, log = sys.argv[1:]
-    WAIT = 20
+    WAIT = 60
 
     class Plain:
         def __init__(self, how=""):

@@ -80,12 +80,12 @@ def test_a_connection_that_is_lost_is_made_anew(pair, which):
     with InputNode() as inp:
         made = pair[0].make.bind(inp).with_tensor_transport("gloo")
         graph = pair[1].total.bind(made).compile()
-    assert graph.execute(10).get(timeout=20) == 100
-    conveyor.get(pair[which].cut.remote(), timeout=20)
+    assert graph.execute(10).get(timeout=60) == 100
+    conveyor.get(pair[which].cut.remote(), timeout=60)
     with pytest.raises(TransportError, match=r"the connection with Worker\S* is lost"):
-        graph.execute(10).get(timeout=20)
+        graph.execute(10).get(timeout=60)
     for number in (1, 2, 3):
-        assert graph.execute(number).get(timeout=20) == number**2
+        assert graph.execute(number).get(timeout=60) == number**2
     graph.teardown()
 
 
@@ -139,7 +139,7 @@ def test_graphs_that_are_taken_down_while_they_connect_leave_no_threads(pair, wa
         with InputNode() as inp:
             made = pair[0].make.bind(inp).with_tensor_transport("gloo")
             pair[1].total.bind(made).compile().teardown()
-    wait_until(lambda: not any(conveyor.get([one.threads.remote() for one in pair])), timeout=15)
+    wait_until(lambda: not any(conveyor.get([one.threads.remote() for one in pair])), timeout=30)
 
 
 def half_sent():
@@ -218,17 +218,17 @@ def test_a_reader_that_cannot_connect_says_why_and_tries_again():
         graph = reader.total.bind(made).compile()
     # No error is raised where the writer has heard of it before it sent anything.
     with suppress(TransportError):
-        assert graph.execute(10).get(timeout=20) == 100
+        assert graph.execute(10).get(timeout=60) == 100
     conveyor.get(reader.fail_to_connect.remote(1))
     conveyor.get(writer.cut.remote())  # so that what comes next is lost, or connects anew
     told = []
     for number in (2, 3, 4):
         try:
-            assert graph.execute(number).get(timeout=20) == number**2
+            assert graph.execute(number).get(timeout=60) == number**2
         except TransportError as error:
             told.append(str(error))
     assert all("is lost" in words or "no way there" in words for words in told)
     assert len(told) < 3
     for number in (2, 3):
-        assert graph.execute(number).get(timeout=20) == number**2
+        assert graph.execute(number).get(timeout=60) == number**2
     graph.teardown()

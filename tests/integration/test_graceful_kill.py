@@ -11,6 +11,7 @@ from integration_helpers import WAIT, compiled, get, hold
 
 import conveyor
 from conveyor.exceptions import ActorDiedError
+from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -80,6 +81,17 @@ def busy(request, engine, tmp_path):
     return conveyor.remote(request.param).options(name="busy").remote(str(tmp_path / "log"))
 
 
+def until_its_end_has_begun(engine, wait_until):
+    """Of the only actor that there is, which runs something."""
+    runtime = context.running()
+    if engine == "inline":
+        (actor,) = runtime._actors.values()
+        wait_until(lambda: not actor.alive)
+    else:
+        (record,) = runtime.table
+        wait_until(lambda: record.killed)
+
+
 def log(tmp_path):
     return (tmp_path / "log").read_text().split("\n")[:-1]
 
@@ -100,7 +112,9 @@ def refusals(busy, graph):
     return texts
 
 
-def test_a_call_that_has_begun_is_done_and_others_are_refused(busy, latches, tmp_path, wait_until):
+def test_a_call_that_has_begun_is_done_and_others_are_refused(
+    busy, engine, latches, tmp_path, wait_until
+):
     inside, go = latches(), latches()
     graph = compiled(busy.echo.bind)
     assert get(graph.execute(0)) == 0
@@ -108,6 +122,7 @@ def test_a_call_that_has_begun_is_done_and_others_are_refused(busy, latches, tmp
     wait_until(lambda: inside.is_open)
     killer = Background(lambda: conveyor.kill(busy, graceful=True))
     asked = Background(lambda: refusals(busy, graph))
+    until_its_end_has_begun(engine, wait_until)
     go.open()
     assert begun.join().value == "result", begun.error
     assert len(asked.join().value or ()) == 4, asked.error
@@ -164,6 +179,8 @@ def test_a_session_that_ends_lets_what_runs_be_done(
         ending = Background(conveyor.shutdown)
         if engine == "local":  # who waits is told at once; inline it is who runs the method
             begun.join()
+        else:
+            until_its_end_has_begun(engine, wait_until)
         go.open()
         assert isinstance(begun.join().error, conveyor.exceptions.SessionEndedError)
         assert ending.join().error is None
@@ -217,7 +234,7 @@ SELF = """
 @pytest.mark.parametrize("engine", ["local", "inline"])
 def test_what_an_ending_actor_asks_of_itself_is_refused(scripts, engine, threads):
     """Nobody would answer, and it would wait until it is killed."""
-    out = scripts.run(SELF, engine, threads, timeout=25)
+    out = scripts.run(SELF, engine, threads)
     if engine == "local":
         why = "actor a is ending, and begins no more calls: nor one of its own"
     else:

@@ -169,7 +169,7 @@ def graph(a, b):
 def nothing_is_kept(session, wait_until, submitter, pooled):
     yield
     get([submitter.drop.remote(), pooled.drop.remote()])
-    wait_until(lambda: kept() == 0, 5, "the end of all exported results")
+    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
 
 
 def test_an_actor_executes_a_graph_of_the_driver(graph, submitter):
@@ -328,7 +328,7 @@ def test_kill_nine_of_a_submitter_in_the_middle(a, latches, wait_until):
         os.kill(get(remote.pid.remote()), signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             get(blocked)
-        wait_until(lambda: kept() == 0, 5, "the release of its results")
+        wait_until(lambda: kept() == 0, WAIT, "the release of its results")
         go.open()
         assert [get(graph.execute(i)) for i in range(5)] == list(range(5))
         gate_of(graph).drain()
@@ -378,7 +378,7 @@ def test_ctrl_c_in_the_driver_while_others_submit(scripts):
                     time.sleep(0.002)
                 return x
             def many(self, graph, n):
-                return conveyor.get([graph.execute(i) for i in range(n)], timeout=20)
+                return conveyor.get([graph.execute(i) for i in range(n)], timeout=60)
 
         a, s = A.remote(), A.remote()
         with InputNode() as inp:
@@ -387,14 +387,14 @@ def test_ctrl_c_in_the_driver_while_others_submit(scripts):
         def interrupt():
             time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGINT)
-        threading.Thread(target=interrupt).start()
         try:
+            threading.Thread(target=interrupt).start()
             conveyor.get(ref)
             print("not interrupted")
         except KeyboardInterrupt:
             print("interrupted")
         open("go", "w").close()
-        print(conveyor.get(ref, timeout=20) == list(range(300)))
+        print(conveyor.get(ref, timeout=60) == list(range(300)))
     """
     assert scripts.run(program) == "interrupted\nTrue\n"
 

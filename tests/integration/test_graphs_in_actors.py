@@ -280,7 +280,7 @@ def test_whoever_waits_for_a_member_is_told_what_it_runs_by_name(
     open(path, "w").close()
     for ref in (pending, asked, run):
         with pytest.raises(ActorDiedError, match=r"while running m\.hold_and_end") as raised:
-            conveyor.get(ref, timeout=20)
+            conveyor.get(ref, timeout=60)
         assert raised.value.node is not None
         assert "node 0" not in str(raised.value)
 

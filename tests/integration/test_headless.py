@@ -11,6 +11,7 @@ import pytest
 from integration_helpers import WAIT, compiled, get
 
 import conveyor
+from conveyor.engine import headless
 from conveyor.engine.headless import goes_on
 from conveyor.exceptions import ActorDiedError, ActorRestartedError
 
@@ -175,6 +176,28 @@ def test_a_zombie_does_not_go_on():
         assert goes_on(pid) is False
     finally:
         os.waitpid(pid, 0)
+
+
+def test_a_thread_that_vanishes_may_have_become_the_main_one(monkeypatch):
+    """An exec ends the main thread, whose number the thread gets that has called it: in this order."""
+    main, over = os.getpid(), threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+
+    vanished = []
+
+    def look(pid, thread):
+        if thread == main:
+            return (b"R", False, False) if vanished else (b"Z", True, False)
+        vanished.append(thread)
+        raise FileNotFoundError(thread)
+
+    monkeypatch.setattr(headless, "_look", look)
+    try:
+        assert goes_on(main) is True
+    finally:
+        over.set()
+        other.join()
 
 
 def test_another_program_goes_on(pipe):

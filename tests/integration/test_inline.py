@@ -327,7 +327,7 @@ def test_an_async_call_that_sleeps_lets_its_caller_go_on():
     assert not asked.done()
     assert conveyor.get(together) == [20] * 20
     actor.come.remote()
-    assert conveyor.get(asked, timeout=20) == "met"
+    assert conveyor.get(asked, timeout=60) == "met"
     assert not background.done()
     conveyor.kill(actor)
     with pytest.raises(ActorDiedError, match="kill"):
@@ -397,7 +397,7 @@ def test_a_cycle_is_refused_by_name():
 
 def test_a_cycle_over_two_threads_is_refused():
     a, b = Plain.remote(), Plain.remote()
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=60)
     outcomes = []
 
     def ask(other):
@@ -491,7 +491,7 @@ def test_one_call_at_a_time_on_one_actor():
 
 def test_different_actors_run_side_by_side():
     actors = [Plain.remote() for _ in range(3)]
-    meet = Works("meet", threading.Barrier(3, timeout=20).wait)
+    meet = Works("meet", threading.Barrier(3, timeout=60).wait)
     found = []
 
     def drive(actor):

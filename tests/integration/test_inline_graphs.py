@@ -21,7 +21,7 @@ from conveyor.exceptions import (
     TaskError,
 )
 
-WAIT = 20
+WAIT = 60
 
 log: list[object] = []
 

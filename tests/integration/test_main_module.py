@@ -245,13 +245,11 @@ def test_what_refers_to_itself_works_in_actors(scripts):
     scripts.run(THEMSELVES)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_multiprocessing_in_actors_knows_main(scripts, how):
     scripts.run(PROCESSES, how)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_classes_that_refer_to_themselves_in_children_of_multiprocessing(scripts, how):
     scripts.run(CHILDREN, how)

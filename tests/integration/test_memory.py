@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, hold
+from integration_helpers import WAIT, hold, measured
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -278,11 +278,19 @@ class TestRoom:
                 held.append(conveyor.get(graph.execute(1, 400), timeout=WAIT))
             return time.perf_counter() - start
 
-        few = min(cost() for _ in range(3))
-        while len(held) < 20_000:
-            cost()
-        # A look at all of them would make it some fifty times as much.
-        assert min(cost() for _ in range(5)) < 6 * few
+        @measured
+        def compare():
+            held.clear()
+            few = [cost() for _ in range(3)]
+            while len(held) < 20_000:
+                cost()
+            many = [cost() for _ in range(5)]
+            held.clear()
+            few += [cost() for _ in range(3)]  # the machine may have become busier
+            # A look at all of them would make it some fifty times as much.
+            assert min(many) < 6 * max(min(few[:3]), min(few[3:]))
+
+        compare()
         graph.teardown()
 
 
@@ -304,7 +312,7 @@ class TestIdle:
         assert session_memory() >= 200 * MB
         kept = conveyor.get(actors[0].make.remote(7), timeout=WAIT)
         held.clear()
-        wait_until(lambda: session_memory() < 10 * MB, timeout=10, what="memory to come back")
+        wait_until(lambda: session_memory() < 10 * MB, timeout=20, what="memory to come back")
         assert kept[0] == kept[-1] == 7
         # And is there again.
         assert conveyor.get(actors[0].make.remote(2, 40 * N), timeout=WAIT)[-1] == 2
@@ -342,7 +350,7 @@ class TestIdle:
             os.kill(pid, signal.SIGKILL)
             assert len(conveyor.wait(refs, num_returns=len(refs), timeout=WAIT)[0]) == len(refs)
             del refs
-            wait_until(lambda: session_memory() == 0, timeout=10, what="memory to come back")
+            wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
         finally:
             gc.enable()
 
@@ -358,7 +366,7 @@ class TestIdle:
         with pytest.raises(GraphTornDownError):
             conveyor.get(ref, timeout=WAIT)
         assert conveyor.get(maker.count.remote(), timeout=WAIT) == 1
-        wait_until(lambda: session_memory() == 0, timeout=10, what="memory to come back")
+        wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
 
     @pytest.mark.usefixtures("local")
     def test_at_once_when_a_graph_is_torn_down(self, wait_until):
@@ -368,7 +376,7 @@ class TestIdle:
         assert conveyor.get(graph.execute(3), timeout=WAIT)[0] == 3
         assert session_memory() >= 4 * MB
         graph.teardown()
-        wait_until(lambda: session_memory() == 0, timeout=10, what="memory to come back")
+        wait_until(lambda: session_memory() == 0, timeout=20, what="memory to come back")
 
 
 @pytest.mark.usefixtures("local")

@@ -103,7 +103,7 @@ def test_errors_of_direct_objects_are_caught_by_rays_names(session, wait_until):
     [lost] = ray.get(owner.__ray_call__.remote(_asked_of, keeper))
     assert ray.wait([lost], timeout=30)[0]  # before its owner dies
     ray.kill(owner)
-    wait_until(lambda: not any(one.id == lost.value_id() for one in ray.objects()), 5, "its end")
+    wait_until(lambda: not any(one.id == lost.value_id() for one in ray.objects()), 20, "its end")
     for name in ("OwnerDiedError", "ObjectLostError"):
         with pytest.raises(getattr(ray.exceptions, name)):
             ray.get(lost)

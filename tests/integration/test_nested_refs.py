@@ -111,7 +111,7 @@ def kept():
 def nothing_is_kept(session, wait_until):
     yield
     gc.collect()
-    wait_until(lambda: kept() == 0, 10, "the end of all exported results")
+    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
 
 
 def test_a_consumer_gets_each_of_the_refs_that_a_producer_has_put(members):
@@ -379,4 +379,4 @@ def test_refs_inside_of_a_result_are_there_however_late_it_is_passed_on():
 
     maker, user = Maker.remote(), Maker.remote()
     for _ in range(30):
-        assert conveyor.get(user.use.remote(maker.make.remote()), timeout=20) == 3
+        assert conveyor.get(user.use.remote(maker.make.remote()), timeout=60) == 3

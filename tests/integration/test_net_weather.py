@@ -100,7 +100,7 @@ class Weather:
 
 
 def test_frames_come_in_their_order_and_once_in_bad_weather():
-    with Pair(echo, window=1.0, between=Weather) as pair:
+    with Pair(echo, window=5.0, between=Weather) as pair:
         node = pair.node
         writer, reader = node.ends()
         sent, got = [], []

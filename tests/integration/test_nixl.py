@@ -57,24 +57,24 @@ def test_memory_that_is_offered_is_told_of_when_it_changes(pair):
         for turn in range(2):
             for power in range(2, 21, 3):
                 count = 1 << power
-                assert graph.execute(count).get(timeout=20) == count**2, (turn, power)
+                assert graph.execute(count).get(timeout=60) == count**2, (turn, power)
 
 
 def test_the_environment_is_the_programs(pair):
     with graph_of(*pair) as graph:
-        assert graph.execute(4).get(timeout=20) == 16
+        assert graph.execute(4).get(timeout=60) == 16
         for one in pair:
-            assert conveyor.get(one.environment.remote(), timeout=20) == {}
+            assert conveyor.get(one.environment.remote(), timeout=60) == {}
 
 
 def test_a_fault_is_told_as_ever(pair):
     """UCX has handlers of its own for it, which are left out."""
     a, b = pair[0], Worker.remote()
     with graph_of(a, b) as graph:
-        assert graph.execute(4).get(timeout=20) == 16
+        assert graph.execute(4).get(timeout=60) == 16
         os.kill(conveyor.get(b.pid.remote()), signal.SIGSEGV)
         with pytest.raises(ActorDiedError, match="SIGSEGV"):
-            graph.execute(4).get(timeout=20)
+            graph.execute(4).get(timeout=60)
 
 
 def test_where_there_is_none(monkeypatch, pair):

@@ -40,7 +40,7 @@ def test_await_at_the_top_level_and_get_in_a_running_loop(scripts):
         SETUP,
         """
         print(await (await graph.execute_async(Point(1))))
-        print(conveyor.get(graph.execute(Point(2)), timeout=20))
+        print(conveyor.get(graph.execute(Point(2)), timeout=60))
         print(await actor.make.remote(3))
         asyncio.get_running_loop()
         """,
@@ -64,18 +64,18 @@ def test_classes_defined_again(scripts):
         SETUP,
         """
         old_actor, old_point = actor, Point(1)
-        print(conveyor.get(graph.execute(old_point), timeout=20)[1] == old_point)
+        print(conveyor.get(graph.execute(old_point), timeout=60)[1] == old_point)
         """,
         # The same cell again, changed.
         SETUP.replace('"first"', '"second"').replace("x: int", "x: int\n        y: int = 5"),
         """
-        print(conveyor.get(graph.execute(Point(2)), timeout=20))
-        new = conveyor.get(actor.make.remote(3), timeout=20)
+        print(conveyor.get(graph.execute(Point(2)), timeout=60))
+        new = conveyor.get(actor.make.remote(3), timeout=60)
         print(new, type(new) is Point)
         # The old ones still work, with their own classes.
-        old = conveyor.get(old_actor.make.remote(4), timeout=20)
+        old = conveyor.get(old_actor.make.remote(4), timeout=60)
         print(old, type(old) is type(old_point), type(old) is Point)
-        who, back = conveyor.get(old_actor.who.remote(Point(6)), timeout=20)
+        who, back = conveyor.get(old_actor.who.remote(Point(6)), timeout=60)
         print(who, back, type(back) is Point)
         """,
     )
@@ -98,7 +98,7 @@ def test_a_cell_run_fifty_times(scripts):
 
 
 BODY = """
-    print(conveyor.get(graph.execute(Point(1)), timeout=20))
+    print(conveyor.get(graph.execute(Point(1)), timeout=60))
     graph.teardown()
 """
 
@@ -116,12 +116,12 @@ def test_functions_and_globals_of_cells(scripts):
             def scale(self, x):
                 return scale(x)
         a = Scaler.remote()
-        print(conveyor.get(a.scale.remote(5), timeout=20))
+        print(conveyor.get(a.scale.remote(5), timeout=60))
         """,
         """
         FACTOR = 3
         b = Scaler.remote()
-        print(conveyor.get(a.scale.remote(5), timeout=20))
+        print(conveyor.get(a.scale.remote(5), timeout=60))
         """,
         """
         conveyor.shutdown()
@@ -131,7 +131,7 @@ def test_functions_and_globals_of_cells(scripts):
         class Scaler:
             def scale(self, x):
                 return scale(x)
-        print(conveyor.get(Scaler.remote().scale.remote(5), timeout=20))
+        print(conveyor.get(Scaler.remote().scale.remote(5), timeout=60))
         """,
     )
     assert lines == ["10", "10", "8"]
@@ -147,7 +147,7 @@ def test_an_exception_in_a_cell_leaves_the_session_usable(scripts):
         except TypeError as error:
             print("TypeError")
         try:
-            conveyor.get(actor.make.options(num_returns=2).remote(1), timeout=20)
+            conveyor.get(actor.make.options(num_returns=2).remote(1), timeout=60)
         except ValueError:
             print("ValueError")
         """,

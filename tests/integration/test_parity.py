@@ -32,7 +32,7 @@ from conveyor.exceptions import (
 # Actors need not import this file, and pytest with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 30
+WAIT = 60
 BIG = 1 << 16  # elements of an array that does not fit a ring's slot
 
 Pair = namedtuple("Pair", "left right")

@@ -142,7 +142,7 @@ def b(session):
 def nothing_is_kept(session, wait_until, a, b):
     yield
     get([a.drop.remote(), b.drop.remote()])
-    wait_until(lambda: kept() == 0, 5, "the end of all exported results")
+    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
 
 
 # The driver's refs
@@ -327,7 +327,7 @@ def test_kill_nine_of_an_actor_that_holds_copies(b, latches, wait_until):
     get(holder.load_and_keep.remote(pickle.dumps(ref)))
     assert kept() == 1
     os.kill(get(holder.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: kept() == 0, 5, "the release of what it held")
+    wait_until(lambda: kept() == 0, WAIT, "the release of what it held")
     go.open()
     assert get(ref) == "x"
 
@@ -366,7 +366,7 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until):
     get(a.drop.remote())
     wait_until(lambda: kept() == 0)
     assert len(os.listdir("/proc/self/fd")) <= fds + 2
-    wait_until(lambda: get(a.rss.remote()) == there, 5, "the same as before in the actor")
+    wait_until(lambda: get(a.rss.remote()) == there, WAIT, "the same as before in the actor")
 
 
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):

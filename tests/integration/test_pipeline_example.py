@@ -23,7 +23,7 @@ def test_a_step_by_each_schedule():
         cwd=EXAMPLE,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     rows = [line.split() for line in ran.stdout.splitlines()[1:]]

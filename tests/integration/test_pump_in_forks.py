@@ -33,7 +33,7 @@ def test_a_forked_child_does_not_take_the_timer_that_wakes_it(scripts):
                 wait.end(1)
                 os._exit(0)
             os.waitpid(child, 0)
-            assert sent.acquire(timeout=20), f"nobody has sent it in turn {turn}"
+            assert sent.acquire(timeout=60), f"nobody has sent it in turn {turn}"
         wait.close()
         thread.join()
         wait.release()

@@ -186,7 +186,7 @@ def test_the_descriptor_is_closed_with_the_ref_and_the_thread_ends(latches, wait
     assert all(map(is_open, fds))
     refs.clear()
     assert not any(map(is_open, fds))
-    wait_until(lambda: not watchers(), 5, "the watcher's end")
+    wait_until(lambda: not watchers(), WAIT, "the watcher's end")
     go.open()
     used = set()
     for i in range(1000):

@@ -235,14 +235,14 @@ def test_nothing_is_left(latches, wait_until):
     del ref, future
     go.open()
     assert told.wait(WAIT)  # whoever holds it
-    wait_until(lambda: not ours(), 5, "the threads' end")
+    wait_until(lambda: not ours(), 20, "the threads' end")
     gc.disable()
     try:
         failed = a.fail.remote(2).future()
         assert failed.exception(WAIT)
         gone += (weakref.ref(failed),)
         del failed
-        wait_until(lambda: not any(one() for one in gone), 5, "the futures' end")
+        wait_until(lambda: not any(one() for one in gone), 20, "the futures' end")
     finally:
         gc.enable()
 

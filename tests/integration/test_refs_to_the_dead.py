@@ -119,7 +119,7 @@ def session(leaves_nothing):
 @pytest.fixture(autouse=True)
 def nothing_is_kept(session, wait_until):
     yield
-    wait_until(lambda: kept() == 0, 10, "the end of all exported results")
+    wait_until(lambda: kept() == 0, WAIT, "the end of all exported results")
     assert not context.running().exports._tickets
 
 

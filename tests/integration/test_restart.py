@@ -620,11 +620,11 @@ def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until)
     if ready:
         conveyor.get(ref)
     holder = Holder.remote({"rows": ref})
-    parts, pid = conveyor.get(holder.held.remote(), timeout=20)
+    parts, pid = conveyor.get(holder.held.remote(), timeout=60)
     assert parts == {"rows": [1, 2]}
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
-    again, other = conveyor.get(holder.held.remote(), timeout=20)
+    again, other = conveyor.get(holder.held.remote(), timeout=60)
     assert again == parts
     assert other != pid
 

@@ -58,12 +58,12 @@ def program(body):
     "wait",
     [
         "conveyor.get(ref)",
-        "conveyor.get(ref, timeout=20)",
+        "conveyor.get(ref, timeout=60)",
         "conveyor.get([done, ref])",
         "conveyor.get(call)",
         "conveyor.wait([ref, call])",
         "graph.execute(latch)",
-        "graph.execute(latch, timeout=20)",
+        "graph.execute(latch, timeout=60)",
     ],
 )
 def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
@@ -83,8 +83,8 @@ def test_ctrl_c_ends_a_wait_at_once_and_it_can_be_repeated(scripts, wait):
                 raise AssertionError("not interrupted")
             threads[-1].join()
         open(latch, "w").close()
-        assert conveyor.get([ref, call, done], timeout=20) == ["held", "held", "done"]
-        assert conveyor.get(graph.execute(latch), timeout=20) == "held"
+        assert conveyor.get([ref, call, done], timeout=60) == ["held", "held", "done"]
+        assert conveyor.get(graph.execute(latch), timeout=60) == "held"
         print("went on")
     """
     assert scripts.run(program(body)) == "went on\n"
@@ -110,7 +110,7 @@ def test_ctrl_c_right_at_the_start_of_a_wait(scripts):
             except conveyor.exceptions.WaitTimeoutError:
                 raise AssertionError("slept through the signal")
         open(latch, "w").close()
-        assert conveyor.get(ref, timeout=20) == "held"
+        assert conveyor.get(ref, timeout=60) == "held"
         print("slow", slow)
     """
     assert scripts.run(program(body)) == "slow 0\n"
@@ -132,7 +132,7 @@ def test_no_thread_of_the_library_is_handed_a_signal(scripts):
                 names.add(thread.name)
         print(*sorted(names))
         open(latch, "w").close()
-        assert conveyor.get(pending, timeout=20) == "held"
+        assert conveyor.get(pending, timeout=60) == "held"
         """)
     )
     assert {"conveyor-events", "conveyor-output", "conveyor-pump", "conveyor-watcher"} <= {
@@ -148,7 +148,7 @@ def test_a_signal_handler_that_does_not_raise_does_not_disturb(scripts):
         with InputNode() as inp:
             quick = b.echo.bind(a.echo.bind(inp)).compile()
         for i in range(2000):
-            assert conveyor.get(quick.execute(i), timeout=20) == i
+            assert conveyor.get(quick.execute(i), timeout=60) == i
         ref = graph.execute(latch)
         try:
             conveyor.get(ref, timeout=0.3)
@@ -156,7 +156,7 @@ def test_a_signal_handler_that_does_not_raise_does_not_disturb(scripts):
             print("timed out")
         signal.setitimer(signal.ITIMER_REAL, 0)
         open(latch, "w").close()
-        assert conveyor.get(ref, timeout=20) == "held"
+        assert conveyor.get(ref, timeout=60) == "held"
         assert len(count) > 50
         print("fine")
     """
@@ -171,7 +171,7 @@ def test_a_handler_may_use_the_library(scripts):
             open(latch, "w").close()
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        assert conveyor.get(graph.execute(latch), timeout=20) == "held"
+        assert conveyor.get(graph.execute(latch), timeout=60) == "held"
         print(*results)
     """
     assert scripts.run(program(body)) == "from the handler\n"
@@ -256,7 +256,7 @@ def test_ctrl_c_at_the_terminal_ends_the_program_and_its_actors(scripts, wait_un
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(WAIT) != 0
-    wait_until(lambda: not psutil.pid_exists(pid), 2, "the actor's end")
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT, "the actor's end")
     err = process.stderr.read()
     # One traceback, the driver's own: actors say nothing of a Ctrl-C.
     assert err.count("Traceback") == 1, err
@@ -272,8 +272,8 @@ def test_ctrl_c_does_not_harm_actors(scripts):
         ref = graph.execute(latch)
         os.killpg(0, signal.SIGINT)
         open(latch, "w").close()
-        assert conveyor.get(refs, timeout=20) == list(range(100))
-        assert conveyor.get(ref, timeout=20) == "held"
+        assert conveyor.get(refs, timeout=60) == list(range(100))
+        assert conveyor.get(ref, timeout=60) == "held"
         print("unharmed")
     """
     assert scripts.run(program(body), start_new_session=True) == "unharmed\n"
@@ -296,10 +296,10 @@ def test_a_signal_handler_of_an_idle_actor_runs_at_once(tmp_path, session, wait_
     path = tmp_path / "handled"
     path.touch()
     actor = conveyor.remote(Handling).remote(str(path))
-    pid = conveyor.get(actor.pid.remote(), timeout=20)
+    pid = conveyor.get(actor.pid.remote(), timeout=60)
     for i in range(1, 6):
         os.kill(pid, signal.SIGUSR1)
-        wait_until(lambda: len(path.read_text()) == i, 5, "the handler")  # noqa: B023
+        wait_until(lambda: len(path.read_text()) == i, WAIT, "the handler")  # noqa: B023
 
 
 def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch):
@@ -312,7 +312,7 @@ def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch
             return x
 
     actor = conveyor.remote(Echo).remote()
-    assert conveyor.get(actor.echo.remote(0), timeout=20) == 0
+    assert conveyor.get(actor.echo.remote(0), timeout=60) == 0
     dag = actor.echo.bind(InputNode())
 
     def interrupted(self, wish, *args, **kwargs):
@@ -327,4 +327,4 @@ def test_a_compile_that_is_interrupted_between_descriptors_and_frame(monkeypatch
             with pytest.raises(KeyboardInterrupt):
                 dag.compile()
     with dag.compile() as graph:
-        assert conveyor.get(graph.execute(1), timeout=20) == 1
+        assert conveyor.get(graph.execute(1), timeout=60) == 1

@@ -20,7 +20,7 @@ ROW = re.compile(r"^(\w.*?)  +([\d.]+)/s +([\d.]+)/s  (\S+) (\d+)%$", re.MULTILI
 @measured
 def test_predictions_hold():
     ran = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=100
+        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=220
     )
     rows = {title: numbers for title, *numbers in ROW.findall(ran.stdout)}
     assert list(rows) == [

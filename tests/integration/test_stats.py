@@ -287,7 +287,7 @@ class TestProcesses:
             dag = b.echo.bind(a.nap.bind(inp))
         with dag.compile() as graph:
             for _ in range(3):
-                conveyor.get(graph.execute(0.02))
+                conveyor.get(graph.execute(0.1))
             stats = graph.stats()
         _, between, out = stats.edges
         assert between.waits[0].waiting.p50_s >= 0.02 * 15 / 16
@@ -301,10 +301,10 @@ class TestProcesses:
             dag = a.nap.bind(inp)
         with dag.compile(depth=1) as graph, graph.trace(tmp_path / "run.json"):
             assert graph.stats().room.count == 0
-            conveyor.get([graph.execute(0.02), graph.execute(0)])
+            conveyor.get([graph.execute(0.3), graph.execute(0)])
 
             async def one_after_the_other():
-                refs = [await graph.execute_async(0.02) for _ in range(2)]
+                refs = [await graph.execute_async(0.3) for _ in range(2)]
                 return [await ref for ref in refs]
 
             asyncio.run(one_after_the_other())

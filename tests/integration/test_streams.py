@@ -720,7 +720,7 @@ def test_streams_that_are_dropped_with_their_actors_process(scripts):
         def pid_of_source():
             while True:
                 try:
-                    return conveyor.get(source.pid.remote(), timeout=20)
+                    return conveyor.get(source.pid.remote(), timeout=60)
                 except conveyor.exceptions.ActorRestartedError:
                     pass  # it was the process before
 

@@ -14,7 +14,7 @@ from conveyor.exceptions import ConveyorError, SystemLimitError
 from conveyor.runtime import context
 
 ACTORS = """
-import os, resource, sys
+import os, resource, sys, time
 import conveyor
 
 @conveyor.remote
@@ -122,7 +122,7 @@ assert said.startswith("cannot await anything in this event loop: Too many"), sa
 assert "may have 200 descriptors" in said and "ulimit -n" in said, said
 open(path, "w").close()
 assert pending.fileno() != done.fileno()
-assert conveyor.get(pending, timeout=20) == 1
+assert conveyor.get(pending, timeout=60) == 1
 async def later():
     return await waiter.wait.remote(path)
 assert asyncio.run(later()) == 1
@@ -144,7 +144,9 @@ conveyor.get(first.f.remote(1))
 before = used()
 actors = [A.remote() for _ in range(10)]
 conveyor.get([a.f.remote(1) for a in actors])
-assert used() - before == 70, (used() - before) / 10
+limit = time.monotonic() + 20
+while used() - before != 70:  # what was passed on is closed behind it
+    assert time.monotonic() < limit, (used() - before) / 10
 """
     )
 
@@ -167,7 +169,7 @@ def test_survivors_keep_no_descriptors_of_the_dead(fresh_session, wait_until):
 
     def meet():
         peer = Survivor.remote()
-        assert conveyor.get(survivor.call.remote(peer), timeout=20) == 1
+        assert conveyor.get(survivor.call.remote(peer), timeout=60) == 1
         conveyor.kill(peer)
 
     meet()
@@ -322,7 +324,9 @@ def test_a_compile_says_which_actor_is_short_of_descriptors(fresh_session, spare
 
 @pytest.mark.parametrize("spare", range(5))
 @pytest.mark.parametrize("how", ["call", "compile_and_run"])
-def test_an_actor_that_is_short_of_descriptors_says_so_when_it_calls(fresh_session, spare, how):
+def test_an_actor_that_is_short_of_descriptors_says_so_when_it_calls(
+    fresh_session, wait_until, spare, how
+):
     tight, other = Tight.options(name="tight").remote(), Tight.remote()
     conveyor.get(tight.fill.remote(spare))
     with pytest.raises(SystemLimitError) as raised:
@@ -332,7 +336,7 @@ def test_an_actor_that_is_short_of_descriptors_says_so_when_it_calls(fresh_sessi
     before = conveyor.get(tight.descriptors.remote())
     assert conveyor.get(getattr(tight, how).remote(other)) == {"call": 1}.get(how, 3)
     # Two of the peer; neither a link keeps any, nor does a graph.
-    assert conveyor.get(tight.descriptors.remote()) <= before + 2
+    wait_until(lambda: conveyor.get(tight.descriptors.remote()) <= before + 2)
 
 
 @pytest.mark.parametrize("spare", [0, 2, 4])

@@ -128,19 +128,19 @@ def test_a_transfer_that_fails_is_an_error_of_its_execution(faults, said, pair, 
     for number, ref in enumerate(refs):
         if number == 2:
             with pytest.raises(TransportError, match=said) as told:
-                ref.get(timeout=20)
+                ref.get(timeout=60)
             assert isinstance(told.value, TaskError)
             assert re.search(
                 r"edge #1 \(.*make_big\): tensors .* by the transport 'faulty'", str(told.value)
             )
         else:
-            assert ref.get(timeout=20) == (number, number, number)
+            assert ref.get(timeout=60) == (number, number, number)
     graph.teardown()
 
 
 def test_who_waits_for_tensors_is_told_for_which(pair, registered, wait_until):
     graph = total_over(registered(stuck=[1]), *pair)
-    assert graph.execute(0).get(timeout=20)[0] == 0
+    assert graph.execute(0).get(timeout=60)[0] == 0
     ref = graph.execute(1)
 
     def awaited():
@@ -158,7 +158,7 @@ def test_who_waits_for_tensors_is_told_for_which(pair, registered, wait_until):
     graph.teardown()
     # The actors are as good as before.
     graph = total_over("shm", *pair)
-    assert graph.execute(3).get(timeout=20)[0] == 3
+    assert graph.execute(3).get(timeout=60)[0] == 3
     graph.teardown()
 
 
@@ -166,9 +166,9 @@ def test_an_actor_serves_others_while_tensors_are_on_their_way(pair, registered)
     a, b = pair
     graph = total_over(registered(stuck=[0]), a, b)
     graph.execute(0)
-    assert conveyor.get(b.kept_totals.remote(), timeout=20) == []
+    assert conveyor.get(b.kept_totals.remote(), timeout=60) == []
     other = total_over("shm", a, b)
-    assert other.execute(1).get(timeout=20)[0] == 1
+    assert other.execute(1).get(timeout=60)[0] == 1
     other.teardown()
     graph.teardown()
 
@@ -190,7 +190,7 @@ def test_what_goes_beside_the_frames_is_counted(pair, registered):
     a, b = pair
     graph = total_over(registered(delay=(0.05, 0.05)), a, b)
     for number in range(3):
-        graph.execute(number).get(timeout=20)
+        graph.execute(number).get(timeout=60)
     edge = graph.stats().edges[1]
     assert edge.frames == 3
     assert 3 * 4 * (1 << 20) < edge.bytes < 3 * 4 * (1 << 20) + 10_000
@@ -440,9 +440,9 @@ def test_whatever_a_transport_does_its_readers_are_told(does, said, pair):
             for number, ref in enumerate(refs):
                 if number == 1:
                     with pytest.raises(TransportError, match=said):
-                        ref.get(timeout=20)
+                        ref.get(timeout=60)
                 else:
-                    assert ref.get(timeout=20)[0] == number
+                    assert ref.get(timeout=60)[0] == number
     finally:
         transport.unregister("odd")
 
@@ -456,17 +456,17 @@ def test_an_end_that_is_none_is_the_compiles_error(pair):
             total_over("odd", *pair)
     finally:
         transport.unregister("odd")
-    conveyor.get([peer.holdings.remote() for peer in pair], timeout=20)
+    conveyor.get([peer.holdings.remote() for peer in pair], timeout=60)
 
 
 def test_who_waits_behind_a_message_that_cannot_be_sent_is_told(pair):
     transport.register(Odd("odd", "the backlog cannot be sent"))
     try:
         with total_over("odd", *pair, depth=4) as graph:
-            assert graph.execute(0).get(timeout=20)[0] == 0
+            assert graph.execute(0).get(timeout=60)[0] == 0
             for number in (1, 2):
                 with pytest.raises(TransportError):
-                    graph.execute(number).get(timeout=20)
+                    graph.execute(number).get(timeout=60)
     finally:
         transport.unregister("odd")
 
@@ -474,24 +474,24 @@ def test_who_waits_behind_a_message_that_cannot_be_sent_is_told(pair):
 @pytest.mark.parametrize("how", ["cancelled", "late"])
 def test_tensors_that_nobody_waits_for_hold_nobody_up(how, pair, registered):
     with total_over(registered(stuck=[1]), *pair, depth=4) as graph:
-        assert graph.execute(0).get(timeout=20)[0] == 0
+        assert graph.execute(0).get(timeout=60)[0] == 0
         if how == "late":
             with pytest.raises(DeadlineExceededError):
-                graph.execute(1, deadline=0.2).get(timeout=20)
+                graph.execute(1, deadline=0.2).get(timeout=60)
         else:
             ref = graph.execute(1)
             ref.cancel()
             with pytest.raises(ExecutionCancelledError):
-                ref.get(timeout=20)
-        assert graph.execute(2).get(timeout=20)[0] == 2
+                ref.get(timeout=60)
+        assert graph.execute(2).get(timeout=60)[0] == 2
 
 
 def test_a_late_execution_that_nobody_looks_at_holds_nobody_up(pair, registered):
     with total_over(registered(stuck=[1]), *pair, depth=4) as graph:
-        late = graph.execute(1, deadline=0.2) if graph.execute(0).get(timeout=20) else None
-        assert graph.execute(2).get(timeout=20)[0] == 2
+        late = graph.execute(1, deadline=0.2) if graph.execute(0).get(timeout=60) else None
+        assert graph.execute(2).get(timeout=60)[0] == 2
         with pytest.raises(DeadlineExceededError):
-            late.get(timeout=20)
+            late.get(timeout=60)
 
 
 def test_a_graph_keeps_a_transport_that_is_registered_no_more():
@@ -499,11 +499,11 @@ def test_a_graph_keeps_a_transport_that_is_registered_no_more():
     transport.register(FaultyTransport("gone"))
     graph = total_over("gone", a, b)
     transport.unregister("gone")
-    assert graph.execute(1).get(timeout=20)[0] == 1
+    assert graph.execute(1).get(timeout=60)[0] == 1
     with pytest.raises(ActorDiedError):
-        a.die.remote().get(timeout=20)
+        a.die.remote().get(timeout=60)
     graph.restart()
-    assert graph.execute(2).get(timeout=20)[0] == 2
+    assert graph.execute(2).get(timeout=60)[0] == 2
     graph.teardown(kill_actors=True)
 
 
@@ -516,9 +516,9 @@ def test_nothing_of_a_transfer_waits_for_the_collector(pair, registered):
         ref = graph.execute(number)
         if number == 5:
             with pytest.raises(TransportError):
-                ref.get(timeout=20)
+                ref.get(timeout=60)
         else:
-            assert ref.get(timeout=20)[0] == number
+            assert ref.get(timeout=60)[0] == number
     graph.teardown()
 
 

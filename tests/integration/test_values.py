@@ -510,14 +510,14 @@ MAIN_PROGRAM = """
         dag = b.move.bind(a.move.bind(inp))
     graph = dag.compile()
     for i in range(5):
-        p = conveyor.get(graph.execute(Point(i, 0)), timeout=20)
+        p = conveyor.get(graph.execute(Point(i, 0)), timeout=60)
         assert type(p) is Point and p == Point(i + 20, 0), p
-    flag, color = conveyor.get(a.color.remote(Color.RED), timeout=20)
+    flag, color = conveyor.get(a.color.remote(Color.RED), timeout=60)
     assert flag and color is Color.RED
-    assert conveyor.get(a.apply.remote(lambda x: x + COUNTER, 1), timeout=20) == 11
-    assert conveyor.get(a.pair.remote(Pair(1, Color.RED)), timeout=20) == Pair(Color.RED, 1)
+    assert conveyor.get(a.apply.remote(lambda x: x + COUNTER, 1), timeout=60) == 11
+    assert conveyor.get(a.pair.remote(Pair(1, Color.RED)), timeout=60) == Pair(Color.RED, 1)
     try:
-        conveyor.get(a.fail.remote(7), timeout=20)
+        conveyor.get(a.fail.remote(7), timeout=60)
     except Error as error:
         assert error.cause.code == 7, error
         assert isinstance(error, conveyor.exceptions.TaskError)
@@ -565,18 +565,18 @@ def test_the_arenas_cap_is_a_clear_error(scripts):
         with dag.compile() as graph:
             try:
                 for i in range(100):
-                    held.append(conveyor.get(graph.execute(i), timeout=20))
+                    held.append(conveyor.get(graph.execute(i), timeout=60))
             except ArenaFullError as error:
                 print("full after", len(held))
                 assert isinstance(error, MemoryError)
             assert [x[0] for x in held] == list(range(len(held)))
             del held[:]
-            assert conveyor.get(graph.execute(5), timeout=20)[0] == 5
+            assert conveyor.get(graph.execute(5), timeout=60)[0] == 5
         try:
-            conveyor.get(maker.total.remote(np.zeros(4 << 20)), timeout=20)
+            conveyor.get(maker.total.remote(np.zeros(4 << 20)), timeout=60)
         except ArenaFullError:
             print("too large")
-        assert conveyor.get(maker.total.remote(np.ones(1000)), timeout=20) == 1000
+        assert conveyor.get(maker.total.remote(np.ones(1000)), timeout=60) == 1000
     """
     lines = scripts.run(program).splitlines()
     assert lines[0].startswith("full after ")
@@ -594,7 +594,7 @@ def test_values_stay_after_shutdown(scripts):
             def make(self):
                 return np.arange(100_000)
 
-        value = conveyor.get(Maker.remote().make.remote(), timeout=20)
+        value = conveyor.get(Maker.remote().make.remote(), timeout=60)
         conveyor.shutdown()
         assert (value == np.arange(100_000)).all()
         print("right")

@@ -26,7 +26,7 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 30
+WAIT = 60
 SECOND = {"resources": {"second": 1}}
 
 
@@ -177,7 +177,7 @@ def test_killed_from_outside(rt, tmp_path, wait_until):
     # The kernel tells it from Linux 6.15 on.
     with pytest.raises(ActorDiedError, match=r"SIGKILL|how cannot be known"):
         get(ref)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < WAIT / 2
     assert get(other.add.remote(1)) == 2
 
 
@@ -253,8 +253,12 @@ def test_rays_kill_is_an_end_like_any_other(rt):
 
 def test_the_page_that_shows_it(scripts, two_nodes):
     page = (Path(__file__).parents[2] / "docs/guide/ray-engine.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert scripts.run(program, env={"RAY_ADDRESS": two_nodes.address}).split()[-1] == "3"
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        said = re.findall(r"print\(.*\)  # (.*)", program)
+        out = scripts.run(program, env={"RAY_ADDRESS": two_nodes.address}).split()
+        assert out[-len(said) :] == said
 
 
 def test_the_programs_own_connection_stays(two_nodes):

@@ -15,7 +15,7 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 30
+WAIT = 60
 
 
 @conveyor.remote

@@ -97,13 +97,13 @@ DIRECT = [
 @pytest.mark.parametrize(("program", "check"), DIRECT)
 def test_direct_program(scripts, program, check):
     """Those of "Ray Direct Transport", whose defaults ``conveyor.compat.ray`` has where they are errors."""
-    check(lines_of(scripts.run(PROGRAMS / f"direct_{program}.py", timeout=120)))
+    check(lines_of(scripts.run(PROGRAMS / f"direct_{program}.py", timeout=220)))
     assert "Traceback" not in scripts.stderr
 
 
 @needs_torch
 def test_direct_program_that_is_warned(scripts):
-    out = scripts.run(PROGRAMS / "direct_warning.py", timeout=120)
+    out = scripts.run(PROGRAMS / "direct_warning.py", timeout=220)
     assert lines_of(out) in ([], ["AssertionError: sender and receiver returned different sums."])
     assert re.search(
         r"UserWarning: .* is being passed back to the actor that created it", scripts.stderr
@@ -125,7 +125,7 @@ def lines_of(output):
     ],
 )
 def test_program_as_a_script(scripts, program, check):
-    check(lines_of(scripts.run(PROGRAMS / program, timeout=120)))
+    check(lines_of(scripts.run(PROGRAMS / program, timeout=220)))
     assert "Traceback" not in scripts.stderr
 
 
@@ -159,7 +159,7 @@ def test_quickstart_as_one_notebook(scripts):
 def test_programs_leave_no_process(scripts, wait_until):
     mark = {"CONVEYOR_TEST_MARK": str(os.getpid())}
     scripts.run(PROGRAMS / "compiled_graphs_multiple_actors.py", env=mark)
-    wait_until(lambda: not _marked(*mark.items()), 5, "the end of all its processes")
+    wait_until(lambda: not _marked(*mark.items()), 20, "the end of all its processes")
 
 
 def _marked(item):

@@ -58,7 +58,7 @@ def test_default_timeouts(session):
     pid = conveyor.get(actor.pid.remote())
     dag = actor.echo.bind(InputNode())
     with dag.compile(get_timeout=0.05, submit_timeout=0.05, depth=1) as graph:
-        assert conveyor.get(graph.execute(1), timeout=20) == 1
+        assert conveyor.get(graph.execute(1), timeout=60) == 1
         os.kill(pid, signal.SIGSTOP)
         try:
             ref = graph.execute(2)

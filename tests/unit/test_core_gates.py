@@ -82,10 +82,14 @@ def test_a_wait_on_a_busy_bell_is_interrupted(gate):
     number = gate.submit(None)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer.start()
+
+    def wait():
+        timer.start()  # here, so that it is awaited when it comes
+        gate.get(number, 0, 60)
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            gate.get(number, 0, 60)
+            wait()
     finally:
         timer.join()
         signal.signal(signal.SIGINT, before)

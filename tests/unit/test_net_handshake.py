@@ -28,7 +28,7 @@ HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
 @contextlib.contextmanager
 def listening(**options):
     came = queue.Queue()
-    options = {"patience": 5.0, **options}
+    options = {"patience": 20.0, **options}
     listener = Listener(("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), **options)
     try:
         yield listener, came
@@ -46,11 +46,11 @@ def soon(condition):
 
 def test_two_hosts_of_a_session_know_each_other():
     with listening() as (listener, came):
-        sock, other = dial(listener.address, TOKEN, THERE, 5)
-        theirs, who = came.get(timeout=5)
+        sock, other = dial(listener.address, TOKEN, THERE, 20)
+        theirs, who = came.get(timeout=60)
         assert (other, who) == (HERE, THERE)
         with sock, theirs:
-            theirs.settimeout(5)
+            theirs.settimeout(20)
             sock.sendall(b"what follows is the pump's")
             assert theirs.recv(100) == b"what follows is the pump's"
         assert (listener.let_in, listener.strangers) == (1, 0)
@@ -59,7 +59,7 @@ def test_two_hosts_of_a_session_know_each_other():
 def test_a_wrong_token_is_refused_on_both_sides():
     with listening() as (listener, came):
         with pytest.raises(HandshakeError, match="gone before it had proved itself"):
-            dial(listener.address, new_token(), THERE, 5)
+            dial(listener.address, new_token(), THERE, 20)
         soon(lambda: listener.strangers == 1)
         assert "token" in listener.reasons[0]
         assert came.empty()
@@ -80,8 +80,8 @@ def test_a_listener_that_does_not_know_the_token_is_refused():
 
     threading.Thread(target=impostor).start()
     with here, pytest.raises(HandshakeError, match="does not know this session's token"):
-        introduce(here, TOKEN, THERE, time.monotonic() + 5)
-    failed.get(timeout=5)
+        introduce(here, TOKEN, THERE, time.monotonic() + 20)
+    failed.get(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_garbage_is_dropped_and_counted(garbage):
     with listening() as (listener, came):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(garbage)
-            sock.settimeout(5)
+            sock.settimeout(20)
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1000) == b""  # and is told nothing
         soon(lambda: listener.strangers == 1)
         assert "does not speak" in listener.reasons[0]
-        dial(listener.address, TOKEN, THERE, 5)[0].close()
-        came.get(timeout=5)[0].close()
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
 
 
 def test_what_was_overheard_is_good_for_nothing():
@@ -113,15 +113,15 @@ def test_what_was_overheard_is_good_for_nothing():
             here.sendall(data)
 
     thread = threading.Thread(
-        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + 5, None), daemon=True
+        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + 20, None), daemon=True
     )
     thread.start()
-    introduce(Overheard(), TOKEN, THERE, time.monotonic() + 5)
+    introduce(Overheard(), TOKEN, THERE, time.monotonic() + 20)
     thread.join()
     assert len(heard) == 2
     with listening() as (listener, came):
         with socket.create_connection(listener.address) as sock:
-            sock.settimeout(5)
+            sock.settimeout(20)
             sock.sendall(heard[0])
             sock.recv(1000)
             sock.sendall(heard[1])
@@ -142,8 +142,8 @@ def test_who_is_slow_has_a_limit_and_holds_up_nobody():
                 time.sleep(0.05)
         soon(lambda: listener.strangers == 4)
         assert time.monotonic() - start < 8
-        dial(listener.address, TOKEN, THERE, 5)[0].close()
-        came.get(timeout=5)[0].close()
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
         for sock in slow:
             sock.close()
 
@@ -155,8 +155,8 @@ def test_a_flood_is_dropped():
         names = [t.name for t in threading.enumerate()]
         assert names.count("conveyor-handshake") <= 4
         soon(lambda: listener.strangers == 4)  # the others had their time
-        dial(listener.address, TOKEN, THERE, 5)[0].close()
-        came.get(timeout=5)[0].close()
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
         for sock in flood:
             sock.close()
 
@@ -184,8 +184,8 @@ def test_hosts_that_are_not_waited_for_are_told():
         for host in (0, 2):
             with pytest.raises(HandshakeError, match="does not want"):
                 dial(listener.address, TOKEN, Identity(host, "1.2.3"), 5)
-        dial(listener.address, TOKEN, THERE, 5)[0].close()
-        came.get(timeout=5)[0].close()
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
         soon(lambda: listener.strangers == 2)
 
 
@@ -193,7 +193,7 @@ def test_nobody_there_is_an_error_that_says_where():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
     with pytest.raises(ConnectionRefusedError, match=f"{address[1]} cannot be reached"):
-        dial(address, TOKEN, THERE, 5)
+        dial(address, TOKEN, THERE, 20)
 
 
 def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
@@ -219,7 +219,7 @@ def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
     with listening(patience=60.0) as (listener, _):
         sock = socket.create_connection(listener.address)
         soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
-    sock.settimeout(5)
+    sock.settimeout(20)
     with contextlib.suppress(ConnectionResetError):
         assert sock.recv(10) == b""
     sock.close()
@@ -254,8 +254,8 @@ def contexts(tmp_path_factory):
 def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
     server, client = contexts
     with listening(tls=server) as (listener, came):
-        secure, _ = dial(listener.address, TOKEN, THERE, 5, client)
-        theirs, _ = came.get(timeout=5)
+        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
+        theirs, _ = came.get(timeout=60)
         here, there = relayed(secure), relayed(theirs)
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
@@ -276,7 +276,7 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
             assert not thread.is_alive()
         assert got[here] == got[there] == sent
         here.close()
-        there.settimeout(5)
+        there.settimeout(20)
         assert there.recv(1) == b""
         there.close()
 

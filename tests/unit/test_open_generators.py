@@ -11,7 +11,7 @@ from conveyor.runtime.calls.generators import OpenGenerators
 
 KEY = (1, 2)
 #: s; a bound for what takes milliseconds.
-WAIT = 20
+WAIT = 60
 
 
 def _operations(generators: OpenGenerators, method: Any) -> list[Any]:

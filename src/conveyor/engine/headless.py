@@ -16,6 +16,8 @@ from contextlib import suppress
 #: Seconds after which a thread that dies has at least begun to, so that one that has not goes on. Asked
 #: only where the first look cannot tell.
 SETTLED = 0.5
+#: How often all threads are looked at, while some of them vanish meanwhile.
+_LOOKS = 10
 
 _PF_EXITING = 0x4  # a thread that has begun to end: see the kernel's sched.h
 _PENDING_KILL = 1 << (signal.SIGKILL - 1)
@@ -75,25 +77,30 @@ def goes_on(pid: int) -> bool | None:
     A process that ends as a whole has SIGKILL pending in every thread before any of them ends, and then
     each of them begins to end. So one thread that sleeps with neither goes on.
     """
-    try:
-        if b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status"):
-            return False
-        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:  # a zombie, or there is no /proc: nothing can be said, and nothing is done
-        return False
-    unclear = False
-    for thread in threads:
+    for _ in range(_LOOKS):
         try:
-            state, exiting, pending = _look(pid, thread)
-        except OSError:  # it has just ended
-            continue
-        if exiting or pending:
-            continue
-        # The main thread that is not ending has lost the life word in another way: by an exec.
-        if thread == pid or state == b"S":
-            return True
-        unclear = True
-    return None if unclear else False
+            if b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status"):
+                return False
+            threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        except OSError:  # a zombie, or there is no /proc: nothing can be said, and nothing is done
+            return False
+        unclear = vanished = False
+        for thread in threads:
+            try:
+                state, exiting, pending = _look(pid, thread)
+            except OSError:
+                # It has just ended, or it has got the number of the main thread, which was looked at before.
+                vanished = True
+                continue
+            if exiting or pending:
+                continue
+            # The main thread that is not ending has lost the life word in another way: by an exec.
+            if thread == pid or state == b"S":
+                return True
+            unclear = True
+        if not vanished:
+            return None if unclear else False
+    return None
 
 
 def _look(pid: int, thread: int) -> tuple[bytes, bool, bool]:

@@ -90,6 +90,11 @@ class Reading(Protocol):
         """Keep what has come, for who still asks, and take no more. Does nothing the second time."""
 
 
+def _elsewhere(board: _core.Board, targets: Sequence[Place]) -> str:
+    """Those of ``targets`` that are on other hosts, by their names."""
+    return ", ".join([board.name(t.slot) for t in targets if board.elsewhere(t.slot)])
+
+
 class Process:
     """This process's endpoints. Made once, by the driver's start or by an actor's ``main``."""
 
@@ -237,18 +242,14 @@ class Process:
             [target.bell for target in targets],
             self.arena,
             SentDefinitions(
-                tuple([target.process for target in targets]), partial(self._elsewhere, targets)
+                tuple([target.process for target in targets]),
+                partial(_elsewhere, self.board, targets),
             ),
             graph,
             edge,
             carries,
             budget,
         )
-
-    def _elsewhere(self, targets: Sequence[Place]) -> str:
-        """Those of them that are on other hosts, by their names."""
-        board = self.board
-        return ", ".join([board.name(t.slot) for t in targets if board.elsewhere(t.slot)])
 
     def place(self, bit: int) -> Place:
         """This process's own, for rings that ring ``bit``."""

@@ -52,14 +52,30 @@ class MethodInfo(Struct, frozen=True):
     received: tuple[str, ...] = ()
 
 
+class Attached(Struct, frozen=True, eq=False):
+    """An actor that somebody else has started, of whom the hosts know: it takes part in the session as long
+    as that lasts, and goes on afterwards.
+
+    key: what tells it from all others. handle: as its own system has it. in_turn: its methods run one at a
+    time with those that its own system calls, where that can be had.
+    """
+
+    key: str
+    name: str
+    methods: Mapping[str, MethodInfo]
+    handle: Any
+    in_turn: bool
+
+
 class ProcessOptions(Struct, frozen=True):
     """What is asked of an actor's process. ``num_cpus=None`` means one. ``placement``: options of Ray's that
-    say where it is to be, for hosts that can choose."""
+    say where it is to be, for hosts that can choose. ``attached``: it is there already, and this one."""
 
     num_cpus: float | None
     num_gpus: float
     env_vars: dict[str, str]
     placement: Mapping[str, Any] = field(default_factory=dict)
+    attached: Attached | None = None
 
 
 class ActorSpec(Struct, frozen=True):

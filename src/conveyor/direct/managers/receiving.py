@@ -13,7 +13,7 @@ from conveyor.codec import dumps_by_value
 from conveyor.direct.managers.ended import Ended
 from conveyor.direct.managers.hooks import abort, in_words
 from conveyor.direct.managers.manager import TensorTransportManager, starts_fetches
-from conveyor.direct.managers.wire import DONE, Ask, Source, readable, receive_one, send_one
+from conveyor.direct.managers.wire import DONE, Ask, Source, ask, readable, receive_one
 from conveyor.exceptions import SystemLimitError, TransportError, WaitTimeoutError
 from conveyor.runtime import context, threads
 
@@ -77,8 +77,7 @@ class _Transfer:
         manager = self._manager
         request = manager.fetch_multiple_tensors(self._id, self._metadata, self._communicator, None)
         while True:
-            left = _core.seconds_to_fetch()
-            step = _LOOK if left is None else min(left, _LOOK)
+            step = _step()
             began = time.monotonic()
             try:
                 return manager.wait_fetch_complete(request, step)
@@ -94,9 +93,11 @@ class _Transfer:
     def of_both(self, number: int) -> Any:
         """While the producer sends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            question = Ask(number, dumps_by_value(self._communicator))
             try:
-                asked.connect(self._source.address)
-                send_one(asked, Ask(number, dumps_by_value(self._communicator)))
+                ask(asked, self._source.address, question, self._look)
+            except WaitTimeoutError:  # which is an OSError
+                raise
             except OSError as error:
                 raise self._error(f"it could not be asked: {error}") from error
             receiving = _Receiving()
@@ -117,8 +118,7 @@ class _Transfer:
     def _until_over(self, asked: socket.socket, receiving: _Receiving) -> Any:
         both: list[Any] = [asked, receiving.over]
         while True:
-            left = _core.seconds_to_fetch()
-            ready = readable(both, _LOOK if left is None else min(left, _LOOK))
+            ready = readable(both, self._look())
             if receiving.over in ready:
                 if receiving.error is None:
                     return receiving.took()
@@ -130,7 +130,6 @@ class _Transfer:
                 if answer[0] is not None:
                     raise self._error(answer[0])
                 both.remove(asked)  # it has sent all
-            self._check()
 
     def _failed_here(self, asked: socket.socket, error: BaseException) -> BaseException:
         """The error of a receiver that has raised. The sender's may be why."""
@@ -151,6 +150,11 @@ class _Transfer:
         told.__cause__ = error
         return told
 
+    def _look(self) -> float:
+        """Seconds until the next one. Raises what ends the wait."""
+        self._check()
+        return _step()
+
     def _check(self) -> None:
         if self._source.gone():
             raise self._error("it has died")
@@ -168,6 +172,11 @@ class _Transfer:
             f"{self._source.name} could not send a value to {_me()} by the transport {self._transport!r}: "
             f"{why}"
         )
+
+
+def _step() -> float:
+    left = _core.seconds_to_fetch()
+    return _LOOK if left is None else min(left, _LOOK)
 
 
 def _hang_up(asked: socket.socket) -> None:

@@ -8,8 +8,9 @@ import pickle
 import select
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
@@ -17,6 +18,8 @@ from conveyor.runtime.protocol import ActorId
 
 _length = struct.Struct("<I")
 _credentials = struct.Struct("iII")
+_timeval = struct.Struct("@ll")
+_T = TypeVar("_T")
 
 #: From the consumer: it has all, and asks for nothing more.
 DONE = b"d"
@@ -81,8 +84,37 @@ class Answer(NamedTuple):
 
 def send_one(sock: socket.socket, what: Ask | Answer) -> None:
     """Send a message."""
+    sock.sendall(_packed(what))
+
+
+def ask(sock: socket.socket, address: bytes, what: Ask, look: Callable[[], float]) -> None:
+    """Connect, and send a message. A process that is stopped reads nothing, and takes no connection once
+    enough of them wait: ``look`` gives the seconds until it wants to be called again, and raises what ends
+    the wait.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    _retried(sock, look, lambda: sock.connect(address))
+    rest = memoryview(_packed(what))
+    while rest:
+        rest = rest[_retried(sock, look, lambda: sock.send(rest)) :]  # noqa: B023 - called at once
+
+
+def _retried(sock: socket.socket, look: Callable[[], float], step: Callable[[], _T]) -> _T:
+    while True:
+        microseconds = max(int(look() * 1e6), 1000)
+        # The kernel's: it holds for connections that wait, too, of which poll tells nothing.
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval.pack(*divmod(microseconds, 10**6))
+        )
+        with suppress(BlockingIOError):
+            return step()
+
+
+def _packed(what: Ask | Answer) -> bytes:
     data = pickle.dumps(tuple(what), 5)
-    sock.sendall(_length.pack(len(data)) + data)
+    return _length.pack(len(data)) + data
 
 
 def receive_one(sock: socket.socket) -> tuple[object, ...] | None:

@@ -17,6 +17,7 @@ import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,
     Farewell,
     Here,
+    Leave,
     Welcome,
     read,
     version,
@@ -197,6 +199,13 @@ class Courier:
                     pass
                 if fd in self._known:  # a child of the process has its end of the connection
                     self._hang_up(fd)
+
+    def tell_to_leave(self, pid: int) -> None:
+        """Have that process leave the session, if it has not yet."""
+        for connection, known in self._known.values():
+            if known == pid:
+                with suppress(OSError):  # it is gone, or has been told so often that it knows
+                    connection.sendmsg([write(Leave())], [], socket.MSG_NOSIGNAL)
 
     def _hang_up(self, fd: int) -> None:
         self._events.remove(fd)

@@ -10,7 +10,7 @@ from typing import Any
 from conveyor import system_limits
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
-from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.guests import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime.driver.driver import Driver
@@ -45,7 +45,7 @@ def start(
     environ = {key: value for key, value in os.environ.items() if key.startswith(_SETTINGS)}
     try:
         own_node = ray.get_runtime_context().get_node_id() if shared_memory == "node" else ""
-        hosts = RayHosts(
+        hosts = RayHostsWithGuests(
             ray, {**environ, **options.env_vars}, disconnect, own_node, float(node_timeout)
         )
         driver = Driver(hosts, options.arena, options.grace)

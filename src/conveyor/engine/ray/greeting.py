@@ -67,6 +67,10 @@ class Farewell(Struct, frozen=True):
     code: int
 
 
+class Leave(Struct, frozen=True):
+    """The driver says, to a process that is not its own to end: leave the session."""
+
+
 T = TypeVar("T", Here, Welcome, Farewell)
 
 

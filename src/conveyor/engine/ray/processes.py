@@ -21,7 +21,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.driver.hosts import UNKNOWN_END
 
 #: Seconds that Ray's word about how a process has ended may take.
-_WORD_TIMEOUT = 1.0
+WORD_TIMEOUT = 1.0
 #: How Ray says with which code a process has ended.
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
@@ -126,7 +126,7 @@ class Processes:
     def _see_end(self, one: Resident) -> None:
         pidfd = os.dup(one.pidfd)
         try:
-            wait_until_reaped(pidfd, _WORD_TIMEOUT)
+            wait_until_reaped(pidfd, WORD_TIMEOUT)
             one.status = exit_status(pidfd)
         finally:
             os.close(pidfd)

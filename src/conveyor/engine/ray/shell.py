@@ -49,11 +49,9 @@ class Shell:
         """Be the actor of that birth, which ends the process. If it is on another host, say so instead."""
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        connection = None
-        if birth.node in ("", node):
-            connection = _meet(birth)
+        connection = meet_at(birth)
         if connection is None:
+            node = ray.get_runtime_context().get_node_id()
             return Elsewhere(node, ray.util.get_node_ip_address())
         become_actor(birth, connection)
         ray.actor.exit_actor()
@@ -86,6 +84,15 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
             # A driver that is gone needs no farewell.
             with suppress(OSError):
                 connection.send(write(Farewell(code)))
+
+
+def meet_at(birth: Birth) -> socket.socket | None:
+    """A connection to who waits for this process; ``None`` if that counts as another host's."""
+    import ray
+
+    if birth.node and birth.node != ray.get_runtime_context().get_node_id():
+        return None
+    return _meet(birth)
 
 
 def _meet(birth: Birth) -> socket.socket | None:

@@ -125,6 +125,10 @@ class Control:
             _, part = self._parts.popitem()
             try_each(part.close)
 
+    def hang_up(self) -> None:
+        """The process leaves its session: no descriptors come any more."""
+        self._socket.close()
+
     def _fail(self, tag: int, error: Exception, order: type[Order] | None) -> None:
         what = "control" if order is None else order.__name__.lower()
         self._link.replies.send_error(encode_error(error, self._name, what), tag)

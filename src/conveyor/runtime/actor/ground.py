@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 class Ground:
     """One for each actor's process. It knows none of the parts."""
 
-    def __init__(self, hello: Hello, process: Process) -> None:
+    def __init__(self, hello: Hello, process: Process, instance: Instance | None = None) -> None:
+        """``instance``: of an actor that is there already."""
         self.hello = hello
         self.process = process
         #: What is called when a bit of the bell is rung.
         self.handlers: dict[int, Callable[[], None]] = {}
-        self.instance = Instance(hello.name)
+        self.instance = instance or Instance(hello.name)
         #: Where coroutines run, if the actor has async methods.
         self.coroutines: Coroutines | None = None

@@ -114,6 +114,12 @@ class RequestClient:
         assert isinstance(error, ActorDiedError)
         return error
 
+    def close(self) -> None:
+        """The process leaves its session: nothing is asked any more, and no reply comes."""
+        self._break(ConnectionError("this process has left the session"))
+        with self._reading:  # whoever reads finds that out, and is gone then
+            self._socket.close()
+
     # Sending
 
     def _request(self, request: Request, awaited: _Awaited) -> None:

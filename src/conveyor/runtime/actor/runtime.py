@@ -110,7 +110,7 @@ class ActorRuntime(CallingRuntime):
         super().__init__(process, Chores(_core.Waker(process.inbox), process.ring))
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
-        self._requests = RequestClient(requests)
+        self.requests = self._requests = RequestClient(requests)
         self.introductions = ActorIntroductions(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.

@@ -31,11 +31,14 @@ from conveyor.runtime.waiting.works import LOOP, ONE, STARTING, THREADS
 if TYPE_CHECKING:
     import asyncio
 
+    from conveyor.runtime.actor.instance import Instance
+
 
 class Worker:
     """Everything one actor's process does."""
 
-    def __init__(self, hello: Hello, fds: list[int]) -> None:
+    def __init__(self, hello: Hello, fds: list[int], instance: Instance | None = None) -> None:
+        """``instance``: of an actor that is there already, and is not to be made."""
         board_fd, arena_fd, eventfd, driver_arena, driver_event, control, request, calls, ctl = fds
         self.hello = hello
         board = _core.Board.attach(board_fd)
@@ -43,7 +46,7 @@ class Worker:
         _core.check_writes(os.environ.get("CONVEYOR_DEBUG_WRITES") == "1")
         driver = hello.driver_slot, board.incarnation(hello.driver_slot)
         arena_of_driver = self.process.adopt(*driver, driver_arena, driver_event)
-        self.ground = Ground(hello, self.process)
+        self.ground = Ground(hello, self.process, instance)
         self.handlers = self.ground.handlers
         self.instance = self.ground.instance
         self._stopping = False

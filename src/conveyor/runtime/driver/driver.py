@@ -48,7 +48,7 @@ from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
-from conveyor.runtime.protocol import ActorId, ActorSpec, MethodInfo
+from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
@@ -62,7 +62,7 @@ class Driver(CallingRuntime):
     def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that actors have to end in good order."""
         self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
-        self._hosts = hosts
+        self._hosts, self._grace = hosts, grace
         try:
             with explained("start a session"):
                 uninterrupted(lambda: self._begin(hosts, arena, grace))
@@ -190,6 +190,8 @@ class Driver(CallingRuntime):
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
+            # Before all that others may hold locks for, and wait for this.
+            Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),
             Step("graphs that it executed are taken down", self.layer.executor_ended, unborn=True),
@@ -220,6 +222,19 @@ class Driver(CallingRuntime):
             actor, lambda link: link.call(start((spec.cls, *spec.args), spec.kwargs))
         )
         return record.id
+
+    def attach(self, attached: Attached) -> ActorId:
+        """Have that actor take part in the session, until it ends or is killed."""
+        for record in self.table:
+            known = record.actor.options.attached
+            if known is not None and known.key == attached.key:
+                if record.alive:
+                    return record.id
+                record.exited.wait(self._grace)  # it was killed, and leaves
+        options = ProcessOptions(None, 0, {}, attached=attached)
+        # Nobody counts its handles: it was there before them, and is when they are gone.
+        actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
+        return self.supervisor.start(actor, lambda link: link.call(start((object,)))).id
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         return self.table.find(name)

@@ -78,16 +78,19 @@ class Goodbye:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
-        _wait_for(left, time.monotonic() + _KILLED_PATIENCE)
+        _wait_for([r for r in left if not _stays(r)], time.monotonic() + _KILLED_PATIENCE)
         return left
 
     def _warn(self, left: list[ActorRecord]) -> None:
-        if not left or self.grace == 0:
+        if self.grace == 0:
             return
-        actors = "\n".join(f"  {self._describe(record)}" for record in left)
-        logger.warning(
-            "not ended within the grace period of %g s, and killed:\n%s", self.grace, actors
-        )
+        for stay, how in (
+            (False, "not ended within the grace period of %g s, and killed:\n%s"),
+            (True, "still at work after the grace period of %g s, and left there:\n%s"),
+        ):
+            actors = "\n".join(f"  {self._describe(r)}" for r in left if _stays(r) is stay)
+            if actors:
+                logger.warning(how, self.grace, actors)
 
     def _describe(self, record: ActorRecord) -> str:
         status = actor_status(self._board, record.slot, record.incarnation, self._label)
@@ -102,6 +105,10 @@ class Goodbye:
             else:
                 text += ": it runs no method, and has not begun its end"
         return text
+
+
+def _stays(record: ActorRecord) -> bool:
+    return record.process is not None and record.process.stays
 
 
 def _wait_for(records: list[ActorRecord], end: float) -> bool:

@@ -27,7 +27,8 @@ class Spawned(Struct, frozen=True):
     ``end_headless`` is :meth:`Hosts.end_headless` of it, and ``went_on`` says, once it has ended, whether
     that has ended it. ``place`` says in words where it is, if not on the driver's host; ``last_page``, once
     it has ended there, what its slot of the board said, and whether it was left by ``sys.exit``; ``lost``,
-    whether its host was lost, and how.
+    whether its host was lost, and how. ``stays``: it is somebody else's, and no end of ours ends it: ``kill``
+    has it leave the session, which it does when the method that it runs has returned.
     """
 
     pid: int
@@ -38,6 +39,7 @@ class Spawned(Struct, frozen=True):
     place: str = ""
     last_page: Callable[[], tuple[Page, bool] | None] = lambda: None
     lost: Callable[[], str] = lambda: ""
+    stays: bool = False
 
 
 class Hosts(Protocol):

@@ -167,6 +167,8 @@ class ActorRecord:
         self.exit_status: int | None = None
         self.started = False  # until then its exit is only noted
         self.headless = False  # the hosts have been told that its main thread is gone
+        #: From here on it can be said how it has ended: for who holds what the rest of its burial needs, too.
+        self.told = threading.Event()
         self.exited = threading.Event()
         # Its last status page: the slot may be another process's by the time somebody asks.
         self._last_page: Page | None = None
@@ -287,7 +289,7 @@ class ActorRecord:
         page = self._last_page or self._board.status(self.slot)
         # Not in the thread that brings the code: there is none that it could wait for.
         if not (page[5] and self.host is None) and not self._tells():
-            self.exited.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
+            self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
             page = self._last_page or page
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
@@ -312,7 +314,7 @@ class ActorRecord:
             message += f" while running {doing} ({where})"
         if number == signal.SIGKILL and not self.killed and not self._went_on:
             message += self._who_killed()
-        again = self.restarting if self.exited.is_set() else self.may_restart()
+        again = self.restarting if self.told.is_set() else self.may_restart()
         if self.restart_error:
             again = False
             message += f"; it could not be started again: {self.restart_error}"
@@ -328,7 +330,7 @@ class ActorRecord:
         """The error for whoever waits for what the process should have sent over a connection that has ended:
         here, if ``why`` says so, or there, which is most often the process's death."""
         if self.alive and not why:
-            self.exited.wait(_EXIT_CODE_WAIT)
+            self.told.wait(_EXIT_CODE_WAIT)
         if not self.alive:
             return self.death()
         why = why or "it could not use it any more"
@@ -362,11 +364,11 @@ class ActorRecord:
 
     @property
     def _went_on(self) -> bool:
-        return self.process is not None and self.exited.is_set() and self.process.went_on()
+        return self.process is not None and self.told.is_set() and self.process.went_on()
 
     def _who_killed(self) -> str:
         found = None
-        if self.process is not None and self.exited.is_set():
+        if self.process is not None and self.told.is_set():
             found = self.process.out_of_memory()
         if found is None:
             return "; SIGKILL is also what the kernel's out-of-memory killer sends: it may be that"

@@ -1,8 +1,8 @@
 """What those who look at a session from outside (``conveyor status``) do not find on its board: what its
 graphs and their tasks are called.
 
-It lies in a memory file of the driver's, which goes with it. A line is a graph that has been laid, or one
-that has been taken down; a reader takes what has an end.
+It lies in a memory file of the driver's, which is there while a graph is laid. A line is a graph that has
+been laid, or one that has been taken down; a reader takes what has an end.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class Roster:
     def forget(self, number: int) -> None:
         """It has been taken down; may be said more than once."""
         with self._lock:
-            if self._lines.pop(number, None) is not None:
+            if self._lines.pop(number, None) is None:
+                return
+            if self._lines:
                 self._add(json.encode(LaidGraph(number)) + b"\n")
+            else:  # a session without graphs has as many descriptors as before its first one
+                self._replace(-1)
 
     def close(self) -> None:
         """The session is over."""

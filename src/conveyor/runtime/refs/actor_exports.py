@@ -190,6 +190,11 @@ class ActorExports(Imports):
             self._connection = Connection(sock, "refs", self._on_message, self._on_end)
             return self._connection
 
+    def close(self) -> None:
+        """The process leaves its session."""
+        if self._connection is not None:
+            self._connection.close()
+
     def _send(self, message: ToRendezvous) -> None:
         """Over the connection that there is; nothing happens if it has ended."""
         if self._connection is not None:

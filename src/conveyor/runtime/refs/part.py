@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Hashable
 from typing import Any
 
 from conveyor.codec import direct
 from conveyor.runtime.refs.derived import DerivedRef
 from conveyor.runtime.refs.ref import Ref
+
+
+def _unshared(index: Any) -> Any:
+    """``index``, or a copy where it is a list or an array."""
+    if isinstance(index, (int, str, slice)):
+        return index
+    is_fixed = isinstance(index, Hashable) and not hasattr(index, "__array__")
+    return index if is_fixed else copy.deepcopy(index)
 
 
 class PartRef(DerivedRef):
@@ -16,7 +26,9 @@ class PartRef(DerivedRef):
 
     def __init__(self, whole: Ref, index: Any) -> None:
         super().__init__(whole)
-        self._index = index if isinstance(index, tuple) else (index,)
+        # It is looked at later, and lists and arrays may be changed until then.
+        several = index if isinstance(index, tuple) else (index,)
+        self._index = tuple([_unshared(one) for one in several])
 
     def _got(self, timeout: float | None) -> Any:
         if self._is_received():

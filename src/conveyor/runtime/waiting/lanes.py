@@ -37,6 +37,8 @@ class Lanes:
         self.noted: list[tuple[int, int, int, int, int, int, str]] = []
         self._inbox = inbox
         self._mode = -1
+        #: The thread that runs the actor's loop.
+        self._main = 0
         self._threads = 0
         self._pooled = threading.local()
         self._waits: list[Wait] = []
@@ -53,11 +55,11 @@ class Lanes:
         running: Callable[[], str],
         serving: Callable[[], Serving] | None = None,
     ) -> None:
-        """This process is an actor. ``threads``: how many run its calls, with ``THREADS``.
-        ``running()``: what its main thread runs. ``serving()``: what else the main thread does while
-        a method there waits."""
+        """This process is an actor, and the calling thread its main one, which runs its loop. ``threads``:
+        how many run its calls, with ``THREADS``. ``running()``: what its main thread runs. ``serving()``:
+        what else the main thread does while a method there waits."""
         with self.lock:
-            self._mode, self._threads = mode, threads
+            self._mode, self._threads, self._main = mode, threads, threading.get_ident()
             self._running, self._serving = running, serving
             self._note()
 
@@ -76,7 +78,7 @@ class Lanes:
         keeps the actor from nothing."""
         call = getattr(self._pooled, "call", None)
         pooled = call is not None
-        if self._mode < 0 or not (pooled or threading.current_thread() is threading.main_thread()):
+        if self._mode < 0 or not (pooled or threading.get_ident() == self._main):
             yield None
             return
         text, work = call or (self._running(), STEPS)

@@ -1,0 +1,138 @@
+"""Actors, and graphs, of a Ray program in a session on Ray."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from conveyor.api.actor_handle import ActorHandle
+from conveyor.api.methods import make_table
+from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
+from conveyor.later import import_later
+from conveyor.runtime import context
+from conveyor.runtime.driver.driver import Driver
+from conveyor.runtime.protocol import Attached, MethodInfo
+
+_log = logging.getLogger("conveyor")
+
+#: Seconds after which the log says what is waited for.
+_SAID_AFTER = 10.0
+
+
+def attach(what: Any, *, in_turn: bool = True) -> Any:
+    """Have actors that the program has started with ``ray.remote`` take part in this session. ::
+
+        stage = Stage.remote()  # a class under @ray.remote
+        with InputNode() as inp:  # conveyor.dag.InputNode
+            dag = conveyor.attach(stage).run.bind(inp)
+
+        graph = conveyor.attach(rays_dag).compile()  # where it was rays_dag.experimental_compile()
+
+    The actor stays Ray's: its own calls go on, and nothing here ends it. It takes part until the session
+    ends, or until ``conveyor.kill`` takes it out. An actor that was attached before is the same one again.
+
+    Args:
+        what: the handle of an actor of Ray's, or a graph that was made with ``ray.dag``, whose actors are
+            attached.
+        in_turn: the actor's methods run one at a time, those that Ray calls among them, where Ray runs its
+            calls so, too. Otherwise they run beside what Ray calls, as in Ray's own compiled graphs.
+
+    Returns:
+        An ``ActorHandle``, or the node that the graph ends in.
+
+    Raises:
+        RuntimeStateError: the session is not on Ray, or is not this process's own; the actor belongs to
+            another cluster than that of the session, or does not have this version of the library.
+        ActorDiedError: the actor is dead.
+        ActorStartError: it cannot take part: it is on another machine, or in another session.
+        NotImplementedError: it has async methods; the graph has what has no counterpart here.
+        TypeError: ``what`` is neither.
+    """
+    driver = context.current()
+    if not isinstance(driver, Driver) or not driver.places:
+        raise RuntimeStateError(
+            'attach is for the process that has started a session on Ray: conveyor.init(engine="ray"). '
+            "Handles that it returns can be passed on to actors"
+        )
+    ray = import_later("ray")
+    if isinstance(what, ray.actor.ActorHandle):
+        return _attach(driver, ray, what, in_turn)
+    if isinstance(what, import_later("ray.dag").DAGNode):
+        converted = import_later("conveyor.api.rays_graphs").converted
+        return converted(what, lambda handle: _attach(driver, ray, handle, in_turn))
+    raise TypeError(
+        f"attach takes the handle of an actor of Ray's, or a node of ray.dag, not {type(what).__name__}"
+    )
+
+
+def _attach(driver: Driver, ray: Any, handle: Any, in_turn: bool) -> ActorHandle:
+    name = _name(ray, handle)
+    methods = _described(ray, handle, name)
+    key = handle._ray_actor_id.hex()
+    actor = driver.attach(Attached(key, name, methods, handle, in_turn))
+    return ActorHandle(driver, actor, name, make_table(methods))
+
+
+def _name(ray: Any, handle: Any) -> str:
+    """What the actor is called. Raises where Ray would wait for ever for an answer of it, or end the
+    process."""
+    if handle._ray_cluster_and_job != ray._private.worker.global_worker.current_cluster_and_job:
+        raise RuntimeStateError(
+            f"{handle!r} cannot be attached: it belongs to another cluster than the session's, or to a "
+            "connection to Ray that has ended. Get a handle by the connection that there is: ray.get_actor"
+        )
+    # Nothing is known yet of an actor that has just been made.
+    known = import_later("ray._private.state").actors(handle._ray_actor_id.hex())
+    name = known.get("Name") or handle._ray_actor_creation_function_descriptor.class_name
+    name = str(name).rpartition(".")[2]
+    if known.get("State") == "DEAD":
+        raise ActorDiedError(f"actor {name} of Ray is dead, and cannot be attached", name)
+    return name
+
+
+def _described(ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
+    """The actor's methods, by itself, and that it can take part."""
+    asked = handle.__ray_call__.options(concurrency_group="_ray_system").remote(_describing())
+    if not ray.wait([asked], timeout=_SAID_AFTER)[0]:
+        _log.warning(
+            "actor %s of Ray does not answer yet: it is not placed, or its constructor runs, or holds the "
+            "interpreter",
+            name,
+        )
+    try:
+        said, version, methods = ray.get(asked)
+    except ray.exceptions.RayActorError as error:
+        raise ActorDiedError(
+            f"actor {name} of Ray is dead, and cannot be attached: {error}", name
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        raise ActorStartError(f"cannot attach actor {name} of Ray: {error}") from error
+    own = import_later("conveyor.engine.ray.greeting").version()
+    if said or version != own:
+        raise RuntimeStateError(
+            f"cannot attach actor {name} of Ray: its process {said or f'has {version}'}, and the driver has "
+            f"{own}. Its environment (runtime_env) must have the same"
+        )
+    described: dict[str, MethodInfo] | None = pickle.loads(methods)
+    if described is None:
+        raise NotImplementedError(
+            f"cannot attach actor {name} of Ray: it has async methods, which run on Ray's event loop; those "
+            "of a class under @conveyor.remote may be async"
+        )
+    return described
+
+
+def _describing() -> Callable[[Any], tuple[str, str, bytes]]:
+    """What the actor is asked, as a function that travels by value: there may be no such library there."""
+
+    def describe(made: Any) -> tuple[str, str, bytes]:
+        try:
+            from conveyor.api.rays_actors import described_here
+            from conveyor.engine.ray.greeting import version
+        except ImportError as error:
+            return f"cannot import this version of conveyor ({error})", "", b""
+        return "", version(), described_here(made)
+
+    return describe
