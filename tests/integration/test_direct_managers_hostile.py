@@ -12,12 +12,21 @@ from dataclasses import dataclass
 
 import pytest
 from integration_helpers import WAIT, get
-from integration_managers import FAILS_TO_RECEIVE, FAILS_TO_SEND, KILLS, NEVER_SENDS, Files, Sockets
+from integration_managers import (
+    DIES,
+    FAILS_TO_RECEIVE,
+    FAILS_TO_SEND,
+    KILLS,
+    NEVER_SENDS,
+    Files,
+    Sockets,
+)
 
 import conveyor
 from conveyor.direct.managers import hooks
 from conveyor.direct.managers.registry import route
-from conveyor.exceptions import TransportError, WaitTimeoutError
+from conveyor.direct.managers.wire import Source
+from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.experimental import CommunicatorMetadata, register_tensor_transport
 
 torch = pytest.importorskip("torch")
@@ -284,3 +293,14 @@ def test_nothing_but_its_references_keeps_a_value(peers, named, wait_until, mana
     assert not get(maker.is_gone.remote())
     del ref
     wait_until(lambda: get(maker.is_gone.remote()), WAIT, "it to be let go of")
+
+
+def test_a_producers_death_is_told_before_it_is_known(peers, named, monkeypatch):
+    """Its sockets say that it is gone while the session may still take it for alive."""
+    name = named(Sockets)
+    maker, _ = peers
+    ref = maker.tensor.options(tensor_transport=name).remote(DIES)
+    conveyor.wait([ref], timeout=WAIT)
+    monkeypatch.setattr(Source, "gone", lambda source: False)
+    with pytest.raises(ActorDiedError, match="Peer"):
+        get(ref)
