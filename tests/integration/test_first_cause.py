@@ -17,8 +17,6 @@ from integration_helpers import WAIT, chain, get, hold
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConstructorError, TaskError, WaitTimeoutError
-from conveyor.runtime import context
-from conveyor.runtime.driver import record
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -132,21 +130,6 @@ def test_sigkill_is_told_from_the_out_of_memory_killer(wait_until):
         get(victim.echo.remote(1))
     text = str(caught.value)
     assert "somebody else killed it" in text or "it may be that" in text
-
-
-def test_who_holds_what_a_burial_needs_does_not_wait_for_it_in_vain(monkeypatch, wait_until):
-    monkeypatch.setattr(record, "_EXIT_CODE_WAIT", 120.0)
-    victim = Actor.remote()
-    pid = get(victim.pid.remote())
-    driver = context.current()
-    (found,) = (one for one in driver.table if one.pid == pid)
-    with driver.exports.lock:
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not found.alive)
-        begun = time.monotonic()
-        error = found.death()
-        assert time.monotonic() - begun < 60
-    assert error.signal == signal.SIGKILL
 
 
 @contextmanager
