@@ -39,6 +39,10 @@ class Holder:
         return self.tensor
 
     @conveyor.method(tensor_transport="auto")
+    def alone(self, size):
+        return torch.ones(size, device="sim")
+
+    @conveyor.method(tensor_transport="auto")
     def mixed(self):
         base = torch.arange(12.0, device="sim").reshape(3, 4)
         return {
@@ -149,6 +153,16 @@ def test_it_goes_with_its_last_reference(pair, wait_until):
     get(maker.make.remote(1))
     wait_until(lambda: get(maker.stored.remote()) == [], WAIT, "all to be let go of")
     assert get(maker.room.remote()) >= before - 4096
+
+
+def test_nothing_but_its_references_keeps_it(pair, wait_until):
+    """No pickler either, which gets no other value here: numbers are not pickled."""
+    maker, _ = pair
+    before = get(maker.room.remote())
+    ref = maker.alone.remote(1 << 20)
+    conveyor.wait([ref], timeout=WAIT)
+    del ref
+    wait_until(lambda: get(maker.room.remote()) >= before, WAIT, "its memory to be free")
 
 
 def test_a_value_of_many_kinds(pair):

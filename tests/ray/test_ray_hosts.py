@@ -234,17 +234,19 @@ def test_a_node_that_is_lost(two_nodes, leaves_nothing):
         node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
         lost = Stage.options(resources={"lost": 1}).remote(10)
-        stays = Stage.options(**HERE).remote(1)
+        stays, other = Stage.options(**HERE).remote(1), Stage.options(**THERE).remote(100)
+        # Three hosts, each of which has something for each.
         with InputNode() as inp:
-            dag = stays.run.bind(lost.run.bind(inp))
+            dag = stays.run.bind(other.run.bind(lost.run.bind(other.run.bind(inp))))
         with dag.compile() as graph:
-            assert get(graph.execute(1)) == 12
+            assert get([graph.execute(i) for i in range(16)]) == [i + 211 for i in range(16)]
+            assert get(lost.ask.remote(other, 1)) == 101
             two_nodes.remove_node(node, allow_graceful=False)
             with pytest.raises(ActorDiedError, match="Stage"):
                 executed_until_it_fails(graph)
         with pytest.raises(ActorDiedError):
             get(lost.run.remote(1))
-        assert get(stays.run.remote(1)) == 2
+        assert get([stays.run.remote(1), other.run.remote(1)]) == [2, 101]
         conveyor.shutdown()
 
 

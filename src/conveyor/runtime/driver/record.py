@@ -39,6 +39,8 @@ Label: TypeAlias = "Callable[[int, int], str | None]"
 #: How long an error waits for the exit code that the fork server is about to report: usually a
 #: millisecond. On a machine that is busy it may come later, but errors are not to be late for it.
 _EXIT_CODE_WAIT = 0.05
+#: The same for what the agent of another host is about to report, which comes by way of Ray.
+_REPORT_WAIT = 0.25
 
 
 class Actor(Struct, eq=False):
@@ -286,8 +288,8 @@ class ActorRecord:
         not know."""
         page = self._last_page or self._board.status(self.slot)
         # Not in the thread that brings the code: there is none that it could wait for.
-        if not page[5] and not self._tells():
-            self.told.wait(_EXIT_CODE_WAIT)
+        if not (page[5] and self.host is None) and not self._tells():
+            self.told.wait(_EXIT_CODE_WAIT if self.host is None else _REPORT_WAIT)
             page = self._last_page or page
         state, graph, node, execution, _since, number, what = page
         doing: str | None = None
