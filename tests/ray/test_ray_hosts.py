@@ -217,6 +217,22 @@ def test_one_that_dies_as_soon_as_it_has_come(far):
     assert ray.get(agent.__ray_call__.remote(lambda self: len(self._expected)), timeout=WAIT) == 0
 
 
+def test_memory_of_values_from_there_goes_back(far, wait_until):
+    """Also of a process that has died: what is held of it lies in an arena of this host."""
+    board = context.running().process.board
+    there = stage(THERE, 1)
+    value = get(there.run.remote(np.ones(1 << 20)))
+    assert board.session_memory >= value.nbytes
+    slot = context.running().table.record(there._id).slot
+    conveyor.kill(there)
+    again = stage(THERE, 2)
+    assert get(again.run.remote(1)) == 3
+    assert value.sum() == 2 << 20
+    del value
+    wait_until(lambda: board.session_memory < 1 << 20, WAIT)
+    assert board.memory(slot) <= board.session_memory
+
+
 def test_started_again_on_its_node(far):
     here = Stage.options(**HERE).remote(1)
     there = stage(THERE, 10, max_restarts=2)
