@@ -139,7 +139,9 @@ def _ray_cg(address: str, effort: float) -> dict[str, Any]:
     return figures
 
 
-def _send(sock: socket.socket, size: int) -> None:
+def _send(sock: socket.socket, others: Sequence[socket.socket], size: int) -> None:
+    for other in others:  # of the parent: it would never be seen to close them
+        other.close()
     data = np.ones(size // 8)
     while sock.recv(1):
         sock.sendall(memoryview(data).cast("B"))
@@ -154,7 +156,9 @@ def _stream(_address: str, effort: float) -> dict[str, Any]:
         listener = socket.create_server(("127.0.0.1", 0))
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-        maker = multiprocessing.get_context("fork").Process(target=_send, args=(far, size))
+        maker = multiprocessing.get_context("fork").Process(
+            target=_send, args=(far, (near, listener), size)
+        )
         maker.start()
         far.close()
         into = memoryview(bytearray(size))

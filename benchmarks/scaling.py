@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling                 # 1 to 64 actors, 1 KB to 64 MB; some two minutes
     python -m benchmarks.scaling --most 128
+    python -m benchmarks.scaling --hosts 4       # nodes of a Ray cluster, each a host of its own
 
 Each number of actors has a process and a session of its own, in turn, in several rounds. A model of two
 numbers (so much at once, so much for each) is taken from the smallest and the largest; what it says of those
@@ -109,6 +110,79 @@ def measure_actors(count: int, effort: float) -> dict[str, float]:
     return figures
 
 
+#: The same of hosts, the driver's own not counted.
+HOST_FIGURES = {
+    "start of a first actor": ("ms", 1e3),
+    "chain over all": ("us", 1e6),
+    "fan-out to all": ("us", 1e6),
+    "1 MB to all": ("us", 1e6),
+    "descriptors of the driver": ("", 1.0),
+    "idle processor time of the driver": ("us/s", 1e6),
+}
+_IDLE_SECONDS = 4.0
+
+
+def measure_hosts(address: str, count: int, effort: float) -> dict[str, float]:
+    """What ``count`` hosts beside the driver's cost, with an actor on each."""
+    calls = max(10, int(effort * 1000))
+    figures: dict[str, float] = {}
+    conveyor.init(engine="ray", address=address, shared_memory="node", node_timeout=10)
+    remote = conveyor.remote(Stage)
+    actors = []
+    times = []
+    for number in range(1, count + 1):
+        start = time.perf_counter()
+        actors.append(remote.options(resources={f"node{number}": 1}).remote())
+        conveyor.get(actors[-1].run.remote(0))
+        times.append(time.perf_counter() - start)
+    figures["start of a first actor"] = median(times)
+    with InputNode() as node:
+        chain: Any = node
+        for actor in actors:
+            chain = actor.run.bind(chain)
+    with chain.compile() as graph:
+        figures["chain over all"] = _timed(lambda: conveyor.get(graph.execute(0)), calls)
+    with InputNode() as node:
+        fan_out = MultiOutputNode([actor.run.bind(node) for actor in actors])
+    with fan_out.compile() as graph:
+        figures["fan-out to all"] = _timed(lambda: conveyor.get(graph.execute(0)), calls)
+    with InputNode() as node:
+        totals = MultiOutputNode([actor.length.bind(node) for actor in actors])
+    value = np.ones(1 << 17)
+    with totals.compile() as graph:
+        figures["1 MB to all"] = _timed(
+            lambda: conveyor.get(graph.execute(value)), max(10, calls // 10)
+        )
+    figures["descriptors of the driver"] = float(len(os.listdir("/proc/self/fd")))
+    before = time.process_time()
+    time.sleep(_IDLE_SECONDS)
+    figures["idle processor time of the driver"] = (time.process_time() - before) / _IDLE_SECONDS
+    conveyor.shutdown()
+    return figures
+
+
+def _hosts(most: int, rounds: int, effort: float) -> dict[int, dict[str, float]]:
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_worker_niceness="0"
+    )
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    store = {"object_store_memory": 100 << 20}
+    try:
+        cluster.add_node(num_cpus=1, include_dashboard=False, **store)
+        for number in range(1, most + 1):
+            cluster.add_node(num_cpus=1, resources={f"node{number}": 2}, **store)
+        found: dict[int, list[dict[str, float]]] = {count: [] for count in range(1, most + 1)}
+        for _ in range(rounds):
+            for count, times in found.items():
+                given = ["--address", cluster.address, "--on", str(count)]
+                times.append(_in_process(*given, "--effort", str(effort)))
+    finally:
+        cluster.shutdown()
+    return {count: _medians(times) for count, times in found.items()}
+
+
 def _pid(_: Any) -> int:
     return os.getpid()
 
@@ -162,16 +236,23 @@ def _report(name: str, unit: str, factor: float, xs: Sequence[int], ys: Sequence
     return f"| {name} | {' | '.join(cells)} | {model} | {(once + each * 1000) * factor:.3g} |"
 
 
-def _print(actors: Mapping[int, Mapping[str, float]], sizes: Mapping[str, float]) -> None:
+def _print(
+    what: str,
+    kinds: Mapping[str, tuple[str, float]],
+    found: Mapping[int, Mapping[str, float]],
+) -> None:
     for fact, value in facts().items():
         print(f"{fact}: {value}")
-    counts = sorted(actors)
+    counts = sorted(found)
     print("\nIn parentheses: by how much the model's line is beside it.\n")
-    print(f"| n actors | {' | '.join(map(str, counts))} | model | 1,000 |")
+    print(f"| n {what} | {' | '.join(map(str, counts))} | model | 1,000 |")
     print("|---|" + "---|" * (len(counts) + 2))
-    for name, (unit, factor) in FIGURES.items():
-        ys = [actors[count][name] for count in counts]
+    for name, (unit, factor) in kinds.items():
+        ys = [found[count][name] for count in counts]
         print(_report(f"{name}, {unit}" if unit else name, unit, factor, counts, ys))
+
+
+def _print_sizes(sizes: Mapping[str, float]) -> None:
     print("\n| bytes | us | GB/s |\n|---|---|---|")
     for size, seconds in sizes.items():
         print(f"| {int(size):,} | {seconds * 1e6:.3g} | {int(size) / seconds / 1e9:.2f} |")
@@ -182,7 +263,10 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=64, help="actors (64)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--effort", type=float, default=1.0)
+    parser.add_argument("--hosts", type=int, help="nodes beside the driver's, instead of actors")
     parser.add_argument("--actors", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--on", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.actors:
@@ -190,6 +274,12 @@ def main() -> None:
         return
     if given.sizes:
         print(json.dumps(measure_sizes(given.effort)))
+        return
+    if given.on:
+        print(json.dumps(measure_hosts(given.address, given.on, given.effort)))
+        return
+    if given.hosts:
+        _print("hosts", HOST_FIGURES, _hosts(given.hosts, given.rounds, given.effort))
         return
     counts = [1]
     while counts[-1] < given.most:
@@ -201,7 +291,8 @@ def main() -> None:
         for count in counts:
             actors[count].append(_in_process("--actors", str(count), *effort))
         sizes.append(_in_process("--sizes", *effort))
-    _print({count: _medians(found) for count, found in actors.items()}, _medians(sizes))
+    _print("actors", FIGURES, {count: _medians(found) for count, found in actors.items()})
+    _print_sizes(_medians(sizes))
 
 
 if __name__ == "__main__":

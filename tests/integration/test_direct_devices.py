@@ -23,6 +23,7 @@ pytest.importorskip("numpy")
 from conveyor.testing import accelerator  # noqa: E402
 from conveyor.testing.accelerator.streams import SimEvent  # noqa: E402
 
+PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
@@ -36,6 +37,10 @@ class Holder:
     def make(self, size=1000, where="sim", value=1.0):
         self.tensor = torch.full((size,), value, device=where)
         return self.tensor
+
+    @conveyor.method(tensor_transport="auto")
+    def alone(self, size):
+        return torch.ones(size, device="sim")
 
     @conveyor.method(tensor_transport="auto")
     def mixed(self):
@@ -148,6 +153,16 @@ def test_it_goes_with_its_last_reference(pair, wait_until):
     get(maker.make.remote(1))
     wait_until(lambda: get(maker.stored.remote()) == [], WAIT, "all to be let go of")
     assert get(maker.room.remote()) >= before - 4096
+
+
+def test_nothing_but_its_references_keeps_it(pair, wait_until):
+    """No pickler either, which gets no other value here: numbers are not pickled."""
+    maker, _ = pair
+    before = get(maker.room.remote())
+    ref = maker.alone.remote(1 << 20)
+    conveyor.wait([ref], timeout=WAIT)
+    del ref
+    wait_until(lambda: get(maker.room.remote()) >= before, WAIT, "its memory to be free")
 
 
 def test_a_value_of_many_kinds(pair):

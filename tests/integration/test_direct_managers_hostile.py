@@ -1,21 +1,32 @@
 """Transports of the user's own for values that stay, whose methods do what they should not."""
 
 import functools
+import gc
 import itertools
 import os
 import signal
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 
 import pytest
 from integration_helpers import WAIT, get
-from integration_managers import FAILS_TO_RECEIVE, FAILS_TO_SEND, KILLS, NEVER_SENDS, Files, Sockets
+from integration_managers import (
+    DIES,
+    FAILS_TO_RECEIVE,
+    FAILS_TO_SEND,
+    KILLS,
+    NEVER_SENDS,
+    Files,
+    Sockets,
+)
 
 import conveyor
 from conveyor.direct.managers import hooks
 from conveyor.direct.managers.registry import route
-from conveyor.exceptions import TransportError, WaitTimeoutError
+from conveyor.direct.managers.wire import Source
+from conveyor.exceptions import ActorDiedError, TransportError, WaitTimeoutError
 from conveyor.experimental import CommunicatorMetadata, register_tensor_transport
 
 torch = pytest.importorskip("torch")
@@ -31,6 +42,15 @@ class Peer:
 
     def sum(self, value):
         return float(value.sum())
+
+    def alone(self):
+        made = torch.ones(4)
+        self.watched = weakref.ref(made)
+        return made
+
+    def is_gone(self):
+        gc.collect()
+        return self.watched() is None
 
     def pid(self):
         return os.getpid()
@@ -262,3 +282,25 @@ def test_a_stopped_producer_need_not_read_what_it_is_sent(peers, named):
         os.kill(pid, signal.SIGCONT)
         close_listeners(name)
     still_works(name, maker, user)
+
+
+@pytest.mark.parametrize("manager", [Files, Sockets])
+def test_nothing_but_its_references_keeps_a_value(peers, named, wait_until, manager):
+    """No pickler either, which gets no other value here: truth values are not pickled."""
+    maker, _ = peers
+    ref = maker.alone.options(tensor_transport=named(manager)).remote()
+    conveyor.wait([ref], timeout=WAIT)
+    assert not get(maker.is_gone.remote())
+    del ref
+    wait_until(lambda: get(maker.is_gone.remote()), WAIT, "it to be let go of")
+
+
+def test_a_producers_death_is_told_before_it_is_known(peers, named, monkeypatch):
+    """Its sockets say that it is gone while the session may still take it for alive."""
+    name = named(Sockets)
+    maker, _ = peers
+    ref = maker.tensor.options(tensor_transport=name).remote(DIES)
+    conveyor.wait([ref], timeout=WAIT)
+    monkeypatch.setattr(Source, "gone", lambda source: False)
+    with pytest.raises(ActorDiedError, match="Peer"):
+        get(ref)

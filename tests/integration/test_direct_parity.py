@@ -6,6 +6,7 @@ says so.
 
 import asyncio
 import pickle
+import time
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -298,6 +299,22 @@ def test_get_with_a_timeout(rt, actors, tmp_path):
     (tmp_path / "go").touch()
     got(rt, held)
     assert got(rt, ref).sum() == 4
+
+
+def test_get_of_several_ends_with_the_first_error_and_with_its_timeout(rt, actors, tmp_path):
+    # In Ray the timeout begins anew for each.
+    one, other = actors
+    held = one.hold.remote(str(tmp_path / "go"))
+    try:
+        with pytest.raises(ValueError, match="no tensors"):
+            rt.get([one.make.remote(), other.fails.remote(ValueError("no tensors"))])
+        began = time.monotonic()
+        with pytest.raises(WaitTimeoutError):
+            rt.get([one.make.remote() for _ in range(300)], timeout=0.1)
+        assert time.monotonic() - began < 30
+    finally:
+        (tmp_path / "go").touch()
+    got(rt, held)
 
 
 def test_wait(rt, actors):

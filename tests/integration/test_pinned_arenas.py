@@ -23,6 +23,7 @@ from conveyor.testing import accelerator  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
 
+PRELOAD = ["torch"]
 MIB = 1 << 20
 NEVER = 600.0
 LONG = 60

@@ -17,3 +17,22 @@ def rt(leaves_nothing):
         conveyor.init()
         yield
         conveyor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def stages(two_nodes):
+    """Two actors of Ray's, on two nodes. What they have of one test they have of the next one's session."""
+    from ray_guests_helpers import Stage
+
+    return Stage.remote(), Stage.options(resources={"second": 0.1}).remote()
+
+
+@pytest.fixture
+def stage(two_nodes):
+    """One of a test's own."""
+    import ray
+    from ray_guests_helpers import Stage
+
+    made = Stage.remote()
+    yield made
+    ray.kill(made)

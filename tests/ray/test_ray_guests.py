@@ -1,116 +1,19 @@
 """Actors and graphs of a Ray program in a session: they take part, and go on when it is over."""
 
 import os
-import re
 import signal
-import sys
 import threading
 
-import cloudpickle
 import pytest
 import ray
 from ray.dag import InputNode as RaysInput
 from ray.dag import MultiOutputNode as RaysOutputs
+from ray_guests_helpers import WAIT, Ours, Stage, get, nothing_left, until_it_raises
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError, WaitTimeoutError
-
-for pickler in cloudpickle, ray.cloudpickle:
-    pickler.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
-
-
-class Plain:
-    def __init__(self):
-        self.seen = []
-
-    def add(self, x, y=1):
-        self.seen.append("add")
-        return x + y
-
-    def list(self):
-        return list(self.seen)
-
-    def pid(self):
-        return os.getpid()
-
-    @ray.method(num_returns=2)
-    def both(self, x):
-        return x, x + 1
-
-    def items(self, n):
-        yield from range(n)
-
-    def hold(self, started, go, wait_until):
-        self.seen.append("hold")
-        open(started, "w").close()
-        wait_until(lambda: os.path.exists(go), WAIT)
-        self.seen.append("held")
-
-    def leave(self):
-        sys.exit(3)
-
-    def ask(self, actor):
-        return conveyor.get(actor.add.remote(1))
-
-    def left(self):
-        """What a session has left in the process."""
-        files = [
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if _is_there(fd)
-        ]
-        with open("/proc/self/maps") as maps:
-            files += [line.split()[-1] for line in maps]
-        threads = [thread.name for thread in threading.enumerate()]
-        return [name for name in (*files, *threads) if "conveyor" in name and ".so" not in name]
-
-
-def _is_there(fd):
-    return os.path.islink(f"/proc/self/fd/{fd}")
-
-
-Stage = ray.remote(num_cpus=0)(Plain)
-
-
-@conveyor.remote
-class Ours:
-    def add(self, x, y=1):
-        return x + y
-
-    def ask(self, actor):
-        return get(actor.add.remote(1))
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
-@pytest.fixture(scope="module")
-def stages(two_nodes):
-    """Two actors of Ray's, on two nodes. What they have of one test they have of the next one's session."""
-    return Stage.remote(), Stage.options(resources={"second": 0.1}).remote()
-
-
-@pytest.fixture
-def stage(two_nodes):
-    """One of a test's own."""
-    made = Stage.remote()
-    yield made
-    ray.kill(made)
-
-
-def until_it_raises(call):
-    """What is told sooner or later, but comes as an error then."""
-    while True:
-        call()
-
-
-def nothing_left(wait_until, *stages):
-    for stage in stages:
-        wait_until(lambda stage=stage: ray.get(stage.left.remote()) == [], WAIT)
+from conveyor.exceptions import ActorDiedError, ActorStartError, WaitTimeoutError
+from conveyor.runtime import context
 
 
 def test_their_methods_are_bound_and_called(rt, stages):
@@ -129,6 +32,10 @@ def test_their_methods_are_bound_and_called(rt, stages):
     assert get(ours.ask.remote(first)) == get(first.ask.remote(ours)) == 2
     with pytest.raises(TypeError, match="add"):
         first.add.remote()
+    with pytest.raises(
+        TypeError, match="_ray_trace_ctx"
+    ):  # Ray's own, and no parameter of the program's
+        first.add.remote(1, _ray_trace_ctx=None)
 
 
 def test_a_graph_of_rays(rt, stages):
@@ -186,11 +93,42 @@ def test_one_that_is_killed_leaves(rt, stage, wait_until):
     with pytest.raises(ActorDiedError, match=r"killed by conveyor\.kill"):
         attached.add.remote(1)
     assert ray.get(stage.add.remote(1)) == 2
+    nothing_left(wait_until, stage)
     again = conveyor.attach(stage)
     assert again != attached
     assert get(again.add.remote(1)) == 2
     conveyor.kill(again, graceful=True)
     nothing_left(wait_until, stage)
+
+
+def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
+    """Where the driver is busy, the process may be there again before it is known to have gone."""
+    from conveyor.runtime.driver import driver
+
+    monkeypatch.setattr(driver, "_LEAVES_WITHIN", 0.0)
+    hosts = context.running()._hosts
+    attached = conveyor.attach(stage)
+    busy, go = threading.Event(), threading.Event()
+
+    def keep_it_busy():
+        for connection in hosts._door._known:
+            hosts._events.remove(connection)  # its turn is last
+        busy.set()
+        assert go.wait(WAIT)
+
+    hosts._events.call(keep_it_busy)
+    assert busy.wait(WAIT)
+    conveyor.kill(attached)
+    hosts._door.tell_to_leave(ray.get(stage.pid.remote()))  # as that thread will, too
+    nothing_left(wait_until, stage)
+    thread = threading.Thread(target=lambda: again.append(conveyor.attach(stage)))
+    again = []
+    thread.start()
+    wait_until(lambda: ray.get(stage.host.remote()), WAIT)
+    go.set()
+    thread.join(WAIT)
+    assert get(again[0].add.remote(1)) == 2
+    assert len(hosts._guests) == 1
 
 
 # One at a time
@@ -280,82 +218,3 @@ def test_the_drivers_death(two_nodes, scripts, stage, wait_until):
     conveyor.init()
     assert get(conveyor.attach(stage).add.remote(1)) == 2
     conveyor.shutdown()
-
-
-# What cannot be attached
-
-
-class Async(Plain):
-    async def later(self):
-        pass
-
-
-class Without(Plain):
-    def __init__(self):
-        sys.modules["conveyor.engine.ray.greeting"] = None
-
-
-class Other(Plain):
-    def __init__(self):
-        conveyor.engine.ray.greeting.version = lambda: "Conveyor 0.0 on Python 2"
-
-
-class Own(Plain):
-    def __init__(self):
-        conveyor.init(engine="inline")
-
-
-@pytest.mark.parametrize(
-    ("cls", "kind", "text"),
-    [
-        (Async, NotImplementedError, "async methods"),
-        (Without, RuntimeStateError, "cannot import this version of conveyor"),
-        (Other, RuntimeStateError, r"has Conveyor 0\.0 on Python 2, and the driver has Conveyor"),
-        (Own, ActorStartError, "has started a session of its own"),
-    ],
-)
-def test_one_whose_process_cannot_take_part(rt, two_nodes, cls, kind, text):
-    stage = ray.remote(num_cpus=0)(cls).remote()
-    with pytest.raises(kind, match=text):
-        conveyor.attach(stage)
-    ray.kill(stage)
-
-
-def test_one_that_is_dead(rt, two_nodes):
-    stage = Stage.remote()
-    ray.get(stage.pid.remote())
-    ray.kill(stage)
-    with pytest.raises(ActorDiedError, match="Plain of Ray is dead"):
-        until_it_raises(lambda: conveyor.attach(stage))
-
-
-def test_one_of_another_cluster(rt, stage, monkeypatch):
-    monkeypatch.setattr(stage, "_ray_cluster_and_job", (None, None))
-    with pytest.raises(RuntimeStateError, match="another cluster"):
-        conveyor.attach(stage)
-
-
-def test_what_is_no_actor(rt):
-    with pytest.raises(TypeError, match="not int"):
-        conveyor.attach(3)
-    with pytest.raises(RuntimeStateError, match=re.escape('init(engine="ray")')):
-        get(Ours.remote().__ray_call__.remote(lambda self: conveyor.attach(3)))
-
-
-def test_a_session_that_is_not_on_ray(stages):
-    conveyor.init(engine="inline")
-    with pytest.raises(RuntimeStateError, match=re.escape('init(engine="ray")')):
-        conveyor.attach(stages[0])
-    conveyor.shutdown()
-
-
-def test_a_graph_of_rays_that_has_no_counterpart(rt, stages):
-    function = ray.remote(lambda x: x)
-    with RaysInput() as inp:
-        dag = stages[0].add.bind(function.bind(inp))
-    with pytest.raises(NotImplementedError, match="FunctionNode"):
-        conveyor.attach(dag)
-    with RaysInput() as inp:
-        dag = Stage.bind().add.bind(inp)
-    with pytest.raises(NotImplementedError, match="not started"):
-        conveyor.attach(dag)

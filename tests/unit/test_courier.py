@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import select
 import socket
 import threading
 from array import array
@@ -171,3 +172,20 @@ def test_other_versions_are_told(driver):
     driver.settle()
     assert driver.refusals == [welcome.refused]
     assert driver.arrived == []
+
+
+def test_a_farewell_is_heard_of_one_that_has_not_read_all(driver):
+    """The kernel tells first that what was said to it is lost, and what it has said only then."""
+    key = driver.expect(1)
+    goes_on = threading.Event()
+    with driver.connect() as connection:
+        connection.send(write(Here(1, key, version(), "")))
+        _, (fd,) = answer(connection)
+        os.close(fd)
+        driver.events.call(lambda: driver.courier.tell_to_leave(os.getpid()))
+        driver.events.call(lambda: goes_on.wait(60))
+        assert select.select([connection], [], [], 60)[0]
+        connection.send(write(Farewell(7)))
+    goes_on.set()
+    assert driver.ended.wait(60)
+    assert driver.farewells == [(os.getpid(), 7)]

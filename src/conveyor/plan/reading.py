@@ -31,6 +31,27 @@ def registers_read(step: Step, tasks: Mapping[int, Task] | Sequence[Task]) -> tu
 # A program
 
 
+def only_reads(program: Program, edge: int, tasks: Mapping[int, Task] | Sequence[Task]) -> bool:
+    """Say whether nobody of ``program`` can write to what comes on ``edge``, nor is given it to keep: all who
+    take it are ranks of collectives, which make new tensors of what they read."""
+    taken: set[int | None] = set()
+    for step in program.steps:
+        if isinstance(step, Recv) and step.edge == edge:
+            taken |= {step.reg, *(step.spread or ())}
+    taken.discard(None)
+    for step in program.steps:
+        if taken.isdisjoint(registers_read(step, tasks)):
+            continue
+        task = tasks[step.task] if isinstance(step, Call) else None
+        if (
+            task is None
+            or task.collective is None
+            or not getattr(task.function, "only_reads", False)
+        ):
+            return False
+    return True
+
+
 class Outline:
     """What a program does, by kind; each in the program's order.
 

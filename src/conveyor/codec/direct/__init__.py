@@ -77,7 +77,10 @@ def _keep(
     # It brings its own definitions, so that any channel can carry it.
     sent = SentDefinitions()
     sent.collected = collected
-    encoded = encode_any(value.value, sent)
+    try:
+        encoded = encode_any(value.value, sent)
+    finally:
+        sent.collected = None  # a pickler may keep ``sent`` until it gets another value
     codec, flags, meta, buffers = encoded[:4]
     tensors = [] if collected is None else collected.tensors
     stays = None

@@ -40,10 +40,13 @@ def get(  # type: ignore[no-redef]
             ``_use_object_store=True`` nor ``_tensor_transport="object_store"`` says otherwise.
     """
     named = None if _tensor_transport is None else check_transport(_tensor_transport)
-    if not _use_object_store and not (_tensor_transport is not None and named is None):
-        for ref in _refs(refs):
-            _refuse_groups(ref, timeout)
-    return conveyor.get(refs, timeout=timeout)
+    if _use_object_store or (_tensor_transport is not None and named is None):
+        return conveyor.get(refs, timeout=timeout)
+    _refuse_groups(refs)
+    # Of those that are not done yet it is known afterwards: timeout and errors are of all of them together.
+    values = conveyor.get(refs, timeout=timeout)
+    _refuse_groups(refs)
+    return values
 
 
 def put(  # type: ignore[no-redef]
@@ -76,12 +79,13 @@ def _refs(refs: Any) -> list[Any]:
     return list(refs) if isinstance(refs, Sequence) else []
 
 
-def _refuse_groups(ref: Any, timeout: float | None) -> None:
-    if not isinstance(ref, Ref):
-        return
-    conveyor.wait([ref], timeout=timeout)
-    if not ref.done() or ref.has_failed():
-        return
+def _refuse_groups(refs: Any) -> None:
+    for ref in _refs(refs):
+        if isinstance(ref, Ref) and ref.done() and not ref.has_failed():
+            _refuse_group(ref)
+
+
+def _refuse_group(ref: Ref) -> None:
     where = located(ref.to_send())
     if where is not None and (where.transport in _OF_GROUPS or is_two_sided(where.transport)):
         raise ValueError(

@@ -39,6 +39,11 @@ class Rank(Struct, frozen=True):
     def __name__(self) -> str:  # by which calls are known
         return self.operation
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether what it returns shares no memory with its inputs, to which it never writes."""
+        return False
+
     def __call__(self, *inputs: Any) -> Any:
         """Return what this rank gets."""
         raise NotImplementedError
@@ -48,6 +53,10 @@ class Reducing(Rank, frozen=True):
     """One that reduces by ``op``."""
 
     op: ReduceOp = ReduceOp.SUM
+
+    @property
+    def only_reads(self) -> bool:
+        return True
 
 
 class AllReduce(Reducing, frozen=True):
@@ -82,6 +91,10 @@ class ReducePart(Reducing, frozen=True):
 class JoinParts(Rank, frozen=True):
     """The second round: every rank puts the parts together, in the form of its own input."""
 
+    @property
+    def only_reads(self) -> bool:
+        return True
+
     def __call__(self, *inputs: Any) -> Any:
         own, *parts = inputs
         arrays = _arrays(own)
@@ -104,6 +117,10 @@ class AllGather(Rank, frozen=True):
 
     join: bool = True
 
+    @property
+    def only_reads(self) -> bool:
+        return self.join
+
     def __call__(self, *inputs: Any) -> Any:
         arrays, values = _check(self, inputs, computes=self.join)
         return _joined(self, arrays, values) if self.join else list(values)
@@ -111,6 +128,10 @@ class AllGather(Rank, frozen=True):
 
 class AllToAll(Rank, frozen=True):
     """Every rank gets its share of all inputs along dimension 0, one after the other."""
+
+    @property
+    def only_reads(self) -> bool:
+        return True
 
     def __call__(self, *inputs: Any) -> Any:
         arrays, values = _check(self, inputs)

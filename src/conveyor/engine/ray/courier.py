@@ -181,6 +181,10 @@ class Courier:
             data = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
             return False
+        except (
+            ConnectionResetError
+        ):  # it is gone and has not read all: what it has said is still to be had
+            return True
         except OSError:
             data = b""
         if not data:

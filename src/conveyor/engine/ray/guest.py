@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.engine.ray import shell
-from conveyor.engine.ray.greeting import Birth, Farewell, read_file, write
+from conveyor.engine.ray.greeting import MESSAGE_BYTES, Birth, Farewell, read_file, write
 from conveyor.engine.ray.turns import Turn
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context, threads
@@ -166,10 +166,10 @@ def _take_part(made: Any, turn: Turn | None, connection: socket.socket, fds: lis
         gc.collect()  # what of the session refers to itself has memory, and descriptors
         os.close(told)
         os.close(driver)
-        _host = None
-        # A driver that is gone needs no farewell.
+        # A driver that is gone needs no farewell. Another one, or this one, is let in only behind it.
         with connection, suppress(OSError):
             connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
+        _host = None
         if left:
             _end_as_on_ray()
 
@@ -207,6 +207,9 @@ def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: in
     ready = {fd for fd, _ in poll.poll()}
     if over in ready:
         return
+    if connection.fileno() in ready:
+        with suppress(OSError):
+            connection.recv(MESSAGE_BYTES)  # it says nothing else
     worker.depart()
     if driver in ready:
         everybody_is_gone(worker.runtime)

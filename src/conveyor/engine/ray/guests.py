@@ -127,6 +127,8 @@ class RayHostsWithGuests(RayHosts):
     def _comes(self, guest: _Guest, pid: int, _stderr: str) -> Sequence[int]:
         if guest.unwanted:
             raise OSError("nobody wants it any more")
+        if pid in self._guests:  # it has left, and its farewell has not been heard yet
+            self._door.last_words(pid)
         guest.pidfd = os.pidfd_open(pid)  # it waits for our answer, so the number is still its own
         guest.pid = pid
         self._guests[pid] = guest

@@ -55,6 +55,9 @@ from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
 
+#: Seconds for which an actor of somebody else's is waited for that was killed here, and is to be back.
+_LEAVES_WITHIN = 10.0
+
 
 class Driver(CallingRuntime):
     """The runtime of the process that the user started."""
@@ -62,7 +65,7 @@ class Driver(CallingRuntime):
     def __init__(self, hosts: Hosts, arena: ArenaSize | None = None, grace: float = 5.0) -> None:
         """``grace``: seconds that actors have to end in good order."""
         self._eventfd = self._arena_fd = self._garbage_event = self._life_event = -1
-        self._hosts, self._grace = hosts, grace
+        self._hosts = hosts
         try:
             with explained("start a session"):
                 uninterrupted(lambda: self._begin(hosts, arena, grace))
@@ -230,7 +233,7 @@ class Driver(CallingRuntime):
             if known is not None and known.key == attached.key:
                 if record.alive:
                     return record.id
-                record.exited.wait(self._grace)  # it was killed, and leaves
+                record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
         options = ProcessOptions(None, 0, {}, attached=attached)
         # Nobody counts its handles: it was there before them, and is when they are gone.
         actor = Actor(attached.name, attached.methods, None, options, None, shared=True)

@@ -1,0 +1,97 @@
+"""Actors of Ray's that take part in sessions, for the tests of that."""
+
+import os
+import sys
+import threading
+
+import cloudpickle
+import ray
+
+import conveyor
+from conveyor.engine.ray import guest
+
+for pickler in cloudpickle, ray.cloudpickle:
+    pickler.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 60
+
+
+class Plain:
+    def __init__(self):
+        self.seen = []
+
+    def add(self, x, y=1):
+        self.seen.append("add")
+        return x + y
+
+    def list(self):
+        return list(self.seen)
+
+    def pid(self):
+        return os.getpid()
+
+    @ray.method(num_returns=2)
+    def both(self, x):
+        return x, x + 1
+
+    def items(self, n):
+        yield from range(n)
+
+    def hold(self, started, go, wait_until):
+        self.seen.append("hold")
+        open(started, "w").close()
+        wait_until(lambda: os.path.exists(go), WAIT)
+        self.seen.append("held")
+
+    def leave(self):
+        sys.exit(3)
+
+    def ask(self, actor):
+        return conveyor.get(actor.add.remote(1))
+
+    def host(self):
+        """The pid of the driver that it is with, or asks to let it in."""
+        return guest._host
+
+    def left(self):
+        """What a session has left in the process."""
+        files = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if _is_there(fd)
+        ]
+        with open("/proc/self/maps") as maps:
+            files += [line.split()[-1] for line in maps]
+        threads = [thread.name for thread in threading.enumerate()]
+        return [name for name in (*files, *threads) if "conveyor" in name and ".so" not in name]
+
+
+def _is_there(fd):
+    return os.path.islink(f"/proc/self/fd/{fd}")
+
+
+Stage = ray.remote(num_cpus=0)(Plain)
+
+
+@conveyor.remote
+class Ours:
+    def add(self, x, y=1):
+        return x + y
+
+    def ask(self, actor):
+        return get(actor.add.remote(1))
+
+
+def get(ref):
+    return conveyor.get(ref, timeout=WAIT)
+
+
+def until_it_raises(call):
+    """What is told sooner or later, but comes as an error then."""
+    while True:
+        call()
+
+
+def nothing_left(wait_until, *stages):
+    for stage in stages:
+        wait_until(lambda stage=stage: ray.get(stage.left.remote()) == [], WAIT)
