@@ -95,7 +95,13 @@ class AgentHost:
                 return future
             self._awaited.add(future)
             # With the lock: orders come as they were given.
-            ref = method.options(concurrency_group="orders").remote(*args)
+            try:
+                ref = method.options(concurrency_group="orders").remote(*args)
+            except Exception as error:
+                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
+                self._awaited.discard(future)
+                future.set_exception(error)
+                return future
         ref.future().add_done_callback(partial(self._done, future))
         return future
 

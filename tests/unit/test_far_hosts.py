@@ -1,0 +1,124 @@
+"""Orders to other hosts that fail, or come late: nobody counts on what was not done."""
+
+import signal
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from conveyor.engine.ray import greeting
+from conveyor.engine.ray.agent import Agent, Ended, Terms
+from conveyor.engine.ray.agents import AgentHost, Ready
+from conveyor.engine.surroundings import surroundings
+from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint, RingPlan
+from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far import Adopt, Bury, Forget, Reach, Spread, Stand
+from conveyor.runtime.process import ArenaSize, Place
+
+ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
+
+
+class Host:
+    """Another host that notes its orders, and fails at those of one kind."""
+
+    def __init__(self, number):
+        self.number, self.name, self.arena = number, f"host {number}", ARENA
+        self.address = ("192.0.2.1", number)
+        self.orders, self.fails = [], ()
+
+    def send(self, order):
+        self.orders.append(order)
+        done = Future()
+        if isinstance(order, self.fails):
+            done.set_exception(OSError("it cannot"))
+        else:
+            done.set_result(None)
+        return done
+
+    tell = send
+
+    def has_done(self):
+        done, self.orders = [type(order) for order in self.orders], []
+        return done
+
+
+@pytest.fixture
+def abroad():
+    board = SimpleNamespace(name=lambda slot: f"process {slot}")
+    made = Abroad(SimpleNamespace(slot=0, board=board), lambda: None)
+    made._hosts = {1: Host(1), 2: Host(2)}
+    made._host_of = {5: 1, 6: 2}
+    return made
+
+
+def blueprint():
+    ring = RingPlan(0, 2, 128, Place(5, 1, 3), (Place(6, 1, 3),))
+    return Blueprint(4096, (ring,), ())
+
+
+@pytest.mark.parametrize("kind", [Reach, Stand])
+def test_what_a_host_could_not_do_is_ordered_again(abroad, kind):
+    host = abroad._hosts[2]
+    host.fails = kind
+    with pytest.raises(RuntimeStateError, match="it cannot"):
+        abroad.spread(blueprint(), None)
+    assert host.has_done() == [Reach, Stand, Spread, Forget]
+    host.fails = ()
+    assert abroad.spread(blueprint(), None)
+    assert kind in host.has_done()
+    assert abroad.spread(blueprint(), None)
+    assert host.has_done() == [Spread]  # the rest is done once
+
+
+def test_who_counts_on_a_connection_waits_for_it(abroad):
+    reached = Future()
+    done = []
+    abroad._hosts[2].send = lambda order: reached
+    abroad._join(1, 2, done)
+    abroad._join(1, 2, done)
+    assert done == [reached, reached]
+
+
+def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
+    def disconnected(*_):
+        raise RuntimeError("Ray is disconnected")
+
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=disconnected))
+    lost = []
+    host = AgentHost(
+        1,
+        "a node",
+        SimpleNamespace(do=method, kill=method, leave=method),
+        Ready(("192.0.2.1", 1), "", ARENA),
+        lambda host, why: lost.append(why),
+    )
+    host.tell(Forget(1))
+    host.kill(5, 1)
+    assert len(lost) == 2
+    assert "Ray is disconnected" in lost[0]
+    assert isinstance(host.leave().exception(timeout=0), RuntimeError)
+
+
+def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_its_slot():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        agent = Agent(Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    station = agent._station
+    try:
+        agent.do(Adopt(5, 1, "unwanted"))
+        agent.expect(7, 5, greeting.Told("unwanted", surroundings(), b""), [])
+        unwanted = agent._processes.courier._expected[7].arrived.args[0]
+        agent.do(Bury(5, 1))
+        agent.do(Adopt(5, 2, "next"))
+        agent._close(unwanted)
+        agent._ended(unwanted)
+        assert [type(news) for news in agent.news()] == [Ended]
+        assert not station.board.gone(5, 2)
+        assert len(station.local(5).passed) == 2
+        agent.do(Bury(5, 2))
+    finally:
+        station.pump.stop()
+        agent._events.close()
