@@ -8,9 +8,10 @@ import pytest
 
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
-from conveyor.engine.ray.agents import AgentHost, Ready
+from conveyor.engine.ray.agents import AgentHost, Agents, Ready
+from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.surroundings import surroundings
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.far import Adopt, Bury, Forget, Reach, Spread, Stand
@@ -122,3 +123,21 @@ def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_it
     finally:
         station.pump.stop()
         agent._events.close()
+
+
+def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
+    killed, started = [], []
+    agents = Agents(SimpleNamespace(kill=killed.append), None, 10.0, None, None)
+
+    def start(node):
+        started.append(node)
+        agents.close()  # meanwhile
+        ready = Ready(("192.0.2.1", 1), "", ARENA)
+        return AgentHost(1, "a node", "its agent", ready, lambda host, why: None)
+
+    agents._start = start
+    for _ in range(2):
+        with pytest.raises(ActorStartError, match="the session has ended"):
+            agents.at(Elsewhere("0123456789", "192.0.2.1"))
+    assert killed == ["its agent"]
+    assert len(started) == 1

@@ -149,6 +149,8 @@ class Agents:
         self._pump: _core.HostPump | None = None
         self._by_node: dict[str, AgentHost] = {}
         self._closed = False
+        #: Held to add a host, and to close: an actor may be started while the session ends.
+        self._adding = threading.Lock()
 
     def start(self, home: Home) -> None:
         """From now on there may be some."""
@@ -159,8 +161,23 @@ class Agents:
         with self._starting:
             host = self._by_node.get(node.node)
             if host is None or host.lost:
-                host = self._by_node[node.node] = self._start(node)
+                self._check_open(node)
+                host = self._start(node)
+                try:
+                    with self._adding:
+                        self._check_open(node)
+                        self._by_node[node.node] = host
+                except ActorStartError as error:  # nobody else knows of it
+                    host.forget(str(error))
+                    self._kill(host.agent)
+                    raise
             return host
+
+    def _check_open(self, node: Elsewhere) -> None:
+        if self._closed:
+            raise ActorStartError(
+                f"the session has ended, and Ray has placed it on node {node.address}"
+            )
 
     def _start(self, node: Elsewhere) -> AgentHost:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -269,10 +286,12 @@ class Agents:
 
     def close(self) -> None:
         """Its processes are gone: so is the session there."""
-        self._closed = True
-        left = [host.leave() for host in self._by_node.values()]
+        with self._adding:
+            self._closed = True
+            hosts = list(self._by_node.values())
+        left = [host.leave() for host in hosts]
         wait(left, _LEAVE_SECONDS)
-        for host in self._by_node.values():
+        for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
         if self._listener is not None:
