@@ -1,6 +1,7 @@
 """Orders to other hosts that fail, or come late: nobody counts on what was not done."""
 
 import signal
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -101,28 +102,45 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
     assert isinstance(host.leave().exception(timeout=0), RuntimeError)
 
 
-def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_its_slot():
+@pytest.fixture
+def agent():
     before = signal.getsignal(signal.SIGINT)
     try:
-        agent = Agent(Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0))
+        made = Agent(Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0))
     finally:
         signal.signal(signal.SIGINT, before)
-    station = agent._station
-    try:
-        agent.do(Adopt(5, 1, "unwanted"))
-        agent.expect(7, 5, greeting.Told("unwanted", surroundings(), b""), [])
-        unwanted = agent._processes.courier._expected[7].arrived.args[0]
-        agent.do(Bury(5, 1))
-        agent.do(Adopt(5, 2, "next"))
-        agent._close(unwanted)
-        agent._ended(unwanted)
-        assert [type(news) for news in agent.news()] == [Ended]
-        assert not station.board.gone(5, 2)
-        assert len(station.local(5).passed) == 2
-        agent.do(Bury(5, 2))
-    finally:
-        station.pump.stop()
-        agent._events.close()
+    yield made
+    made._station.pump.stop()
+    made._events.close()
+
+
+def expected(agent):
+    """A process that the agent waits for in slot 5."""
+    agent.do(Adopt(5, 1, "unwanted"))
+    agent.expect(7, 5, greeting.Told("unwanted", surroundings(), b""), [])
+    return agent._processes.courier._expected[7].arrived.args[0]
+
+
+def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_its_slot(agent):
+    station, unwanted = agent._station, expected(agent)
+    agent.do(Bury(5, 1))
+    agent.do(Adopt(5, 2, "next"))
+    agent._ended(unwanted)
+    assert [type(news) for news in agent.news()] == [Ended]
+    assert not station.board.gone(5, 2)
+    assert len(station.local(5).passed) == 2
+    agent.do(Bury(5, 2))
+
+
+def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):
+    unwanted = expected(agent)
+    assert unwanted.fds
+    agent.do(Bury(5, 1))
+    seen = threading.Event()
+    agent._events.call(seen.set)
+    assert seen.wait(60)
+    assert not unwanted.fds
+    assert 7 not in agent._processes.courier._expected
 
 
 def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():

@@ -32,7 +32,7 @@ from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far import FarOrder
+from conveyor.runtime.driver.far import Bury, FarOrder
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
@@ -134,6 +134,7 @@ class Agent:
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
         self._living: dict[int, _Expected] = {}  # by slot
+        self._expected: dict[Reader, _Expected] = {}
         self._identity = Identity(terms.number, __version__)
 
     def begin(self) -> Ready:
@@ -151,6 +152,8 @@ class Agent:
 
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
+        if isinstance(order, Bury):
+            self._events.call(partial(self._forget, (order.slot, order.incarnation)))
         return self._station.do(order)
 
     def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
@@ -161,6 +164,7 @@ class Agent:
         incarnation = self._station.local(slot).incarnation
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
         one.on_end = partial(self._ended, one)
+        self._expected[slot, incarnation] = one
         courier = self._processes.courier
         return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
 
@@ -190,6 +194,7 @@ class Agent:
 
     def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
         self._processes.add(one, pid)
+        self._expected.pop((one.slot, one.incarnation), None)
         one.stderr = stderr
         self._living[one.slot] = one
         self._events.call(partial(self._sent, one))
@@ -199,7 +204,15 @@ class Agent:
         self._close(one)
         self._news.put(Arrived(one.number, one.pid))
 
+    def _forget(self, process: Reader) -> None:
+        """It is buried; it may not have come, and what was kept for it would stay as long as the session."""
+        one = self._expected.pop(process, None)
+        if one is not None:
+            self._processes.courier.forget(one.number)
+            self._close(one)
+
     def _refused(self, one: _Expected, why: str) -> None:
+        self._expected.pop((one.slot, one.incarnation), None)
         self._close(one)
         self._news.put(Arrived(one.number, 0, why))
 
