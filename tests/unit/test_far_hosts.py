@@ -159,3 +159,20 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
             agents.at(Elsewhere("0123456789", "192.0.2.1"))
     assert killed == ["its agent"]
     assert len(started) == 1
+
+
+def test_news_that_cannot_be_told_keep_no_others_back(capsys):
+    told = []
+
+    def tell(_host, news):
+        told.append(news)
+        if news == 1:
+            raise ValueError("news of another kind")
+
+    agents = Agents(None, None, 10.0, tell, None)
+    agents._hear = lambda host: None
+    news = Future()
+    news.set_result([1, 2])
+    agents._heard(SimpleNamespace(lost=""), news)
+    assert told == [1, 2]
+    assert "news of another kind" in capsys.readouterr().err

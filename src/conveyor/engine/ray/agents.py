@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from conveyor import __version__, _core
-from conveyor.engine.events import EventLoop
+from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.handshake import Identity, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.ray import greeting
@@ -250,7 +250,7 @@ class Agents:
             return
         self._hear(host)
         for news in result.result():
-            self._on_news(host, news)
+            guarded(partial(self._on_news, host, news))  # the next are told in any case
 
     def _on_notice(self) -> None:
         assert self._pump is not None
