@@ -1,7 +1,9 @@
 """Who is let in by a host of the session: those who know its token and run the same, and nobody else."""
 
 import contextlib
+import os
 import queue
+import resource
 import socket
 import ssl
 import subprocess
@@ -54,6 +56,26 @@ def test_two_hosts_of_a_session_know_each_other():
             sock.sendall(b"what follows is the pump's")
             assert theirs.recv(100) == b"what follows is the pump's"
         assert (listener.let_in, listener.strangers) == (1, 0)
+
+
+def test_a_process_with_many_descriptors_dials_all_the_same():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("a process may not have so many descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = []
+    try:
+        with listening() as (listener, came):
+            while not taken or taken[-1] < 1100:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            sock, other = dial(listener.address, TOKEN, THERE, 20)
+            with sock, came.get(timeout=60)[0]:
+                assert sock.fileno() > 1023
+                assert other == HERE
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_wrong_token_is_refused_on_both_sides():

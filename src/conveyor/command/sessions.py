@@ -60,7 +60,11 @@ def find_sessions(pid: int | None = None) -> list[Session]:
             continue
         for path, identity in found:
             boards.setdefault(identity, path)
-    sessions = [session for path in boards.values() if (session := _look(path)) is not None]
+    sessions = [
+        session
+        for identity, path in boards.items()
+        if (session := _look(path, identity)) is not None
+    ]
     if pid is not None and not sessions:
         raise NoSuchSession(f"process {pid} has no part in a session of Conveyor")
     return sorted(sessions, key=lambda session: session.pid)
@@ -87,10 +91,21 @@ def _files(process: int, name: str) -> list[tuple[Path, tuple[int, int]]]:
     return found
 
 
-def _look(path: Path) -> Session | None:
+def _open(path: Path, identity: tuple[int, int]) -> int:
+    """A descriptor of that very file. ``OSError`` if the process has closed its own meanwhile: the number may
+    be another file's by now, also one whose opening would wait."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(file)
+    if (status.st_dev, status.st_ino) != identity:
+        os.close(file)
+        raise FileNotFoundError(f"{path} is another file by now")
+    return file
+
+
+def _look(path: Path, identity: tuple[int, int]) -> Session | None:
     """The session whose board that is. ``None``: it has ended meanwhile, or is of another version."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = _open(path, identity)
         try:
             board = _core.Board.look(file)
         finally:
@@ -112,8 +127,8 @@ def _look(path: Path) -> Session | None:
 def _graphs(driver: int) -> dict[int, LaidGraph]:
     graphs: dict[int, LaidGraph] = {}
     try:
-        for path, _ in _files(driver, FILE):
-            with open(path, "rb") as lines:
+        for path, identity in _files(driver, FILE):
+            with os.fdopen(_open(path, identity), "rb") as lines:
                 graphs.update(read_roster(lines))
     except OSError:  # the driver has ended, and its graphs with it
         return {}

@@ -92,6 +92,7 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
     tries: list[socket.socket] = []
     found: socket.socket | None = None
     failed = 0
+    poll = select.poll()  # not `select`, which takes no descriptor above 1023
     try:
         while found is None:
             sock = socket.socket(family, kind, protocol)
@@ -100,8 +101,10 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
             failed = sock.connect_ex(to)
             if failed not in (0, errno.EINPROGRESS):
                 break
+            poll.register(sock, select.POLLOUT)
             left = min(_left(deadline), _NEXT_TRY) if len(tries) < _MOST_TRIES else _left(deadline)
-            ready = select.select([], tries, [], left)[1]
+            fds = {fd for fd, _ in poll.poll(left * 1000)}
+            ready = [sock for sock in tries if sock.fileno() in fds]
             for sock in ready:
                 failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if failed == 0:
@@ -182,9 +185,9 @@ def secured(
                 wrapped.do_handshake()
                 return wrapped
             except ssl.SSLWantReadError:
-                ready = _ready([wrapped], [], deadline)
+                ready = _ready(wrapped, select.POLLIN, deadline)
             except ssl.SSLWantWriteError:
-                ready = _ready([], [wrapped], deadline)
+                ready = _ready(wrapped, select.POLLOUT, deadline)
             if not ready:
                 raise HandshakeError("the other side has not finished its handshake in time")
     except BaseException:
@@ -192,8 +195,10 @@ def secured(
         raise
 
 
-def _ready(reads: list[ssl.SSLSocket], writes: list[ssl.SSLSocket], deadline: float) -> bool:
-    return any(select.select(reads, writes, [], _left(deadline)))
+def _ready(sock: ssl.SSLSocket, way: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, way)
+    return bool(poll.poll(_left(deadline) * 1000))
 
 
 def _check(own: Identity, other: Identity) -> None:

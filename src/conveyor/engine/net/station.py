@@ -120,6 +120,11 @@ class Station:
         """The process of this host that has that slot."""
         return self._locals[slot]
 
+    def has(self, slot: int, incarnation: int) -> bool:
+        """Whether the process of this host that has that slot is that one."""
+        one = self._locals.get(slot)
+        return one is not None and one.incarnation == incarnation
+
     def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
         """The descriptors that a process is to get duplicates of: see ``orders.Hello``."""
         one, driver = self._locals[slot], self._proxies[self._driver[0]]

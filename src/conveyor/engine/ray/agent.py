@@ -41,6 +41,8 @@ from conveyor.runtime.process import ArenaSize
 _PATIENCE, _PAUSE = 10.0, 0.05
 #: The driver's host.
 _DRIVER = 0
+#: Of a process that was buried before it had ended, as nobody wanted it any more.
+_NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 
 
 class Terms(Struct, frozen=True):
@@ -107,6 +109,7 @@ News = Arrived | Asked | Ended | LostHost
 class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
+    incarnation: int
     fds: list[int]
     stderr: str = ""
 
@@ -156,7 +159,8 @@ class Agent:
         that, and given its ends of these segments."""
         fds = [greeting.write_file(told), os.pidfd_open(os.getpid())]
         fds += map(os.dup, self._station.given_at_birth(slot, segments))
-        one = _Expected(number=number, slot=slot, fds=fds)
+        incarnation = self._station.local(slot).incarnation
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one
         courier = self._processes.courier
@@ -177,7 +181,7 @@ class Agent:
     def kill(self, slot: int, incarnation: int) -> None:
         """Kill a process."""
         one = self._living.get(slot)
-        if one is not None and self._station.local(slot).incarnation == incarnation:
+        if one is not None and one.incarnation == incarnation:
             self._processes.signal(one, signal.SIGKILL)
 
     def leave(self) -> None:
@@ -220,13 +224,15 @@ class Agent:
         for fd in one.fds:
             os.close(fd)
         one.fds.clear()
-        with suppress(KeyError):  # it is buried already
+        if self._station.has(one.slot, one.incarnation):  # else it is buried already
             self._station.local(one.slot).close_passed()
 
     def _ended(self, one: _Expected) -> None:
         if self._living.get(one.slot) is one:
             del self._living[one.slot]
-        page, left = self._station.last_page(one.slot)
+        page, left = _NO_PAGE, False
+        if self._station.has(one.slot, one.incarnation):  # else the slot may be another's by now
+            page, left = self._station.last_page(one.slot)
         self._news.put(
             Ended(one.number, one.wait_status(), page, left, tail(one.stderr), one.went_on)
         )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from conveyor import __version__, _core
-from conveyor.engine.events import EventLoop
+from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.handshake import Identity, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.ray import greeting
@@ -99,7 +99,13 @@ class AgentHost:
                 return future
             self._awaited.add(future)
             # With the lock: orders come as they were given.
-            ref = method.options(concurrency_group="orders").remote(*args)
+            try:
+                ref = method.options(concurrency_group="orders").remote(*args)
+            except Exception as error:
+                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
+                self._awaited.discard(future)
+                future.set_exception(error)
+                return future
         ref.future().add_done_callback(partial(self._done, future))
         return future
 
@@ -147,6 +153,8 @@ class Agents:
         self._pump: _core.HostPump | None = None
         self._by_node: dict[str, AgentHost] = {}
         self._closed = False
+        #: Held to add a host, and to close: an actor may be started while the session ends.
+        self._adding = threading.Lock()
 
     def start(self, home: Home) -> None:
         """From now on there may be some."""
@@ -157,8 +165,23 @@ class Agents:
         with self._starting:
             host = self._by_node.get(node.node)
             if host is None or host.lost:
-                host = self._by_node[node.node] = self._start(node)
+                self._check_open(node)
+                host = self._start(node)
+                try:
+                    with self._adding:
+                        self._check_open(node)
+                        self._by_node[node.node] = host
+                except ActorStartError as error:  # nobody else knows of it
+                    host.forget(str(error))
+                    self._kill(host.agent)
+                    raise
             return host
+
+    def _check_open(self, node: Elsewhere) -> None:
+        if self._closed:
+            raise ActorStartError(
+                f"the session has ended, and Ray has placed it on node {node.address}"
+            )
 
     def _start(self, node: Elsewhere) -> AgentHost:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -231,7 +254,7 @@ class Agents:
             return
         self._hear(host)
         for news in result.result():
-            self._on_news(host, news)
+            guarded(partial(self._on_news, host, news))  # the next are told in any case
 
     def _on_notice(self) -> None:
         assert self._pump is not None
@@ -267,10 +290,12 @@ class Agents:
 
     def close(self) -> None:
         """Its processes are gone: so is the session there."""
-        self._closed = True
-        left = [host.leave() for host in self._by_node.values()]
+        with self._adding:
+            self._closed = True
+            hosts = list(self._by_node.values())
+        left = [host.leave() for host in hosts]
         wait(left, _LEAVE_SECONDS)
-        for host in self._by_node.values():
+        for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
         if self._listener is not None:

@@ -55,9 +55,10 @@ class Abroad:
         self._host_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
         self._links: dict[int, list[int]] = {}
-        # By host, the processes of other hosts that it has proxies of.
-        self._known: dict[int, set[Reader]] = {}
-        self._joined: set[tuple[int, int]] = set()
+        # By host, the processes of other hosts that it has proxies of; and hosts that are connected. Whoever
+        # counts on one of these waits for what was ordered then, and one that has failed is ordered again.
+        self._known: dict[int, dict[Reader, Future[Any]]] = {}
+        self._joined: dict[tuple[int, int], Future[Any]] = {}
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
 
@@ -118,7 +119,7 @@ class Abroad:
             host.tell(Bury(*record.reader))
             for other, known in self._known.items():
                 if record.reader in known:
-                    known.discard(record.reader)
+                    del known[record.reader]
                     self._hosts[other].tell(Bury(*record.reader))
             self._host_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
@@ -132,7 +133,9 @@ class Abroad:
         """That host is lost, or has ended."""
         with self._lock:
             self._known.pop(number, None)
-            self._joined = {pair for pair in self._joined if number not in pair}
+            for pair in list(self._joined):
+                if number in pair:
+                    del self._joined[pair]
 
     # Segments
 
@@ -175,21 +178,26 @@ class Abroad:
 
     def _join(self, lower: int, higher: int, done: list[Future[Any]]) -> None:
         """Each host has connected to the driver's by itself."""
-        if lower == HERE or (lower, higher) in self._joined:
+        if lower == HERE:
             return
-        self._joined.add((lower, higher))
-        done.append(self._hosts[higher].send(Reach(lower, self._hosts[lower].address)))
+        joined = self._joined.get((lower, higher))
+        if joined is None or _has_failed(joined):
+            joined = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
+            self._joined[lower, higher] = joined
+        done.append(joined)
 
     def _introduce(self, host: int, processes: Iterable[Reader], done: list[Future[Any]]) -> None:
         """Have ``host`` have proxies of those that are not its own. The driver's it has always had."""
-        known = self._known.setdefault(host, set())
+        known = self._known.setdefault(host, {})
         for slot, incarnation in processes:
             where = self.host_of(slot)
-            if where == host or slot == self._process.slot or (slot, incarnation) in known:
+            if where == host or slot == self._process.slot:
                 continue
-            known.add((slot, incarnation))
-            order = Stand(slot, incarnation, where, self._process.board.name(slot))
-            done.append(self._hosts[host].send(order))
+            stands = known.get((slot, incarnation))
+            if stands is None or _has_failed(stands):
+                order = Stand(slot, incarnation, where, self._process.board.name(slot))
+                stands = known[slot, incarnation] = self._hosts[host].send(order)
+            done.append(stands)
 
     def _view_of(self, slot: int) -> _core.ArenaView | None:
         if self.host_of(slot) != HERE:
@@ -251,6 +259,10 @@ class Abroad:
             pump.stop()
         for arena in arenas:
             arena.close()
+
+
+def _has_failed(one: Future[Any]) -> bool:
+    return one.done() and one.exception() is not None
 
 
 def _wait_for(done: list[Future[Any]]) -> None:

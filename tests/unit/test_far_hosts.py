@@ -1,0 +1,180 @@
+"""Orders to other hosts that fail, or come late: nobody counts on what was not done."""
+
+import signal
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from conveyor.engine.ray import greeting
+from conveyor.engine.ray.agent import Agent, Ended, Terms
+from conveyor.engine.ray.agents import AgentHost, Agents, Ready
+from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.engine.surroundings import surroundings
+from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint, RingPlan
+from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far import Adopt, Bury, Forget, Reach, Spread, Stand
+from conveyor.runtime.process import ArenaSize, Place
+
+ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
+
+
+class Host:
+    """Another host that notes its orders, and fails at those of one kind."""
+
+    def __init__(self, number):
+        self.number, self.name, self.arena = number, f"host {number}", ARENA
+        self.address = ("192.0.2.1", number)
+        self.orders, self.fails = [], ()
+
+    def send(self, order):
+        self.orders.append(order)
+        done = Future()
+        if isinstance(order, self.fails):
+            done.set_exception(OSError("it cannot"))
+        else:
+            done.set_result(None)
+        return done
+
+    tell = send
+
+    def has_done(self):
+        done, self.orders = [type(order) for order in self.orders], []
+        return done
+
+
+@pytest.fixture
+def abroad():
+    board = SimpleNamespace(name=lambda slot: f"process {slot}")
+    made = Abroad(SimpleNamespace(slot=0, board=board), lambda: None)
+    made._hosts = {1: Host(1), 2: Host(2)}
+    made._host_of = {5: 1, 6: 2}
+    return made
+
+
+def blueprint():
+    ring = RingPlan(0, 2, 128, Place(5, 1, 3), (Place(6, 1, 3),))
+    return Blueprint(4096, (ring,), ())
+
+
+@pytest.mark.parametrize("kind", [Reach, Stand])
+def test_what_a_host_could_not_do_is_ordered_again(abroad, kind):
+    host = abroad._hosts[2]
+    host.fails = kind
+    with pytest.raises(RuntimeStateError, match="it cannot"):
+        abroad.spread(blueprint(), None)
+    assert host.has_done() == [Reach, Stand, Spread, Forget]
+    host.fails = ()
+    assert abroad.spread(blueprint(), None)
+    assert kind in host.has_done()
+    assert abroad.spread(blueprint(), None)
+    assert host.has_done() == [Spread]  # the rest is done once
+
+
+def test_who_counts_on_a_connection_waits_for_it(abroad):
+    reached = Future()
+    done = []
+    abroad._hosts[2].send = lambda order: reached
+    abroad._join(1, 2, done)
+    abroad._join(1, 2, done)
+    assert done == [reached, reached]
+
+
+def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
+    def disconnected(*_):
+        raise RuntimeError("Ray is disconnected")
+
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=disconnected))
+    lost = []
+    host = AgentHost(
+        1,
+        "a node",
+        SimpleNamespace(do=method, kill=method, leave=method),
+        Ready(("192.0.2.1", 1), "", ARENA),
+        lambda host, why: lost.append(why),
+    )
+    host.tell(Forget(1))
+    host.kill(5, 1)
+    assert len(lost) == 2
+    assert "Ray is disconnected" in lost[0]
+    assert isinstance(host.leave().exception(timeout=0), RuntimeError)
+
+
+@pytest.fixture
+def agent():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        made = Agent(Terms(1, greeting.version(), b"token", (0, 1), ("192.0.2.1", 1), ARENA, 10.0))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    yield made
+    made._station.pump.stop()
+    made._events.close()
+
+
+def expected(agent):
+    """A process that the agent waits for in slot 5."""
+    agent.do(Adopt(5, 1, "unwanted"))
+    agent.expect(7, 5, greeting.Told("unwanted", surroundings(), b""), [])
+    return agent._processes.courier._expected[7].arrived.args[0]
+
+
+def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_its_slot(agent):
+    station, unwanted = agent._station, expected(agent)
+    agent.do(Bury(5, 1))
+    agent.do(Adopt(5, 2, "next"))
+    agent._ended(unwanted)
+    assert [type(news) for news in agent.news()] == [Ended]
+    assert not station.board.gone(5, 2)
+    assert len(station.local(5).passed) == 2
+    agent.do(Bury(5, 2))
+
+
+def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):
+    unwanted = expected(agent)
+    assert unwanted.fds
+    agent.do(Bury(5, 1))
+    assert agent.disown(7)
+    assert not agent.disown(7)
+    seen = threading.Event()
+    agent._events.call(seen.set)
+    assert seen.wait(60)
+    assert not unwanted.fds
+    assert 7 not in agent._processes.courier._expected
+
+
+def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
+    killed, started = [], []
+    agents = Agents(SimpleNamespace(kill=killed.append), None, 10.0, None, None)
+
+    def start(node):
+        started.append(node)
+        agents.close()  # meanwhile
+        ready = Ready(("192.0.2.1", 1), "", ARENA)
+        return AgentHost(1, "a node", "its agent", ready, lambda host, why: None)
+
+    agents._start = start
+    for _ in range(2):
+        with pytest.raises(ActorStartError, match="the session has ended"):
+            agents.at(Elsewhere("0123456789", "192.0.2.1"))
+    assert killed == ["its agent"]
+    assert len(started) == 1
+
+
+def test_news_that_cannot_be_told_keep_no_others_back(capsys):
+    told = []
+
+    def tell(_host, news):
+        told.append(news)
+        if news == 1:
+            raise ValueError("news of another kind")
+
+    agents = Agents(None, None, 10.0, tell, None)
+    agents._hear = lambda host: None
+    news = Future()
+    news.set_result([1, 2])
+    agents._heard(SimpleNamespace(lost=""), news)
+    assert told == [1, 2]
+    assert "news of another kind" in capsys.readouterr().err
