@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-gpu chaos faults soak bench docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -42,6 +42,7 @@ help:
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
 	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
+	@echo 'make bench-cluster  graphs between two nodes of a Ray cluster, beside Ray (ARGS="--rounds 1")'
 	@echo 'make docs         the documentation, into site/'
 	@echo 'make pictures     the pictures of the documentation, into docs/pictures'
 	@echo 'make build        the native module, into src/conveyor (DEBUG=1: with asserts)'
@@ -192,6 +193,10 @@ soak: $(STAMPS)/dev
 bench: $(STAMPS)/bench
 	$(build)
 	python -m benchmarks $(ARGS)
+
+bench-cluster: $(STAMPS)/bench
+	$(build)
+	python -m benchmarks.cluster $(ARGS)
 
 docs: $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --site-dir site
