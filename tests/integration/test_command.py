@@ -1,5 +1,6 @@
 """`conveyor status`: what another process sees of a session."""
 
+import errno
 import json
 import os
 import signal
@@ -137,6 +138,43 @@ def test_the_last_graph_takes_the_roster_with_it():
             assert len(os.listdir("/proc/self/fd")) == len(before)
     finally:
         roster.close()
+
+
+def test_a_roster_without_descriptors_keeps_no_graph_from_its_end(monkeypatch):
+    roster = Roster()
+    try:
+        roster.note(0, "stays", {0: "some.task"})
+        names = dict.fromkeys(range(100), "some.task" * 100)
+        for number in (1, 2):
+            roster.note(number, "goes", names)
+        with monkeypatch.context() as patch:
+
+            def refuse(name):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patch.setattr(os, "memfd_create", refuse)
+            roster.forget(1)
+            roster.forget(2)
+            with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+                roster.note(3, "is refused", names)
+            roster.forget(3)
+        roster.note(4, "comes later", {0: "another.task"})
+        (file,) = [
+            f"/proc/self/fd/{fd}"
+            for fd in os.listdir("/proc/self/fd")
+            if "conveyor-roster" in _target(fd)
+        ]
+        with open(file, "rb") as lines:
+            assert sorted(read_roster(lines)) == [0, 4]
+    finally:
+        roster.close()
+
+
+def _target(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
 
 
 @pytest.mark.parametrize("laid", [1, 40])

@@ -100,6 +100,21 @@ def test_what_is_only_reduced_is_read_where_it_lies(ranks):
     assert seen == [["rw-s"] * 6] * 3
 
 
+@conveyor.remote
+class Controller:
+    def run(self, ranks: list[Any]) -> Any:
+        with InputNode() as size:
+            made = [each.ramp.bind(size) for each in ranks]
+            dag = MultiOutputNode(collective.allreduce.bind(made))
+        with dag.compile() as graph:
+            return [one[:3].tolist() for one in get(graph.execute(LARGE))]
+
+
+def test_so_it_is_in_a_graph_of_an_actor_whose_tasks_the_driver_does_not_see(ranks):
+    assert get(Controller.remote().run.remote(ranks)) == [[3.0, 6.0, 9.0]] * 3
+    assert [get(each.taken.remote()) for each in ranks] == [["rw-s"] * 2] * 3
+
+
 def test_what_is_given_to_users_too_has_pages_of_its_own(ranks):
     with InputNode() as size:
         made = [each.ramp.bind(size) for each in ranks]

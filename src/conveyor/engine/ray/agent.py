@@ -130,6 +130,7 @@ class Agent:
         told = Told(self._asked, self._headless, self._reach)
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
+        self._expected: dict[int, _Expected] = {}  # by the number that they come under
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
 
@@ -157,8 +158,21 @@ class Agent:
         fds += map(os.dup, self._station.given_at_birth(slot, segments))
         one = _Expected(number=number, slot=slot, fds=fds)
         one.on_end = partial(self._ended, one)
+        self._expected[number] = one
         courier = self._processes.courier
         return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+
+    def disown(self, number: int) -> bool:
+        """The process of that number does not come, or is not wanted. Whether it had not come: if it had,
+        there is or was news of it."""
+        one = self._expected.pop(number, None)
+        if one is not None:
+            self._events.call(partial(self._disown, one))
+        return one is not None
+
+    def _disown(self, one: _Expected) -> None:
+        self._processes.courier.forget(one.number)
+        self._close(one)
 
     def kill(self, slot: int, incarnation: int) -> None:
         """Kill a process."""
@@ -185,6 +199,8 @@ class Agent:
     # Processes, on the events' thread
 
     def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
+        if self._expected.pop(one.number, None) is None:
+            raise OSError("nobody wants it any more")
         self._processes.add(one, pid)
         one.stderr = stderr
         self._living[one.slot] = one
@@ -196,6 +212,7 @@ class Agent:
         self._news.put(Arrived(one.number, one.pid))
 
     def _refused(self, one: _Expected, why: str) -> None:
+        self._expected.pop(one.number, None)
         self._close(one)
         self._news.put(Arrived(one.number, 0, why))
 

@@ -68,6 +68,10 @@ class AgentHost:
         key: bytes = self._call(self.agent.expect, number, slot, told, segments).result()
         return key
 
+    def disown(self, number: int) -> Future[Any]:
+        """See :meth:`Agent.disown`."""
+        return self._call(self.agent.disown, number)
+
     def kill(self, slot: int, incarnation: int) -> None:
         """Kill a process there."""
         self._unawaited(self._call(self.agent.kill, slot, incarnation))

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -256,7 +257,9 @@ class RayHosts:
         if actor.pid:
             self._kill(actor)
         elif actor.handle is not None:
-            self._abroad.pop(actor.number, None)
+            if actor.host is not None:
+                self._abroad.pop(actor.number, None)
+                actor.host.disown(actor.number)
             self._kill_by_ray(actor)
 
     def _kill_by_ray(self, actor: Started) -> None:
@@ -277,7 +280,20 @@ class RayHosts:
             actor.elsewhere = where
             actor.done.set()
             return
-        self._abroad.pop(actor.number, None)
+        if actor.host is None:
+            self._never_came(actor, error)
+            return
+        # What its agent tells of it may be on its way still.
+        actor.host.disown(actor.number).add_done_callback(
+            lambda asked: self._events.call(partial(self._disowned, actor, error, asked))
+        )
+
+    def _disowned(self, actor: Started, error: BaseException | None, asked: Future[bool]) -> None:
+        if asked.exception() is not None or asked.result():
+            self._abroad.pop(actor.number, None)
+            self._never_came(actor, error)
+
+    def _never_came(self, actor: Started, error: BaseException | None) -> None:
         actor.died_early = isinstance(error, self._ray.exceptions.ActorDiedError)
         actor.refuse(said(error))
 

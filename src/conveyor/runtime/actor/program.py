@@ -17,7 +17,7 @@ from conveyor.codec.direct import Direct
 from conveyor.codec.sealed import Sealed
 from conveyor.plan import fill
 from conveyor.plan.model import Argument, Const, Reg, Task
-from conveyor.plan.reading import Outline, registers_read
+from conveyor.plan.reading import Outline, only_reads, registers_read
 from conveyor.plan.steps import (
     MOST_LEFT_OUT,
     MOST_PATIENCE,
@@ -126,7 +126,13 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     program.set_limits(limits, cancel)
     program.start_at(assignment.first)
     readers = {
-        end.edge: end.open(process, segment, assignment.name, assignment.sources[end.edge])
+        end.edge: end.open(
+            process,
+            segment,
+            assignment.name,
+            assignment.sources[end.edge],
+            alone=only_reads(assignment.program, end.edge, tasks),
+        )
         for end in assignment.reads
     }
     budget = make_budget(assignment.memory_bytes)

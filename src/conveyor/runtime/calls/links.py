@@ -24,13 +24,7 @@ from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
 from conveyor.runtime.refs.elements import elements_of
-from conveyor.runtime.refs.ref import (
-    EMPTY,
-    Ref,
-    blockers_of,
-    cancelled_error,
-    final,
-)
+from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
 from conveyor.runtime.status import describe_status
@@ -107,9 +101,8 @@ class Link:
         has_refs = refs_among(args, kwargs or _NO_NAMES)
         with self.lock:
             sent = None
-            if not self._pending:
-                if self.gone:
-                    raise self._why_gone()
+            gone = not self._pending and self.gone
+            if not self._pending and not gone:
                 if has_refs and lacked(call) is None:
                     try:
                         call = with_values(call, self._actor, self._process.board)
@@ -133,8 +126,10 @@ class Link:
             if sent is not None:
                 sent.method = method
                 ref = sent
-            else:
+            elif not gone:
                 ref = self._submit_later(call, has_refs)
+        if gone:  # without the lock: the thread that is told how it has ended may need that
+            raise self._why_gone()
         if returns == 1:
             return ref
         return elements_of(ref, count_of(returns))
@@ -218,6 +213,8 @@ class Link:
 
     def flush(self) -> bool:
         """Submit what can be submitted, in order. True if nothing is pending any more."""
+        if self._pending and self.gone:
+            self._why_gone()  # which may wait until that is known: not with the lock
         with self.lock:
             while self._pending:
                 ref, call, site = self._pending[0]

@@ -55,8 +55,7 @@ from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
 
-#: Seconds for which an actor of somebody else's is waited for that was killed here, and is to be back.
-_LEAVES_WITHIN = 10.0
+_LEAVES_WITHIN = 10.0  # s; of an actor of somebody else's that is to be back
 
 
 class Driver(CallingRuntime):
@@ -189,11 +188,9 @@ class Driver(CallingRuntime):
         supervisor, exports = self.supervisor, self.exports
         return Burial(
             Step("everybody takes it for dead", supervisor.announce, unborn=True),
-            # Before its slot is another process's.
             Step("what its slot says of it is kept", ActorRecord.bury),
             # Before anybody is told that it has ended: errors say whether it comes back.
             Step("whether it is started again is settled", supervisor.decide),
-            # Before all that others may hold locks for, and wait for this.
             Step("how it has ended can be said", lambda r: r.told.set(), unborn=True),
             # Before its slot is another process's: tickets name their readers by slot.
             Step("no ref waits for it", lambda r: exports.actor_ended(r.reader), unborn=True),

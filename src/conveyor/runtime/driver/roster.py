@@ -48,9 +48,14 @@ class Roster:
         with self._lock:
             if self._lines.pop(number, None) is None:
                 return
-            if self._lines:
+            if not self._lines:
+                self._replace(-1)  # a session has no descriptor more for graphs that it had
+                return
+            try:
                 self._add(json.encode(LaidGraph(number)) + b"\n")
-            else:  # a session without graphs has as many descriptors as before its first one
+            except (
+                OSError
+            ):  # a teardown goes on: tasks have numbers for names until a graph is laid
                 self._replace(-1)
 
     def close(self) -> None:

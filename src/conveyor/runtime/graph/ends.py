@@ -16,13 +16,26 @@ class ReadEnd(Struct, frozen=True):
     shared: bool
 
     def open(
-        self, process: Process, segment: _core.Segment, name: str, source: str
+        self,
+        process: Process,
+        segment: _core.Segment,
+        name: str,
+        source: str,
+        *,
+        alone: bool = False,
     ) -> _core.Reader:
-        """``name`` is the graph's, ``source`` says what the edge carries."""
+        """``name`` is the graph's, ``source`` says what the edge carries. ``alone``: what comes is treated as
+        if nobody else read it, since it is not written to here."""
         carries = carried(name, self.edge, source)
         arena = process.arena_of(*self.writer.process)
         return process.reader(
-            segment, self.offset, self.index, self.writer, arena, carries, shared=self.shared
+            segment,
+            self.offset,
+            self.index,
+            self.writer,
+            arena,
+            carries,
+            shared=self.shared and not alone,
         )
 
 

@@ -10,7 +10,6 @@ from conveyor import _core
 from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
-from conveyor.plan.reading import only_reads
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
 from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
@@ -149,11 +148,8 @@ def lay_out(
         flags = _core.RING_WRITER_MAY_WAIT if edge.id in streams else 0
         writer = places[edge.writer]
         for index, reader in enumerate(edge.readers):
-            # A result that can be got again is shared even if nobody else reads it. What is only read needs
-            # no pages of its own, also where others read it.
-            shared = reader == EXECUTOR or (
-                len(edge.readers) > 1 and not only_reads(plan.programs[reader], edge.id, plan.tasks)
-            )
+            # A result that can be got again is shared even if nobody else reads it.
+            shared = len(edge.readers) > 1 or reader == EXECUTOR
             end = ReadEnd(edge.id, offset, index, writer, shared)
             reads.setdefault(reader, []).append(end)
         targets = tuple([places[r] for r in edge.readers])
