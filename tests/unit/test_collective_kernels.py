@@ -327,3 +327,17 @@ def test_negated_views_are_reduced_as_what_they_mean():
     assert imaginary.is_neg()
     made = AllReduce("allreduce", NAMES, 0, ReduceOp.SUM)(*[imaginary] * 3)
     assert made.tolist() == [-3.0] * 9000
+
+
+@pytest.mark.parametrize("size", [20_000, 9, 3, 2])  # parts of many elements, of one and of none
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_flat_inputs_with_gaps_are_reduced_as_others(library, size):
+    if library == "torch":
+        given = [(torch.arange(3.0 * size) + rank)[::3] for rank in range(3)]
+    else:
+        given = [(np.arange(float(size)) + rank)[::-1] for rank in range(3)]
+    names = NAMES[:3]
+    wanted = sum(given).tolist()
+    assert AllReduce("allreduce", names)(*given).tolist() == wanted
+    parts = [ReducePart("part", names, rank)(*given) for rank in range(3)]
+    assert JoinParts("allreduce", names)(given[0], *parts).tolist() == wanted

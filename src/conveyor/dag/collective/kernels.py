@@ -85,7 +85,10 @@ class Arrays(ABC):
 
     @abstractmethod
     def buffer(self, array: Any) -> Any:
-        """Return flat ``array`` as what the native core takes; it shares the memory."""
+        """Return flat ``array`` as what the native core takes.
+
+        It shares the memory where the elements lie in a row, and is a copy of them where they do not.
+        """
 
     @abstractmethod
     def copy(self, to: Any, source: Any) -> None:
@@ -152,7 +155,10 @@ class Tensors(Arrays):
         return _NUMBERS.get(str(dtype).removeprefix("torch."))
 
     def buffer(self, array: Any) -> Any:
-        return array.resolve_neg().view(torch.uint8).numpy()
+        array = array.resolve_neg()
+        if array.stride(0) != 1:  # ``contiguous`` would keep the stride of a single element
+            array = array.clone(memory_format=torch.contiguous_format)
+        return array.view(torch.uint8).numpy()
 
     def copy(self, to: Any, source: Any) -> None:
         to.copy_(source)
@@ -207,7 +213,7 @@ class Ndarrays(Arrays):
         return _NUMBERS.get(dtype.name) if dtype.isnative else None
 
     def buffer(self, array: Any) -> Any:
-        return array
+        return np.ascontiguousarray(array)
 
     def copy(self, to: Any, source: Any) -> None:
         np.copyto(to, source, casting="same_kind")
