@@ -26,6 +26,11 @@ Connection::Connection(Fd fd) : fd_(std::move(fd)), in_(std::make_unique_for_ove
   ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSent, sizeof kNotSent);
 }
 
+Connection::~Connection() {
+  // What was sent goes before it. It fails where the other side has ended it already.
+  if (fork_ == fork_generation.load(std::memory_order_relaxed)) ::shutdown(fd_.get(), SHUT_RDWR);
+}
+
 void Connection::attach(const char* data, size_t size, std::shared_ptr<const void> keep) {
   CONVEYOR_ASSERT(payload_left_ == 0);
   payload_ = data;

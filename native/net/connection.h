@@ -21,6 +21,11 @@ class Connection {
  public:
   // Takes the descriptor: a stream socket, of any family.
   explicit Connection(Fd fd);
+  // The other side hears of the end, whoever was forked meanwhile and has a copy of the socket. In a forked child the
+  // connection is the parent's, and goes on.
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
   int fd() const { return fd_.get(); }
 
   // --- out ---
@@ -57,6 +62,7 @@ class Connection {
 
  private:
   Fd fd_;
+  const uint64_t fork_ = fork_generation.load(std::memory_order_relaxed);
   std::vector<char> out_;
   size_t out_at_ = 0;
   const char* payload_ = nullptr;

@@ -49,6 +49,7 @@ void Peer::drop(const std::string& reason) {
   into_ = nullptr;
   left_ = 0;
   counts_ = counts();
+  hub_.unwatch(host);
   connection_.reset();
   for (auto& [mirror, ring] : ready_) ring->queued = false;
   ready_.clear();

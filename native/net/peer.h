@@ -24,6 +24,8 @@ class Hub : public Whereabouts {
   // Processes of this host that have died, with the slots as they are now.
   virtual const std::vector<Death>& deaths() const = 0;
   virtual void died(uint32_t host, const Death& death) = 0;
+  // A socket that belongs to a connection to `host` is closed next.
+  virtual void unwatch(uint32_t host) = 0;
 };
 
 struct PeerCounts {

@@ -148,7 +148,6 @@ void HostPump::connect(Fd fd, uint32_t host) {
   call([&] {
     Peer& to = peer(host);
     to.connect(std::move(fd));
-    peers_[host].watched = -1;  // a descriptor that is closed leaves the epoll instance by itself
     watch(to);
     next_tick_ = 1;
   });
@@ -271,6 +270,15 @@ void HostPump::watch(Peer& peer) {
   known.for_room = for_room;
 }
 
+void HostPump::unwatch(uint32_t host) {
+  Known& known = peers_[host];
+  if (known.watched < 0) return;
+  // Closing it would not be enough where a forked child has a copy of the socket: its end would be reported for ever, under
+  // a number that nobody here has, or somebody else.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, known.watched, nullptr);
+  known.watched = -1;
+}
+
 void HostPump::bury(Peer& peer) {
   // The others learn of it from their own connections.
   std::vector<uint32_t> slots;
@@ -299,7 +307,6 @@ bool HostPump::turn() {
     any |= peer.send();
     if (due)
       if (const uint64_t next = peer.tick(); next != 0) next_tick_ = next_tick_ == 0 ? next : std::min(next_tick_, next);
-    if (peer.fd() < 0) known.watched = -1;
     watch(peer);
     if (peer.greeted() && !known.greeted) note(Event::kConnected, host);
     if (peer.state() != known.state) {

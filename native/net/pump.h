@@ -59,6 +59,7 @@ class HostPump final : private Hub {
   void tell_all(Mirror& mirror) override;
   const std::vector<Death>& deaths() const override { return deaths_; }
   void died(uint32_t host, const Death& death) override;
+  void unwatch(uint32_t host) override;
 
   void call(const std::function<void()>& what);
   Peer& peer(uint32_t host);

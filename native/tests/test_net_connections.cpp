@@ -228,6 +228,46 @@ TEST(hosts_without_work_keep_their_connection) {
   CHECK(connected());
 }
 
+// A copy of a socket that a forked child has keeps it open, whoever closes it.
+TEST(a_connection_ends_though_a_forked_child_has_a_copy_of_it) {
+  install_fork_handlers();
+  auto [one, other] = socket_pair();
+  auto connection = std::make_unique<Connection>(std::move(one));
+  char c;
+  check::Child ends([&] { connection.reset(); });
+  CHECK(ends.passed());
+  CHECK(::recv(other.get(), &c, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);  // it was not the child's to end
+  check::Child holds([] {
+    for (;;) ::pause();
+  });
+  connection.reset();
+  CHECK_EQ(::recv(other.get(), &c, 1, MSG_DONTWAIT), ssize_t(0));
+}
+TEST(a_pump_sleeps_though_a_forked_child_has_a_copy_of_its_broken_connection) {
+  const uint64_t window = 2 * kSecond;
+  Stranger s(window);
+  s.greet();
+  CHECK(check::soon([&] { return s.host.pump->connected(1); }));
+  check::Child holds([] {
+    for (;;) ::pause();
+  });
+  s.host.pump->disconnect(1, "for a test");
+  const auto spent = [] {
+    timespec at;
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &at);
+    return uint64_t(at.tv_sec) * kSecond + uint64_t(at.tv_nsec);
+  };
+  const uint64_t before = spent();
+  CHECK(s.lost());  // till then it has nothing to do
+  CHECK(spent() - before < window / 4);
+  char bytes[4096];
+  ssize_t n;
+  pollfd heard = {s.own.get(), POLLIN, 0};
+  while (::poll(&heard, 1, 60'000) == 1 && (n = ::recv(s.own.get(), bytes, sizeof bytes, MSG_DONTWAIT)) > 0) {
+  }
+  CHECK_EQ(n, ssize_t(0));
+}
+
 TEST(another_pump_in_the_place_of_one_is_not_taken_for_it) {
   Stranger s;
   s.greet(5);

@@ -247,6 +247,23 @@ def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
     sock.close()
 
 
+@contextlib.contextmanager
+def holding_copies():
+    """A forked child has copies of all descriptors of this process."""
+    end, waits = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(waits)
+        os.read(end, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(waits)
+        os.close(end)
+        os.waitpid(child, 0)
+
+
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory):
     home = tmp_path_factory.mktemp("tls")
@@ -301,6 +318,22 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
         there.settimeout(20)
         assert there.recv(1) == b""
         there.close()
+
+
+@pytest.mark.parametrize("first", ["plain", "secure"])
+def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(contexts, first):
+    server, client = contexts
+    with listening(tls=server) as (listener, came):
+        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
+        theirs, _ = came.get(timeout=60)
+        plain = relayed(secure)
+        with holding_copies():
+            ends, hears = (plain, theirs) if first == "plain" else (theirs, plain)
+            hears.settimeout(60)
+            ends.shutdown(socket.SHUT_RDWR)
+            assert hears.recv(1) == b""
+        for sock in (plain, theirs):
+            sock.close()
 
 
 def test_who_does_not_speak_tls_is_a_stranger(contexts):

@@ -64,6 +64,11 @@ def _relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
                 waiting.select()
         except OSError:
             return  # the pump, or the other host, hears of it by the end of its own
+        finally:
+            # To close them is not enough where a forked child has copies of them.
+            for sock in (secure, plain):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
 
 def _wait_for(
