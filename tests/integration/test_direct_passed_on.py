@@ -1,7 +1,10 @@
 """References that are arguments of calls, to values that have stayed: who passes one on sends what it has
 received, as it is."""
 
+import os
+
 import numpy as np
+import psutil
 import pytest
 from integration_helpers import WAIT, get, hold
 
@@ -169,14 +172,17 @@ def test_what_has_failed_fails_the_call(pair):
         get(other.total.remote(maker.fails.remote(), 1))
 
 
-def test_its_actor_dies_before_it_is_fetched(pair, latches):
+def test_its_actor_dies_before_it_is_fetched(pair, latches, wait_until):
     maker, other = pair
     go = latches()
     other.hold.remote(go.path)
     ref = maker.make.remote()
     get(ref)
     total = other.total.remote(ref, 1)
+    pid = get(maker.__ray_call__.remote(lambda _: os.getpid()))
     conveyor.kill(maker)
+    # Until it is gone its memory is there, and may be read.
+    wait_until(lambda: not psutil.pid_exists(pid), WAIT)
     go.open()
     with pytest.raises(ActorDiedError, match="Holder has died, and with it"):
         get(total)

@@ -199,7 +199,7 @@ def test_in_another_process_and_where_it_waits_for_itself(latches):
 
 def test_a_callback_may_wait_for_another_one(latches):
     a, b = Actor.remote(), Actor.remote()
-    go = latches()
+    go, first = latches(), latches()
     late = b.hold.remote(2, go.path).future()
     got = []
     told = threading.Event()
@@ -208,7 +208,9 @@ def test_a_callback_may_wait_for_another_one(latches):
         got.extend([future.result(), late.result(WAIT)])
         told.set()
 
-    a.echo.remote(1).future().add_done_callback(callback)
+    # Whatever is done is told at once, here, where nobody would open the other one.
+    a.hold.remote(1, first.path).future().add_done_callback(callback)
+    first.open()
     go.open()
     assert told.wait(WAIT)
     assert got == [1, 2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from io import FileIO
 
 from msgspec import Struct, json
 
@@ -33,7 +34,9 @@ class Roster:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._lines: dict[int, bytes] = {}
-        self._file = -1
+        self._file: FileIO | None = (
+            None  # an object: what a signal handler breaks off leaves no descriptor
+        )
         self._size = 0
 
     def note(self, number: int, name: str, tasks: Mapping[int, str]) -> None:
@@ -49,42 +52,42 @@ class Roster:
             if self._lines.pop(number, None) is None:
                 return
             if not self._lines:
-                self._replace(-1)  # a session has no descriptor more for graphs that it had
+                self._replace(None)  # a session has no descriptor more for graphs that it had
                 return
             try:
                 self._add(json.encode(LaidGraph(number)) + b"\n")
             except (
                 OSError
             ):  # a teardown goes on: tasks have numbers for names until a graph is laid
-                self._replace(-1)
+                self._replace(None)
 
     def close(self) -> None:
         """The session is over."""
         with self._lock:
             self._lines.clear()
-            self._replace(-1)
+            self._replace(None)
 
     def _add(self, line: bytes) -> None:
         needed = sum(map(len, self._lines.values()))
-        if self._file < 0 or self._size > max(_SMALL, 2 * needed):
+        if self._file is None or self._size > max(_SMALL, 2 * needed):
             # Whoever looks finds the one or the other.
-            file = os.memfd_create(FILE)
-            try:
-                line = b"".join(self._lines.values())
-                os.write(file, line)
-            except BaseException:
-                os.close(file)
-                raise
+            file = FileIO(FILE, "w", opener=_memory_file)
+            line = b"".join(self._lines.values())
+            file.write(line)
             self._replace(file)
             self._size = len(line)
         else:
-            os.write(self._file, line)
+            self._file.write(line)
             self._size += len(line)
 
-    def _replace(self, file: int) -> None:
-        file, self._file = self._file, file
-        if file >= 0:
-            os.close(file)
+    def _replace(self, file: FileIO | None) -> None:
+        former, self._file = self._file, file
+        if former is not None:
+            former.close()
+
+
+def _memory_file(name: str, _flags: int) -> int:
+    return os.memfd_create(name)
 
 
 def read_roster(lines: Iterable[bytes]) -> dict[int, LaidGraph]:
