@@ -73,6 +73,18 @@ def test_what_a_host_could_not_do_is_ordered_again(abroad, kind):
     assert host.has_done() == [Spread]  # the rest is done once
 
 
+def test_a_host_forgets_a_segment_that_the_next_one_cannot_be_told_of(abroad):
+    def disconnected(order):
+        raise RuntimeError("Ray is disconnected")
+
+    abroad._hosts[2].send = disconnected
+    abroad._joined[1, 2] = abroad._hosts[1].send("they are connected")
+    with pytest.raises(RuntimeError, match="disconnected"):
+        abroad.spread(blueprint(), None)
+    assert abroad._hosts[1].has_done()[-2:] == [Spread, Forget]
+    assert not abroad._segments
+
+
 def test_who_counts_on_a_connection_waits_for_it(abroad):
     reached = Future()
     done = []
@@ -178,3 +190,40 @@ def test_news_that_cannot_be_told_keep_no_others_back(capsys):
     agents._heard(SimpleNamespace(lost=""), news)
     assert told == [1, 2]
     assert "news of another kind" in capsys.readouterr().err
+
+
+def test_nobody_waits_for_an_agent_that_ray_does_not_place_when_the_session_has_ended():
+    placed, killed, raised, asked = Future(), [], [], threading.Event()
+
+    def begin():
+        asked.set()
+        return SimpleNamespace(future=lambda: placed)
+
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=begin))
+    agent = SimpleNamespace(begin=method)
+    made = SimpleNamespace(remote=lambda terms: agent)
+    agents = Agents(
+        SimpleNamespace(kill=killed.append, remote=lambda **_: lambda cls: made),
+        None,
+        10.0,
+        None,
+        None,
+    )
+    agents._open = lambda: ("192.0.2.1", 1)
+    agents.start(SimpleNamespace(driver=(0, 1), arena=ARENA))
+
+    def start():
+        try:
+            agents.at(Elsewhere("ab" * 28, "192.0.2.1"))
+        except ActorStartError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    assert asked.wait(60)
+    agents.refuse()
+    thread.join(60)
+    assert len(raised) == 1
+    assert "the session has ended" in raised[0]
+    assert killed == [agent]
+    placed.set_result(None)  # too late, and nobody minds

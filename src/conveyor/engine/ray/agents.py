@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -152,7 +152,9 @@ class Agents:
         self._listener: Listener | None = None
         self._pump: _core.HostPump | None = None
         self._by_node: dict[str, AgentHost] = {}
-        self._closed = False
+        self._closed = self._refuses = False
+        #: What the agent says that is started just now.
+        self._begun: Future[Ready] = Future()
         #: Held to add a host, and to close: an actor may be started while the session ends.
         self._adding = threading.Lock()
 
@@ -178,7 +180,7 @@ class Agents:
             return host
 
     def _check_open(self, node: Elsewhere) -> None:
-        if self._closed:
+        if self._refuses:
             raise ActorStartError(
                 f"the session has ended, and Ray has placed it on node {node.address}"
             )
@@ -205,7 +207,7 @@ class Agents:
         agent = made.remote(terms)
         try:
             ref = agent.begin.options(concurrency_group="orders").remote()
-            ready: Ready = ref.future().result()
+            ready = self._wait_for(ref, node)
         except BaseException as error:
             self._kill(agent)
             if not isinstance(error, Exception):
@@ -218,6 +220,24 @@ class Agents:
         host = AgentHost(number, name, agent, ready, self.lose)
         self._hear(host)
         return host
+
+    def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
+        """What the agent says of itself, unless the session ends before."""
+        begun: Future[Ready] = Future()
+        with self._adding:
+            self._check_open(node)
+            self._begun = begun
+
+        def tell(future: Any) -> None:
+            error = future.exception()
+            with suppress(InvalidStateError):  # the session has ended
+                if error is None:
+                    begun.set_result(future.result())
+                else:
+                    begun.set_exception(error)
+
+        ref.future().add_done_callback(tell)
+        return begun.result()
 
     def _open(self) -> tuple[str, int]:
         """Let hosts in from now on; where."""
@@ -288,8 +308,16 @@ class Agents:
         with suppress(Exception):
             self._ray.kill(agent)
 
+    def refuse(self) -> None:
+        """None is started from now on, and who waits for one waits no longer: Ray may never place it."""
+        with self._adding:
+            self._refuses = True
+        with suppress(InvalidStateError):
+            self._begun.set_exception(ActorStartError("the session has ended"))
+
     def close(self) -> None:
         """Its processes are gone: so is the session there."""
+        self.refuse()
         with self._adding:
             self._closed = True
             hosts = list(self._by_node.values())

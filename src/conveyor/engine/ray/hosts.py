@@ -23,6 +23,7 @@ from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
 from conveyor.engine.ray.started import Started, said
+from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, SystemLimitError
 from conveyor.runtime import threads
@@ -66,6 +67,7 @@ class RayHosts:
         self._courier = self._processes.courier
         self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss)
         self._home: Home | None = None
+        self._starts = Starts()
         self._numbers = itertools.count(1)
         self._classes: dict[str, Any] = {}
         self._living: dict[int, Started] = {}
@@ -101,7 +103,9 @@ class RayHosts:
                 number=next(self._numbers), name=name, wants=wanted(asked), on_spawned=on_spawned
             )
             last = attempt == _ATTEMPTS - 1
-            if self._start(actor, asked, told, fds, environ, last, settle):
+            with self._starts.under_way(actor.number, partial(self._end_start, actor)):
+                started = self._start(actor, asked, told, fds, environ, last, settle)
+            if started:
                 break
         host = actor.host
         return Spawned(
@@ -160,16 +164,17 @@ class RayHosts:
         fds: Sequence[int],
         environ: dict[str, str],
     ) -> None:
-        # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-        actor.fds.append(write_file(told))
-        actor.fds.append(os.pidfd_open(os.getpid()))
-        actor.fds.extend([os.dup(fd) for fd in fds])
-        key = self._courier.expect(
-            actor.number, partial(self._arrived, actor), partial(self._refused, actor)
-        )
-        birth = Birth(self._courier.address, actor.number, key, environ, node=self._own_node)
-        actor.handle = self._class(actor.name).options(**asked).remote()
-        self._run(actor, birth)
+        with self._starts.asking(actor.name):
+            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
+            actor.fds.append(write_file(told))
+            actor.fds.append(os.pidfd_open(os.getpid()))
+            actor.fds.extend([os.dup(fd) for fd in fds])
+            key = self._courier.expect(
+                actor.number, partial(self._arrived, actor), partial(self._refused, actor)
+            )
+            birth = Birth(self._courier.address, actor.number, key, environ, node=self._own_node)
+            actor.handle = self._class(actor.name).options(**asked).remote()
+            self._run(actor, birth)
 
     def _run(self, actor: Started, birth: Birth) -> None:
         actor.ran = actor.handle.run.remote(birth)
@@ -190,16 +195,17 @@ class RayHosts:
     ) -> None:
         """Have the agent of its node wait for it."""
         assert actor.elsewhere is not None
-        host = self._agents.at(actor.elsewhere)
-        place, payload, segments = settle(host)
-        actor.host, actor.place = host, place
-        self._abroad[actor.number] = actor
-        try:
-            told = Told(told.name, told.around, payload)
-            key = host.expect(actor.number, place[0], told, segments)
-        except Exception as error:
-            raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
-        self._run(actor, Birth(host.courier, actor.number, key, environ, stay=True))
+        with self._starts.asking(actor.name):
+            host = self._agents.at(actor.elsewhere)
+            place, payload, segments = settle(host)
+            actor.host, actor.place = host, place
+            self._abroad[actor.number] = actor
+            try:
+                told = Told(told.name, told.around, payload)
+                key = host.expect(actor.number, place[0], told, segments)
+            except Exception as error:
+                raise ActorStartError(f"cannot start actor {actor.name!r}: {error}") from error
+            self._run(actor, Birth(host.courier, actor.number, key, environ, stay=True))
 
     def _class(self, name: str) -> Any:
         """Ray's class for actors of that name: it is what Ray's tools and logs call them."""
@@ -261,6 +267,10 @@ class RayHosts:
                 self._abroad.pop(actor.number, None)
                 actor.host.disown(actor.number)
             self._kill_by_ray(actor)
+
+    def _end_start(self, actor: Started) -> None:
+        actor.refuse(ENDED)
+        self._give_up(actor)
 
     def _kill_by_ray(self, actor: Started) -> None:
         # Ray may be disconnected by now, and its actors with it.
@@ -377,6 +387,8 @@ class RayHosts:
         self._events.remove(fd)
 
     def close(self) -> None:
+        self._agents.refuse()
+        self._starts.close(self._events)
         for actor in list(self._living.values()):
             self._kill(actor)
         with self._all_gone:

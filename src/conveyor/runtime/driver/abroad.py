@@ -165,15 +165,21 @@ class Abroad:
         for lower, higher in itertools.combinations(hosts, 2):
             self._join(lower, higher, done)
         homes = {limits.home: self.host_of(limits.home) for limits in blueprint.limits}
-        for host in hosts:
-            if host == HERE:
-                assert segment is not None
-                blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
-                continue
-            self._introduce(host, blueprint.processes, done)
-            order = Spread(number, blueprint, homes, len(hosts) > 1)
-            done.append(self._hosts[host].send(order))
-        self._segments[number] = hosts
+        told = self._segments[number] = []
+        try:
+            for host in hosts:
+                if host == HERE:
+                    assert segment is not None
+                    blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
+                    told.append(host)
+                    continue
+                self._introduce(host, blueprint.processes, done)
+                order = Spread(number, blueprint, homes, len(hosts) > 1)
+                told.append(host)
+                done.append(self._hosts[host].send(order))
+        except BaseException:
+            self._forget(number)
+            raise
         return number
 
     def _join(self, lower: int, higher: int, done: list[Future[Any]]) -> None:

@@ -1,0 +1,65 @@
+"""The starts that are under way: with the session they end, whatever Ray is waiting for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from conveyor.engine.events import EventLoop
+from conveyor.exceptions import ActorStartError
+
+#: Why there is no process.
+ENDED = "the session has ended"
+#: Seconds that a call of Ray's may take which asks for a process, or ends one.
+_TIMEOUT = 10.0
+
+
+class Starts:
+    """Those of one session's hosts."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way: dict[int, Callable[[], object]] = {}
+        self._asking = 0
+        self._closed = False
+
+    @contextmanager
+    def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile the start of that number waits for Ray; ``end()`` has it wait no longer."""
+        with self._changed:
+            self._under_way[number] = end
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._under_way[number]
+
+    @contextmanager
+    def asking(self, name: str) -> Iterator[None]:
+        """Meanwhile Ray is asked for the process, or for what it needs. ``ActorStartError`` if it is too
+        late for that."""
+        with self._changed:
+            if self._closed:
+                raise ActorStartError(f"cannot start actor {name!r}: {ENDED}")
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._asking -= 1
+                self._changed.notify_all()
+
+    def close(self, events: EventLoop) -> None:
+        """Nothing is asked for from now on, and the starts that are under way are ended, on the thread of
+        ``events``. Whoever is asking is waited for: what he gets is to be ended, too."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._asking, _TIMEOUT)
+            ends = list(self._under_way.values())
+        ended = threading.Event()
+        for end in ends:
+            events.call(end)
+        events.call(ended.set)
+        if not events.on_thread() and not events.closed:
+            ended.wait(_TIMEOUT)
