@@ -48,7 +48,8 @@ def status(*arguments):
 def seen(*arguments):
     code, out, err = status(*arguments, "--json")
     assert code == 0, err
-    (session,) = json.loads(out)
+    # Tests of the core that this process has run before may have boards of their own here, without actors.
+    (session,) = [one for one in json.loads(out) if any(not p["driver"] for p in one["processes"])]
     return session
 
 

@@ -110,7 +110,7 @@ def changed():
     usual = torch.arange(3.0)
     return (
         usual.__reduce_ex__(5)[0].__qualname__,
-        len(pickle.dumps(usual, 5)),
+        b"_load_from_bytes" in pickle.dumps(usual, 5),
         torch.Tensor in copyreg.dispatch_table,
         torch.distributed.is_initialized(),
         [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if name in os.environ],
