@@ -48,8 +48,11 @@ def status(*arguments):
 def seen(*arguments):
     code, out, err = status(*arguments, "--json")
     assert code == 0, err
-    # Tests of the core that this process has run before may have boards of their own here, without actors.
-    (session,) = [one for one in json.loads(out) if any(not p["driver"] for p in one["processes"])]
+    # Tests of the core that this process has run before may have boards of their own here, of nobody else.
+    here = {0, os.getpid()}
+    (session,) = [
+        one for one in json.loads(out) if {process["pid"] for process in one["processes"]} - here
+    ]
     return session
 
 
