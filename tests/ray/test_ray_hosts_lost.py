@@ -8,8 +8,9 @@ import cloudpickle
 import pytest
 
 import conveyor
+from conveyor import collective
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, CollectiveBrokenError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -30,6 +31,10 @@ class Stage:
     def ask(self, other, x):
         return conveyor.get(other.run.remote(x))
 
+    def meet(self, path):
+        open(path, "w").close()
+        collective.barrier()
+
 
 def get(ref):
     return conveyor.get(ref, timeout=WAIT)
@@ -40,7 +45,7 @@ def executed_until_it_fails(graph):
         get(graph.execute(1))
 
 
-def test_a_node_that_is_lost(two_nodes, leaves_nothing):
+def test_a_node_that_is_lost(two_nodes, leaves_nothing, tmp_path, wait_until):
     with leaves_nothing():
         node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
@@ -52,7 +57,14 @@ def test_a_node_that_is_lost(two_nodes, leaves_nothing):
         with dag.compile() as graph:
             assert get([graph.execute(i) for i in range(16)]) == [i + 211 for i in range(16)]
             assert get(lost.ask.remote(other, 1)) == 101
+            collective.create_collective_group([stays, other, lost])
+            paths = [str(tmp_path / name) for name in ("stays", "other")]
+            meets = [a.meet.remote(p) for a, p in zip((stays, other), paths, strict=True)]
+            wait_until(lambda: all(map(os.path.exists, paths)), WAIT)
             two_nodes.remove_node(node, allow_graceful=False)
+            for meet in meets:
+                with pytest.raises(CollectiveBrokenError, match=r"rank 2 \(Stage.*has died"):
+                    get(meet)
             with pytest.raises(ActorDiedError, match="Stage"):
                 executed_until_it_fails(graph)
         with pytest.raises(ActorDiedError):
