@@ -85,6 +85,18 @@ def test_a_host_forgets_a_segment_that_the_next_one_cannot_be_told_of(abroad):
     assert not abroad._segments
 
 
+def test_proxies_of_a_process_of_the_drivers_host_are_buried_with_it(abroad):
+    """Its slot is the next process's, which could not have a proxy there before that."""
+    former, following = (7, 1), (7, 2)
+    abroad._introduce(1, [former], [])
+    record = SimpleNamespace(slot=7, reader=former, host=None)
+    abroad.bury(record)
+    abroad.bury(record)
+    abroad._introduce(1, [following], [])
+    assert abroad._hosts[1].has_done() == [Stand, Bury, Stand]
+    assert abroad._hosts[2].has_done() == []
+
+
 def test_who_counts_on_a_connection_waits_for_it(abroad):
     reached = Future()
     done = []

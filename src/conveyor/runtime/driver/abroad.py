@@ -109,18 +109,18 @@ class Abroad:
         return self._links[record.slot]
 
     def bury(self, record: ActorRecord) -> None:
-        """The process is dead, and its slot about to be another one's."""
+        """The process is dead, and its slot about to be another one's. Processes of the driver's own host have
+        proxies on others, too."""
         slot, host = record.slot, record.host
-        if host is None:
-            return
         with self._lock:
+            for other, known in self._known.items():
+                if known.pop(record.reader, None) is not None:
+                    self._hosts[other].tell(Bury(*record.reader))
+            if host is None:
+                return
             for number in self._links.pop(slot, ()):
                 self._forget(number)
             host.tell(Bury(*record.reader))
-            for other, known in self._known.items():
-                if record.reader in known:
-                    del known[record.reader]
-                    self._hosts[other].tell(Bury(*record.reader))
             self._host_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
             if self._pump is not None:
