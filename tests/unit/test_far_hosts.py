@@ -1,12 +1,17 @@
 """Orders to other hosts that fail, or come late: nobody counts on what was not done."""
 
+import errno
+import os
 import signal
+import socket
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
+from conveyor.engine.ray import agent as agent_module
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -15,7 +20,8 @@ from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Adopt, Bury, Forget, Reach, Spread, Stand
+from conveyor.runtime.driver.far import Adopt, Answer, Bury, Forget, Reach, Spread, Stand
+from conveyor.runtime.driver.lines import Line
 from conveyor.runtime.process import ArenaSize, Place
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
@@ -155,6 +161,46 @@ def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):
     assert seen.wait(60)
     assert not unwanted.fds
     assert 7 not in agent._processes.courier._expected
+
+
+def descriptors():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("at", ["pidfd_open", "dup_all", "courier"])
+def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, monkeypatch, at):
+    def fails(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    agent.do(Adopt(5, 1, "unlucky"))
+    before = descriptors()
+    owner = {"pidfd_open": os, "dup_all": agent_module, "courier": agent._processes.courier}[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "expect" if at == "courier" else at, fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            agent.expect(7, 5, greeting.Told("unlucky", surroundings(), b""), [])
+    assert descriptors() == before
+    assert agent.disown(7) is False
+    agent.do(Bury(5, 1))
+
+
+def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
+    never = Future()
+    told = []
+    host = abroad._hosts[1]
+    host.send = lambda order: never
+    host.tell = told.append
+    record = SimpleNamespace(host=host, reader=(5, 1))
+    here, there = socket.socketpair()
+    line = Line(record, here, abroad)
+    line.sock = None  # it is elsewhere
+    with here, there:
+        line.send("no thread is left", [], patience=1.0)
+    assert [type(order) for order in told] == [Answer]
 
 
 def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
