@@ -4,6 +4,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "../signals_blocked.h"
 
@@ -173,6 +174,24 @@ bool HostPump::connected(uint32_t host) {
   return is;
 }
 
+std::vector<ClockSample> HostPump::ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns) {
+  uint64_t answers = 0;
+  call([&] { answers = peer(host).ask_clock(times); });
+  {
+    std::unique_lock<ForkMutex> lock(mutex_);
+    done_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return clock_answers_[host] >= answers || stopped_; });
+  }
+  std::vector<ClockSample> samples;
+  call([&] {
+    const Peer& of = peer(host);
+    const auto& all = of.clock_samples();
+    // Those of this question; others may have asked, too.
+    const uint64_t late = of.clock_answers() - std::min(of.clock_answers(), answers - times);
+    samples.assign(all.end() - std::ptrdiff_t(std::min<uint64_t>(all.size(), late)), all.end());
+  });
+  return samples;
+}
+
 std::vector<Event> HostPump::events() {
   drain(notice_.get());
   std::lock_guard lock(mutex_);
@@ -318,6 +337,11 @@ bool HostPump::turn() {
         bury(peer);
         note(Event::kLost, host, peer.reason());
       }
+    }
+    if (peer.clock_answers() != known.clock_answers) {
+      std::lock_guard lock(mutex_);
+      clock_answers_[host] = known.clock_answers = peer.clock_answers();
+      done_.notify_all();
     }
     known.greeted = peer.greeted();
     known.state = peer.state();

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from conveyor.engine.net.handshake import HandshakeError, Identity, let_in, secured
+from conveyor.engine.net.relay import relayed
+from conveyor.engine.net.tls import Tls
 
 #: Seconds for one handshake, from the connection to the end.
 PATIENCE = 5.0
@@ -32,7 +33,7 @@ class Listener:
         on_host: Callable[[socket.socket, Identity], None],
         *,
         wanted: frozenset[int] | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         patience: float = PATIENCE,
         most_pending: int = MOST_PENDING,
     ) -> None:
@@ -116,12 +117,15 @@ class Listener:
         deadline = time.monotonic() + self._patience
         speaks: socket.socket = sock
         try:
+            binding = b""
             if self._tls is not None:
-                speaks = secured(sock, self._tls, deadline, server=True)
+                speaks = secure = secured(sock, self._tls.server, deadline, server=True)
                 with self._lock:
                     self._pending.discard(sock)
                     self._pending.add(speaks)
-            other = let_in(speaks, self._token, self._own, deadline, self._wanted)
+                binding = self._tls.binding(secure, listens=True)
+            other = let_in(speaks, self._token, self._own, deadline, self._wanted, binding)
+            came = relayed(secure) if self._tls is not None else sock
         except (HandshakeError, OSError) as error:
             self._note(str(error))
             speaks.close()
@@ -131,7 +135,7 @@ class Listener:
                 self._pending -= {sock, speaks}
         with self._lock:
             self.let_in += 1
-        self._on_host(speaks, other)
+        self._on_host(came, other)
 
     def _note(self, reason: str) -> None:
         with self._lock:
