@@ -40,6 +40,8 @@ class Completions:
                 work = self._ahead.popleft()
             try:
                 work()
-            except Exception:  # the others are still to be told
+            except (
+                BaseException
+            ):  # the others are still to be told, also where a callback has left by sys.exit
                 logger.exception("a future could not be told that its reference is done")
             del work  # it may be the last that holds a value
