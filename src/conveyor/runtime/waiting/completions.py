@@ -18,7 +18,8 @@ class Completions:
     serve."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may ask for a future in the middle of this.
+        self._lock = threading.RLock()
         self._ahead: deque[Callable[[], object]] = deque()
         self._runs = False
 
