@@ -54,12 +54,13 @@ void Peer::drop(const std::string& reason) {
   for (auto& [mirror, ring] : ready_) ring->queued = false;
   ready_.clear();
   for (Mirror* mirror : hub_.mirrors_of(host)) mirror->reconnected(host);
-  greeted_ = false;
   reason_ = reason;
   if (state_ == State::kUp) {
     state_ = State::kDown;
-    down_ns_ = now_ns();
+    // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
+    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
   }
+  greeted_ = false;
 }
 
 void Peer::lose(const std::string& reason) {
@@ -327,23 +328,30 @@ bool Peer::send() {
   return any;
 }
 
+void Peer::excuse(uint64_t ns) {
+  const uint64_t now = now_ns();  // what has happened since is no longer ago than that
+  heard_ns_ = std::min(heard_ns_ + ns, now);
+  if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
+}
+
 uint64_t Peer::tick() {
   const uint64_t now = now_ns();  // behind whatever has moved the others
+  const uint64_t pause = window_ns_ / 4;
   if (state_ == State::kDown) {
-    if (now - down_ns_ < window_ns_) return down_ns_ + window_ns_;
+    // In steps, so that it shows where this process has not run meanwhile.
+    if (now - down_ns_ < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
     lose("there was no connection to it for as long as is waited for one: " + reason_);
   }
   if (!connection_) return 0;
   if (now - heard_ns_ >= silent_ns_) {
     drop("nothing has come from it for too long");
-    return down_ns_ + window_ns_;
+    return now + pause;
   }
-  const uint64_t pause = window_ns_ / 4;
   if (now - said_ns_ >= pause && !connection_->has_payload()) {
     said_ns_ = now;
     connection_->put(Prefix{What::kPing, 0, 0, 0});
     send();
-    if (!connection_) return down_ns_ + window_ns_;
+    if (!connection_) return now + pause;
   }
   return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);
 }

@@ -66,6 +66,8 @@ class Peer {
   bool send();
   // Something waits until the socket takes it.
   bool blocked() const { return connection_ && connection_->waiting() != 0; }
+  // This process has not run for so long (it was stopped, or its machine was): the host could not be heard.
+  void excuse(uint64_t ns);
   // What is due by the clock; when to look again (0: never).
   uint64_t tick();
 

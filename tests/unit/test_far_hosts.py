@@ -1,14 +1,19 @@
 """Orders to other hosts that fail, or come late: nobody counts on what was not done."""
 
+import errno
+import os
 import pickle
 import signal
 import socket
 import threading
+from collections import Counter
 from concurrent.futures import Future
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
+from conveyor.engine.ray import agent as agent_module
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -29,7 +34,7 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.lines import Lines
+from conveyor.runtime.driver.lines import Line, Lines
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.process import ArenaSize, Place
 from conveyor.runtime.refs.messages import receive_pickled
@@ -219,7 +224,7 @@ def test_what_is_for_a_former_process_is_not_handed_to_the_next_in_its_slot(agen
         agent.do(Hand(6, 1, 1, 0, ()))
 
 
-class Line:
+class FarLine:
     """A line to a process of another host, whose answers fail as they are told to."""
 
     def __init__(self, *errors):
@@ -240,7 +245,7 @@ def removed(monkeypatch):
 
 
 def test_an_answer_that_another_host_cannot_give_is_why_it_cannot(removed):
-    line = Line(RuntimeStateError("slot 9 has ended"))
+    line = FarLine(RuntimeStateError("slot 9 has ended"))
     Switchboard._reply(Switchboard.__new__(Switchboard), line, 1, Done(None))
     (answer,) = line.answers
     assert isinstance(answer, Failed)
@@ -249,7 +254,7 @@ def test_an_answer_that_another_host_cannot_give_is_why_it_cannot(removed):
 
 
 def test_a_line_to_another_host_that_takes_no_answer_is_cut(removed, abroad):
-    line = Line(RuntimeStateError("no"), RuntimeStateError("nor that"))
+    line = FarLine(RuntimeStateError("no"), RuntimeStateError("nor that"))
     Switchboard._reply(Switchboard.__new__(Switchboard), line, 1, Done(None))
     assert removed == [line.record]
     host = abroad._hosts[1]
@@ -261,6 +266,47 @@ def test_a_line_to_another_host_that_takes_no_answer_is_cut(removed, abroad):
     lines.remove(record)
     there.close()
     assert host.has_done() == [Cut]
+
+
+def descriptors():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return Counter(found)
+
+
+@pytest.mark.parametrize("at", ["pidfd_open", "dup_all", "courier"])
+def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, monkeypatch, at):
+    def fails(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    agent.do(Adopt(5, 1, "unlucky"))
+    before = descriptors()
+    owner = {"pidfd_open": os, "dup_all": agent_module, "courier": agent._processes.courier}[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "expect" if at == "courier" else at, fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            agent.expect(7, 5, greeting.Told("unlucky", surroundings(), b""), [])
+    # Garbage of other tests may go meanwhile.
+    assert descriptors() - before == Counter()
+    assert agent.disown(7) is False
+    agent.do(Bury(5, 1))
+
+
+def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
+    never = Future()
+    told = []
+    host = abroad._hosts[1]
+    host.send = lambda order: never
+    host.tell = told.append
+    record = SimpleNamespace(host=host, reader=(5, 1))
+    here, there = socket.socketpair()
+    line = Line(record, here, abroad)
+    line.sock = None  # it is elsewhere
+    with here, there:
+        line.send("no thread is left", [], patience=1.0)
+    assert [type(order) for order in told] == [Answer]
 
 
 def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():

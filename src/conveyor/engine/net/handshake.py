@@ -20,6 +20,7 @@ import ssl
 import struct
 import sys
 import time
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -35,11 +36,21 @@ _PROOF = 32
 _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
 _NEXT_TRY, _MOST_TRIES = 0.15, 8
+#: Seconds before a listener is asked again that was too busy to hear.
+_AGAIN = 0.05
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
 
 
 class HandshakeError(ConveyorError):
     """The other side is not let in, or does not let this one in; the text says why."""
+
+
+class _GoneError(HandshakeError):
+    """The connection has ended."""
+
+
+class NotHeardError(HandshakeError):
+    """The listener has hung up before it has said anything: it has too many others just now."""
 
 
 class Identity(Struct, frozen=True):
@@ -73,16 +84,42 @@ def dial(
     tls: ssl.SSLContext | None = None,
 ) -> tuple[socket.socket, Identity]:
     """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
-    where nobody answers, :class:`HandshakeError` where the two do not belong together."""
+    where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
+    for it is asked again, as long as there is any."""
     deadline = time.monotonic() + timeout
-    sock = _connected(address, deadline)
+    while True:
+        sock = _connected(address, deadline)
+        try:
+            if tls is not None:
+                sock = secured(sock, tls, deadline, server=False, name=address[0])
+            return sock, introduce(sock, token, own, deadline)
+        except (NotHeardError, ConnectionResetError, ssl.SSLEOFError):
+            hang_up(sock)
+            if time.monotonic() + _AGAIN >= deadline:
+                raise
+        except BaseException:
+            hang_up(sock)
+            raise
+        time.sleep(_AGAIN)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End a connection. To close it is not enough where a forked child has a copy: the other side would
+    wait."""
+    with suppress(OSError):  # it has been closed, or has ended
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # what TLS has of it may be in use
+    sock.close()
+
+
+def hand_over(sock: socket.socket, pump: _core.HostPump, host: int) -> None:
+    """The connection to ``host`` is the pump's from now on. ``OSError``, and its end, where the pump does not
+    take it: it has been stopped, or has given the host up."""
     try:
-        if tls is not None:
-            sock = secured(sock, tls, deadline, server=False, name=address[0])
-        return sock, introduce(sock, token, own, deadline)
+        pump.connect(sock.fileno(), host)  # which has a duplicate
     except BaseException:
-        sock.close()
+        hang_up(sock)
         raise
+    sock.close()
 
 
 def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
@@ -126,7 +163,10 @@ def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float)
     """The side that has dialled."""
     hello = _pack(own)
     _say(sock, hello, deadline)
-    answer = _hear(sock, _HELLO.size, deadline)
+    try:
+        answer = _hear(sock, _HELLO.size, deadline)
+    except _GoneError as error:
+        raise NotHeardError("the other side has no time for this one") from error
     _unpack(answer)  # that it is one
     _say(sock, _proof(token, b"dials", hello, answer), deadline)
     proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline))
@@ -191,7 +231,7 @@ def secured(
             if not ready:
                 raise HandshakeError("the other side has not finished its handshake in time")
     except BaseException:
-        wrapped.close()
+        hang_up(wrapped)
         raise
 
 
@@ -256,6 +296,6 @@ def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
         except TimeoutError:
             continue  # `_left` says so
         if not some:
-            raise HandshakeError("the other side has gone before it had proved itself")
+            raise _GoneError("the other side has gone before it had proved itself")
         data += some
     return data

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from conveyor import __version__, _core, system_limits
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.handshake import HandshakeError, Identity, dial
+from conveyor.engine.net.handshake import HandshakeError, Identity, dial, hand_over, hang_up
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.ray import greeting
@@ -35,7 +35,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.process import ArenaSize, close_all, dup_all
 
 #: Seconds for the first connection to another host, and between two tries to have one again.
 _PATIENCE, _PAUSE = 10.0, 0.05
@@ -157,14 +157,21 @@ class Agent:
     def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
         that, and given its ends of these segments."""
-        fds = [greeting.write_file(told), os.pidfd_open(os.getpid())]
-        fds += map(os.dup, self._station.given_at_birth(slot, segments))
         incarnation = self._station.local(slot).incarnation
-        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
-        one.on_end = partial(self._ended, one)
-        self._expected[number] = one
-        courier = self._processes.courier
-        return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+        fds: list[int] = []
+        try:
+            fds.append(greeting.write_file(told))
+            fds.append(os.pidfd_open(os.getpid()))
+            fds += dup_all(self._station.given_at_birth(slot, segments))
+            one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
+            one.on_end = partial(self._ended, one)
+            self._expected[number] = one
+            courier = self._processes.courier
+            return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+        except BaseException:
+            self._expected.pop(number, None)
+            close_all(fds)
+            raise
 
     def disown(self, number: int) -> bool:
         """The process of that number does not come, or is not wanted. Whether it had not come: if it had,
@@ -248,8 +255,8 @@ class Agent:
     # Other hosts
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
-        with sock, suppress(OSError):  # it was given up
-            self._station.pump.connect(sock.fileno(), other.host)
+        with suppress(OSError):  # it was given up
+            hand_over(sock, self._station.pump, other.host)
 
     def _reach(self, host: int, address: tuple[str, int]) -> None:
         self._addresses[host] = address
@@ -258,10 +265,10 @@ class Agent:
 
     def _dial(self, host: int, patience: float) -> None:
         sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
-        with sock:
-            if other.host != host:
-                raise HandshakeError(f"host {other.host} is where host {host} was")
-            self._station.pump.connect(sock.fileno(), host)
+        if other.host != host:
+            hang_up(sock)
+            raise HandshakeError(f"host {other.host} is where host {host} was")
+        hand_over(sock, self._station.pump, host)
 
     def _redial(self, host: int) -> None:
         """Until there is a connection again, or the host is lost."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from conveyor import __version__, _core
 from conveyor.engine.events import EventLoop, guarded
-from conveyor.engine.net.handshake import Identity, new_token
+from conveyor.engine.net.handshake import Identity, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, News, Ready, Terms
@@ -255,8 +255,8 @@ class Agents:
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         assert self._pump is not None
-        with sock, suppress(OSError):  # it was given up
-            self._pump.connect(sock.fileno(), other.host)
+        with suppress(OSError):  # it was given up
+            hand_over(sock, self._pump, other.host)
 
     def _hear(self, host: AgentHost) -> None:
         """Have the next news of it told."""

@@ -6,7 +6,6 @@ then on it is a process of the session like any other, but that nobody here ends
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -24,11 +23,13 @@ from conveyor.engine.ray.ends import exit_status, wait_until_reaped
 from conveyor.engine.ray.greeting import Birth, Told, write_file
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.processes import WORD_TIMEOUT
+from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
 from conveyor.runtime.driver.far import FarHost, Home
 from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
+from conveyor.runtime.process import dup_all
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -74,7 +75,6 @@ class RayHostsWithGuests(RayHosts):
         super().__init__(*given)
         #: Theirs alone: what they say when they go does not say that a process ends.
         self._door = Courier(self._events, self._on_guest_left)
-        self._guest_numbers = itertools.count(1)
         self._guests: dict[int, _Guest] = {}
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
@@ -93,10 +93,13 @@ class RayHostsWithGuests(RayHosts):
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
-        guest = _Guest(next(self._guest_numbers), name, options.attached, on_spawned)
+        guest = _Guest(next(self._numbers), name, options.attached, on_spawned)
         try:
-            uninterrupted(partial(self._invite, guest, Told(name, surroundings(), payload), fds))
-            guest.done.wait()
+            told = Told(name, surroundings(), payload)
+            # Ray may not have placed it, or its process may be busy: the session's end is the wait's, too.
+            with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
+                uninterrupted(partial(self._invite, guest, told, fds))
+                guest.done.wait()
             if guest.error:
                 raise ActorStartError(f"cannot attach Ray's actor {name!r}: {guest.error}")
         except BaseException:
@@ -105,15 +108,16 @@ class RayHostsWithGuests(RayHosts):
         return Spawned(guest.pid, str, lambda: None, lambda: None, lambda: False, stays=True)
 
     def _invite(self, guest_: _Guest, told: Told, fds: Sequence[int]) -> None:
-        # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-        guest_.fds.append(write_file(told))
-        guest_.fds.append(os.pidfd_open(os.getpid()))
-        guest_.fds.extend([os.dup(fd) for fd in fds])
-        key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
-        birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
         attached = guest_.attached
-        call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
-        joined = call.remote(guest.join, birth, attached.in_turn)
+        with self._starts.asking(f"attach Ray's actor {guest_.name!r}"):
+            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
+            guest_.fds.append(write_file(told))
+            guest_.fds.append(os.pidfd_open(os.getpid()))
+            guest_.fds.extend(dup_all(fds))
+            key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
+            birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
+            call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
+            joined = call.remote(guest.join, birth, attached.in_turn)
 
         def tell(future: Any) -> None:
             error = None if future.cancelled() else future.exception()
@@ -154,6 +158,11 @@ class RayHostsWithGuests(RayHosts):
                 "here: this version of Ray does not let them take turns",
                 guest.name,
             )
+
+    def _end_attaching(self, guest: _Guest) -> None:
+        """The session is over."""
+        guest.refuse(ENDED)
+        self._turn_away(guest)
 
     def _turn_away(self, guest: _Guest) -> None:
         """Whoever asked for it does not want it any more."""

@@ -29,6 +29,7 @@ from conveyor.exceptions import ActorStartError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.driver.far import FarHost, Home
 from conveyor.runtime.driver.hosts import Spawned
+from conveyor.runtime.process import dup_all
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -164,11 +165,11 @@ class RayHosts:
         fds: Sequence[int],
         environ: dict[str, str],
     ) -> None:
-        with self._starts.asking(actor.name):
+        with self._starts.asking(f"start actor {actor.name!r}"):
             # Duplicates: whoever waits may be interrupted and close his own while they are sent.
             actor.fds.append(write_file(told))
             actor.fds.append(os.pidfd_open(os.getpid()))
-            actor.fds.extend([os.dup(fd) for fd in fds])
+            actor.fds.extend(dup_all(fds))
             key = self._courier.expect(
                 actor.number, partial(self._arrived, actor), partial(self._refused, actor)
             )
@@ -195,7 +196,7 @@ class RayHosts:
     ) -> None:
         """Have the agent of its node wait for it."""
         assert actor.elsewhere is not None
-        with self._starts.asking(actor.name):
+        with self._starts.asking(f"start actor {actor.name!r}"):
             host = self._agents.at(actor.elsewhere)
             place, payload, segments = settle(host)
             actor.host, actor.place = host, place

@@ -244,16 +244,23 @@ class Abroad:
             raise
         return ticket
 
-    def answer(self, record: ActorRecord, data: bytes, handed: Handed | None) -> None:
-        """Send the process the answer to a request."""
+    def answer(
+        self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
+    ) -> None:
+        """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
+        which is told when a host is lost, must not."""
         assert record.host is not None
         given = handed or Handed(0, ())
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
             order = Answer(*record.reader, data, given.segment, given.processes)
-            done.append(record.host.send(order))
-        _wait_for(done)
+            if wait:
+                done.append(record.host.send(order))
+            else:
+                record.host.tell(order)
+        if wait:
+            _wait_for(done)
 
     def cut(self, record: ActorRecord) -> None:
         """The process cannot be answered any more."""

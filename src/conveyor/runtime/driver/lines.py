@@ -70,7 +70,8 @@ class Line:
         """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
         data = pickled(message)
         if self.record.host is not None:
-            self._abroad.answer(self.record, data, given if isinstance(given, Handed) else None)
+            handed = given if isinstance(given, Handed) else None
+            self._abroad.answer(self.record, data, handed, wait=patience < 0)
             return
         sock = self.sock
         if sock is None:
