@@ -182,7 +182,8 @@ def test_another_actor_reads_it_there_too(maker, reader, count):
     ref = maker.array.remote(count, 2.0)
     assert get(reader.keep.remote(ref))
     assert get(reader.total.remote()) == 2.0 * count
-    get(reader.keep_inside.remote([ref]))  # asked for later, by the reference alone: it may be copied
+    # It is asked for later, by the reference alone, and may be copied.
+    get(reader.keep_inside.remote([ref]))
     assert get(reader.total.remote()) == 2.0 * count
 
 
