@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from conveyor.engine.ray import agent as agent_module
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -283,7 +282,7 @@ def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, mon
 
     agent.do(Adopt(5, 1, "unlucky"))
     before = descriptors()
-    owner = {"pidfd_open": os, "dup_all": agent_module, "courier": agent._processes.courier}[at]
+    owner = {"pidfd_open": os, "dup_all": greeting, "courier": agent._processes.courier}[at]
     with monkeypatch.context() as patched:
         patched.setattr(owner, "expect" if at == "courier" else at, fails)
         with pytest.raises(OSError, match="Too many open files"):

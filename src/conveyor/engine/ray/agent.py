@@ -36,7 +36,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize, close_all, dup_all
+from conveyor.runtime.process import ArenaSize
 
 #: Seconds for the first connection to another host, and between two tries to have one again.
 _PATIENCE, _PAUSE = 10.0, 0.05
@@ -112,7 +112,6 @@ class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
     incarnation: int
-    fds: list[int]
     stderr: str = ""
 
 
@@ -167,19 +166,16 @@ class Agent:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
         that, and given its ends of these segments."""
         incarnation = self._station.local(slot).incarnation
-        fds: list[int] = []
+        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
+        one.on_end = partial(self._ended, one)
+        self._expected[number] = one
+        courier = self._processes.courier
         try:
-            fds.append(greeting.write_file(told))
-            fds.append(os.pidfd_open(os.getpid()))
-            fds += dup_all(self._station.given_at_birth(slot, segments))
-            one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
-            one.on_end = partial(self._ended, one)
-            self._expected[number] = one
-            courier = self._processes.courier
             return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
         except BaseException:
-            self._expected.pop(number, None)
-            close_all(fds)
+            del self._expected[number]
+            one.close_fds()
             raise
 
     def disown(self, number: int) -> bool:
@@ -237,9 +233,7 @@ class Agent:
         self._news.put(Arrived(one.number, 0, why))
 
     def _close(self, one: _Expected) -> None:
-        for fd in one.fds:
-            os.close(fd)
-        one.fds.clear()
+        one.close_fds()
         if self._station.has(one.slot, one.incarnation):  # else it is buried already
             self._station.local(one.slot).close_passed()
 

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, field
-
-from conveyor.codec import Reader
 from conveyor.engine.events import guarded
 from conveyor.engine.ray import guest
 from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.ends import exit_status, wait_until_reaped
-from conveyor.engine.ray.greeting import Birth, Told, write_file
+from conveyor.engine.ray.ends import exit_status, status_once_reaped
+from conveyor.engine.ray.greeting import Birth, Told, made_for
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.processes import WORD_TIMEOUT
+from conveyor.engine.ray.started import Awaited
 from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
-from conveyor.runtime.process import dup_all
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -39,33 +35,10 @@ _log = logging.getLogger("conveyor")
 SYSTEM_CALLS = "_ray_system"
 
 
-class _Guest(Struct, eq=False):
-    """One of them, from the wish for it until it has left. All but ``done`` changes on the hosts' thread."""
+class _Guest(Awaited, eq=False, kw_only=True):
+    """One of them, from the wish for it until it has left."""
 
-    number: int
-    name: str
     attached: Attached
-    on_spawned: Callable[[int], object]
-    #: Of what it gets: the birth's file, and the driver's descriptors. Closed once they are sent.
-    fds: list[int] = field(default_factory=list)
-    pid: int = 0
-    pidfd: int = -1
-    error: str = ""
-    unwanted: bool = False
-    #: Set once there is a pid or an error.
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def close_fds(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-
-    def refuse(self, why: str) -> None:
-        """It will not take part."""
-        self.close_fds()
-        if not self.done.is_set():
-            self.error = why
-            self.done.set()
 
 
 class RayHostsWithGuests(RayHosts):
@@ -88,12 +61,17 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> Spawned:
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
-        guest = _Guest(next(self._numbers), name, options.attached, on_spawned)
+        guest = _Guest(
+            number=next(self._numbers),
+            name=name,
+            on_spawned=on_spawned,
+            attached=options.attached,
+        )
         try:
             told = Told(name, surroundings(), payload)
             # Ray may not have placed it, or its process may be busy: the session's end is the wait's, too.
@@ -110,10 +88,7 @@ class RayHostsWithGuests(RayHosts):
     def _invite(self, guest_: _Guest, told: Told, fds: Sequence[int]) -> None:
         attached = guest_.attached
         with self._starts.asking(f"attach Ray's actor {guest_.name!r}"):
-            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-            guest_.fds.append(write_file(told))
-            guest_.fds.append(os.pidfd_open(os.getpid()))
-            guest_.fds.extend(dup_all(fds))
+            guest_.fds += made_for(told, fds)
             key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
             birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
             call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
@@ -187,12 +162,12 @@ class RayHostsWithGuests(RayHosts):
         if status is not None:
             self._guest_gone(guest, status)
         else:  # how it ended its parent knows, which has not looked yet
-            threads.start_or_run(self._see_guests_end, "how-it-ended", guest, os.dup(guest.pidfd))
+            pidfd, guest.pidfd = guest.pidfd, -1  # that thread closes it
+            threads.start_or_run(self._see_guests_end, "how-it-ended", guest, pidfd)
 
     def _see_guests_end(self, guest: _Guest, pidfd: int) -> None:
         try:
-            wait_until_reaped(pidfd, WORD_TIMEOUT)
-            status = exit_status(pidfd)
+            status = status_once_reaped(pidfd, WORD_TIMEOUT)
         finally:
             os.close(pidfd)
         ended = UNKNOWN_END if status is None else status
@@ -205,9 +180,10 @@ class RayHostsWithGuests(RayHosts):
         guarded(partial(self._on_exit, guest.pid, status))
 
     def _close_pidfd(self, guest: _Guest) -> None:
-        self._events.remove(guest.pidfd)
-        os.close(guest.pidfd)
-        guest.pidfd = -1
+        if guest.pidfd >= 0:
+            self._events.remove(guest.pidfd)
+            os.close(guest.pidfd)
+            guest.pidfd = -1
 
     # On any thread.
 
