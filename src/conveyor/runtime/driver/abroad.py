@@ -109,21 +109,21 @@ class Abroad:
         return self._links[record.slot]
 
     def bury(self, record: ActorRecord) -> None:
-        """The process is dead, and its slot about to be another one's."""
+        """The process is dead, and its slot about to be another one's, of whatever host. Those that know it
+        have a proxy of it, also of one of the driver's own host."""
         slot, host = record.slot, record.host
-        if host is None:
-            return
         with self._lock:
             for number in self._links.pop(slot, ()):
                 self._forget(number)
-            host.tell(Bury(*record.reader))
+            if host is not None:
+                host.tell(Bury(*record.reader))
             for other, known in self._known.items():
                 if record.reader in known:
                     del known[record.reader]
                     self._hosts[other].tell(Bury(*record.reader))
             self._host_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
-            if self._pump is not None:
+            if host is not None and self._pump is not None:
                 self._pump.remove_proxy(slot)
         if arena is not None:
             arena.close()
