@@ -210,6 +210,25 @@ TEST(a_host_whose_connection_breaks_is_dead_after_the_window) {
   CHECK(now_ns() - start > window * 9 / 10);
 }
 
+// As with a host that has given this one up: it still lets in who connects, and hangs up at once.
+TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
+  Stranger s(kSecond);
+  s.greet();
+  CHECK(check::soon([&] { return s.host.pump->connected(1); }));
+  s.own.reset();
+  CHECK(check::soon([&] {
+    if (s.host.board->gone(1, 1)) return true;
+    auto [ours, theirs] = socket_pair();
+    ours.reset();
+    try {
+      s.host.pump->connect(std::move(theirs), 1);
+    } catch (const std::system_error&) {  // it is given up
+    }
+    ::usleep(20'000);
+    return false;
+  }));
+}
+
 TEST(a_silent_host_is_dead_after_the_window) {
   Stranger s(kSecond);
   s.greet();

@@ -1667,5 +1667,10 @@ class HostPump:
     def counts(self, host: int) -> tuple[int, int, int, int, int]:
         """Frames sent and received, bytes sent and received, connections."""
 
+    def ask_clock(self, host: int, times: int, timeout: float) -> list[tuple[int, int, int]]:
+        """Ask that host's clock so often, one question after the other, over the connection: when each was
+        asked and answered, by this host's ``CLOCK_MONOTONIC``, and, in the middle, what the other one said.
+        They are fewer if ``timeout`` seconds have passed before."""
+
     def stop(self) -> None:
         """Say goodbye to the other hosts, and end. Proxies are dead then."""

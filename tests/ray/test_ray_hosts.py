@@ -232,17 +232,18 @@ def test_memory_of_values_from_there_goes_back(far, wait_until):
 
 
 def test_started_again_on_its_node(far):
-    here = Stage.options(**HERE).remote(1)
-    there = stage(THERE, 10, max_restarts=2)
+    here, there = stage(HERE, 1, max_restarts=1), stage(THERE, 10, max_restarts=1)
     with InputNode() as inp:
-        dag = here.run.bind(there.run.bind(inp))
+        dag = there.both.bind(here.run.bind(there.run.bind(inp)), inp)
     with dag.compile() as graph:
-        assert get(graph.execute(1)) == 12
-        pid = get(there.pid.remote())
-        conveyor.kill(there, no_restart=False)
-        graph.restart()
-        assert get(graph.execute(2)) == 13
-        assert get(there.pid.remote()) != pid
+        assert get(graph.execute(1)) == (12, 1)
+        for actor in there, here:
+            pid = get(actor.pid.remote())
+            conveyor.kill(actor, no_restart=False)
+            graph.restart()
+            assert get(graph.execute(2)) == (13, 2)
+            assert get(actor.pid.remote()) != pid
+    assert get(there.ask.remote(here, 1)) == 2
 
 
 def test_a_connection_that_breaks_is_made_again(far):

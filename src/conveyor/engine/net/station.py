@@ -25,6 +25,7 @@ from conveyor.runtime.driver.far import (
     Answer,
     BreakGroup,
     Bury,
+    Cut,
     FarOrder,
     Forget,
     Hand,
@@ -35,11 +36,12 @@ from conveyor.runtime.driver.far import (
 )
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.driver.table import BOARD_SLOTS
-from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
 
-#: Seconds that a process may take to read what is sent to it before the next answer.
+#: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
+#: it has begun to say.
 _PATIENCE = 1.0
 
 
@@ -59,6 +61,11 @@ class Local(Struct, eq=False):
     def process(self) -> Reader:
         """As others know it."""
         return self.slot, self.incarnation
+
+    def cut(self) -> None:
+        """Nothing more is said on its requests' socket: it hears that, and waits for no answer."""
+        with suppress(OSError):  # it has gone, or has heard
+            self.requests.shutdown(socket.SHUT_RDWR)
 
     def close_passed(self) -> None:
         """It has them, or never will."""
@@ -242,21 +249,29 @@ class Station:
             elif proxy is not None and proxy.incarnation == incarnation:
                 fds += proxy.arena_fd, self.pump.eventfd
             else:
-                raise ProcessLookupError(f"the process in slot {slot} has ended")
+                raise _ended(slot)
         return fds
 
     def _hand(self, order: Hand) -> None:
-        one = self._locals[order.slot]
+        if not self.has(order.slot, order.incarnation):
+            raise _ended(order.slot)
         fds = self._given(order.segment, order.processes)
-        data = order.ticket.to_bytes(TICKET_BYTES, "little")
         with suppress(BrokenPipeError, ConnectionResetError):  # its death is told on another way
-            for start in range(0, len(fds), MAX_FDS):
-                socket.send_fds(one.control, [data], fds[start : start + MAX_FDS])
+            send_with_ticket(self._locals[order.slot].control, order.ticket, fds)
 
     def _answer(self, order: Answer) -> None:
-        one = self._locals.get(order.slot)
-        if one is not None and one.incarnation == order.incarnation:
-            send_pickled(one.requests, order.data, self._given(order.segment, order.processes))
+        if not self.has(order.slot, order.incarnation):
+            return
+        one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
+        try:
+            send_pickled(one.requests, order.data, fds)
+        except OSError:
+            one.cut()  # what comes next would be taken for the rest of it
+            raise
+
+    def _cut(self, order: Cut) -> None:
+        if self.has(order.slot, order.incarnation):
+            self._locals[order.slot].cut()
 
     def _mark_refused(self, order: MarkRefused) -> None:
         segment = self._segments.get(order.segment)
@@ -275,6 +290,7 @@ class Station:
         Forget: _forget,
         Hand: _hand,
         Answer: _answer,
+        Cut: _cut,
         MarkRefused: _mark_refused,
     }
 
@@ -285,6 +301,7 @@ class Station:
             data, fds = receive_pickled(one.requests)
         except OSError:
             self._events.remove(one.requests.fileno())
+            one.cut()  # it may be there, and wait for an answer to what was lost
             return
         close_all(fds)
         self._told.asked(*one.process, data)
@@ -294,3 +311,7 @@ class Station:
         for one in list(self._locals.values()):
             if self.board.gone(one.slot, one.incarnation):
                 self._told.headless(one.slot)
+
+
+def _ended(slot: int) -> ProcessLookupError:
+    return ProcessLookupError(f"the process in slot {slot} has ended")

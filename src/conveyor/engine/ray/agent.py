@@ -24,9 +24,10 @@ from msgspec.structs import replace
 from conveyor import __version__, _core, system_limits
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.handshake import HandshakeError, Identity, dial
+from conveyor.engine.net.handshake import HandshakeError, Identity, dial, hand_over, hang_up
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
@@ -48,7 +49,7 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in."""
+    host lets others in. ``tls``: what it shows and takes, where connections are over TLS."""
 
     number: int
     version: str
@@ -57,6 +58,7 @@ class Terms(Struct, frozen=True):
     address: tuple[str, int]
     arena: ArenaSize
     window: float
+    tls: Credentials | None = None
 
 
 class Ready(Struct, frozen=True):
@@ -110,7 +112,6 @@ class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
     incarnation: int
-    fds: list[int]
     stderr: str = ""
 
 
@@ -125,6 +126,7 @@ class Agent:
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
+        self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._events = EventLoop()
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -142,8 +144,14 @@ class Agent:
         import ray
 
         pump = self._station.pump
+        if self._terms.tls is not None:
+            self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0), self._terms.token, self._identity, self._let_in
+            (ray.util.get_node_ip_address(), 0),
+            self._terms.token,
+            self._identity,
+            self._let_in,
+            tls=self._tls,
         )
         self._events.add(pump.notice_fd, self._on_notice)
         self._reach(_DRIVER, self._terms.address)
@@ -157,14 +165,18 @@ class Agent:
     def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
         that, and given its ends of these segments."""
-        fds = [greeting.write_file(told), os.pidfd_open(os.getpid())]
-        fds += map(os.dup, self._station.given_at_birth(slot, segments))
         incarnation = self._station.local(slot).incarnation
+        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
         one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one
         courier = self._processes.courier
-        return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+        try:
+            return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
+        except BaseException:
+            del self._expected[number]
+            one.close_fds()
+            raise
 
     def disown(self, number: int) -> bool:
         """The process of that number does not come, or is not wanted. Whether it had not come: if it had,
@@ -221,9 +233,7 @@ class Agent:
         self._news.put(Arrived(one.number, 0, why))
 
     def _close(self, one: _Expected) -> None:
-        for fd in one.fds:
-            os.close(fd)
-        one.fds.clear()
+        one.close_fds()
         if self._station.has(one.slot, one.incarnation):  # else it is buried already
             self._station.local(one.slot).close_passed()
 
@@ -248,8 +258,8 @@ class Agent:
     # Other hosts
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
-        with sock, suppress(OSError):  # it was given up
-            self._station.pump.connect(sock.fileno(), other.host)
+        with suppress(OSError):  # it was given up
+            hand_over(sock, self._station.pump, other.host)
 
     def _reach(self, host: int, address: tuple[str, int]) -> None:
         self._addresses[host] = address
@@ -257,11 +267,12 @@ class Agent:
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
-        sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
-        with sock:
-            if other.host != host:
-                raise HandshakeError(f"host {other.host} is where host {host} was")
-            self._station.pump.connect(sock.fileno(), host)
+        address, token = self._addresses[host], self._terms.token
+        sock, other = dial(address, token, self._identity, patience, self._tls)
+        if other.host != host:
+            hang_up(sock)
+            raise HandshakeError(f"host {other.host} is where host {host} was")
+        hand_over(sock, self._station.pump, host)
 
     def _redial(self, host: int) -> None:
         """Until there is a connection again, or the host is lost."""

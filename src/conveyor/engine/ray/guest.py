@@ -137,7 +137,7 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool:
             )
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PID.size)
         (_host,) = _PID.unpack(credentials)
-        fds = shell._welcome(connection)
+        fds = shell.welcomed(connection)
         takes_turns = turn is None or turn.begin()
         threads.start(_take_part, "guest", made, turn, connection, fds)
     except BaseException:
@@ -182,8 +182,12 @@ def _be_guest(
     told: int,
     handed: list[int],
 ) -> tuple[int, bool]:
-    hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
-    instance = _Instance(hello.name, made, turn)
+    try:
+        hello: Hello = pickle.loads(check_greeting(read_file(told).payload))
+        instance = _Instance(hello.name, made, turn)
+    except BaseException:
+        close_all(handed)  # else the worker does
+        raise
     worker = GuestWorker(hello, handed, instance)
     instance.belongs_to(worker)
     over = os.eventfd(0, os.EFD_CLOEXEC)

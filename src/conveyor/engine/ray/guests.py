@@ -6,29 +6,26 @@ then on it is a process of the session like any other, but that nobody here ends
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, field
-
-from conveyor.codec import Reader
 from conveyor.engine.events import guarded
 from conveyor.engine.ray import guest
 from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.ends import exit_status, wait_until_reaped
-from conveyor.engine.ray.greeting import Birth, Told, write_file
+from conveyor.engine.ray.ends import exit_status, status_once_reaped
+from conveyor.engine.ray.greeting import Birth, Told, made_for
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.processes import WORD_TIMEOUT
+from conveyor.engine.ray.started import Awaited
+from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import UNKNOWN_END, Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -38,33 +35,10 @@ _log = logging.getLogger("conveyor")
 SYSTEM_CALLS = "_ray_system"
 
 
-class _Guest(Struct, eq=False):
-    """One of them, from the wish for it until it has left. All but ``done`` changes on the hosts' thread."""
+class _Guest(Awaited, eq=False, kw_only=True):
+    """One of them, from the wish for it until it has left."""
 
-    number: int
-    name: str
     attached: Attached
-    on_spawned: Callable[[int], object]
-    #: Of what it gets: the birth's file, and the driver's descriptors. Closed once they are sent.
-    fds: list[int] = field(default_factory=list)
-    pid: int = 0
-    pidfd: int = -1
-    error: str = ""
-    unwanted: bool = False
-    #: Set once there is a pid or an error.
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def close_fds(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-
-    def refuse(self, why: str) -> None:
-        """It will not take part."""
-        self.close_fds()
-        if not self.done.is_set():
-            self.error = why
-            self.done.set()
 
 
 class RayHostsWithGuests(RayHosts):
@@ -74,7 +48,6 @@ class RayHostsWithGuests(RayHosts):
         super().__init__(*given)
         #: Theirs alone: what they say when they go does not say that a process ends.
         self._door = Courier(self._events, self._on_guest_left)
-        self._guest_numbers = itertools.count(1)
         self._guests: dict[int, _Guest] = {}
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
@@ -88,15 +61,23 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> Spawned:
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
-        guest = _Guest(next(self._guest_numbers), name, options.attached, on_spawned)
+        guest = _Guest(
+            number=next(self._numbers),
+            name=name,
+            on_spawned=on_spawned,
+            attached=options.attached,
+        )
         try:
-            uninterrupted(partial(self._invite, guest, Told(name, surroundings(), payload), fds))
-            guest.done.wait()
+            told = Told(name, surroundings(), payload)
+            # Ray may not have placed it, or its process may be busy: the session's end is the wait's, too.
+            with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
+                uninterrupted(partial(self._invite, guest, told, fds))
+                guest.done.wait()
             if guest.error:
                 raise ActorStartError(f"cannot attach Ray's actor {name!r}: {guest.error}")
         except BaseException:
@@ -105,15 +86,13 @@ class RayHostsWithGuests(RayHosts):
         return Spawned(guest.pid, str, lambda: None, lambda: None, lambda: False, stays=True)
 
     def _invite(self, guest_: _Guest, told: Told, fds: Sequence[int]) -> None:
-        # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-        guest_.fds.append(write_file(told))
-        guest_.fds.append(os.pidfd_open(os.getpid()))
-        guest_.fds.extend([os.dup(fd) for fd in fds])
-        key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
-        birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
         attached = guest_.attached
-        call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
-        joined = call.remote(guest.join, birth, attached.in_turn)
+        with self._starts.asking(f"attach Ray's actor {guest_.name!r}"):
+            guest_.fds += made_for(told, fds)
+            key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
+            birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
+            call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
+            joined = call.remote(guest.join, birth, attached.in_turn)
 
         def tell(future: Any) -> None:
             error = None if future.cancelled() else future.exception()
@@ -155,6 +134,11 @@ class RayHostsWithGuests(RayHosts):
                 guest.name,
             )
 
+    def _end_attaching(self, guest: _Guest) -> None:
+        """The session is over."""
+        guest.refuse(ENDED)
+        self._turn_away(guest)
+
     def _turn_away(self, guest: _Guest) -> None:
         """Whoever asked for it does not want it any more."""
         guest.unwanted = True
@@ -178,12 +162,12 @@ class RayHostsWithGuests(RayHosts):
         if status is not None:
             self._guest_gone(guest, status)
         else:  # how it ended its parent knows, which has not looked yet
-            threads.start_or_run(self._see_guests_end, "how-it-ended", guest, os.dup(guest.pidfd))
+            pidfd, guest.pidfd = guest.pidfd, -1  # that thread closes it
+            threads.start_or_run(self._see_guests_end, "how-it-ended", guest, pidfd)
 
     def _see_guests_end(self, guest: _Guest, pidfd: int) -> None:
         try:
-            wait_until_reaped(pidfd, WORD_TIMEOUT)
-            status = exit_status(pidfd)
+            status = status_once_reaped(pidfd, WORD_TIMEOUT)
         finally:
             os.close(pidfd)
         ended = UNKNOWN_END if status is None else status
@@ -196,9 +180,10 @@ class RayHostsWithGuests(RayHosts):
         guarded(partial(self._on_exit, guest.pid, status))
 
     def _close_pidfd(self, guest: _Guest) -> None:
-        self._events.remove(guest.pidfd)
-        os.close(guest.pidfd)
-        guest.pidfd = -1
+        if guest.pidfd >= 0:
+            self._events.remove(guest.pidfd)
+            os.close(guest.pidfd)
+            guest.pidfd = -1
 
     # On any thread.
 

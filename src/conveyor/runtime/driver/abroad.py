@@ -24,6 +24,7 @@ from conveyor.runtime.driver.far import (
     Answer,
     BreakGroup,
     Bury,
+    Cut,
     FarHost,
     Forget,
     Hand,
@@ -110,18 +111,18 @@ class Abroad:
         return self._links[record.slot]
 
     def bury(self, record: ActorRecord) -> None:
-        """The process is dead, and its slot about to be another one's."""
+        """The process is dead, and its slot about to be another one's. One of the driver's own host has
+        proxies on others, too."""
         slot, host = record.slot, record.host
-        if host is None:
-            return
         with self._lock:
+            for other, known in self._known.items():
+                if known.pop(record.reader, None) is not None:
+                    self._hosts[other].tell(Bury(*record.reader))
+            if host is None:
+                return
             for number in self._links.pop(slot, ()):
                 self._forget(number)
             host.tell(Bury(*record.reader))
-            for other, known in self._known.items():
-                if record.reader in known:
-                    del known[record.reader]
-                    self._hosts[other].tell(Bury(*record.reader))
             self._host_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
             if self._pump is not None:
@@ -245,19 +246,35 @@ class Abroad:
             processes = tuple(processes)
             self._introduce(record.host.number, processes, done)
             done.append(record.host.send(Hand(*record.reader, ticket, segment, processes)))
-        _wait_for(done)
+        try:
+            _wait_for(done)
+        except ConveyorError:
+            record.check_alive()  # its death is why its host could not, most often
+            raise
         return ticket
 
-    def answer(self, record: ActorRecord, data: bytes, handed: Handed | None) -> None:
-        """Send the process the answer to a request."""
+    def answer(
+        self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
+    ) -> None:
+        """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
+        which is told when a host is lost, must not."""
         assert record.host is not None
         given = handed or Handed(0, ())
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
             order = Answer(*record.reader, data, given.segment, given.processes)
-            done.append(record.host.send(order))
-        _wait_for(done)
+            if wait:
+                done.append(record.host.send(order))
+            else:
+                record.host.tell(order)
+        if wait:
+            _wait_for(done)
+
+    def cut(self, record: ActorRecord) -> None:
+        """The process cannot be answered any more."""
+        if record.host is not None:
+            record.host.tell(Cut(*record.reader))
 
     def mark_refused(self, caller: ActorRecord, segment: int) -> None:
         """Nobody serves the link of ``caller`` that has that segment."""

@@ -15,10 +15,11 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 
 
-class FarOrder(Struct, frozen=True):
+class FarOrder(Message, frozen=True):
     """What another host has to do."""
 
 
@@ -96,6 +97,13 @@ class Answer(FarOrder, frozen=True):
     data: bytes
     segment: int = 0
     processes: tuple[Reader, ...] = ()
+
+
+class Cut(FarOrder, frozen=True):
+    """A process cannot be answered any more: have it hear that, so that it waits for no answer."""
+
+    slot: int
+    incarnation: int
 
 
 class MarkRefused(FarOrder, frozen=True):

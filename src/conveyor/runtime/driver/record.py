@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts import UNKNOWN_END, Page, Spawned
-from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
 
@@ -241,10 +241,8 @@ class ActorRecord:
         (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
         assert self.control_socket is not None
         ticket = self.next_ticket()
-        data = ticket.to_bytes(TICKET_BYTES, "little")
         try:
-            for start in range(0, len(fds), MAX_FDS):
-                socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
+            send_with_ticket(self.control_socket, ticket, fds)
         except OSError as error:
             # Its end of the socket has gone with it, most often before its death was heard of. If that was
             # heard of, the slot may be another process's by now.

@@ -307,9 +307,8 @@ class Supervisor:
                 record.control_socket.close()
             # They are the process's, which forgets the peer now.
             record.arena, record.arena_fd, record.eventfd = None, -1, -1
-            if record.host is not None:
-                self._abroad.bury(record)
-            else:
+            self._abroad.bury(record)
+            if record.host is None:
                 self._board.forget_memory(record.slot)
             self._household.process.forget(record.slot)
             # Refs keep what they need of these; the record only keeps what can be asked of the dead.

@@ -194,6 +194,10 @@ class Switchboard:
         try:
             line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
         except Exception as error:
+            if record.host is not None and isinstance(reply, Done):
+                # What its host was to give it has ended meanwhile, say: that is the answer then.
+                self._reply(line, number, Failed(error))
+                return
             # Who asked is gone; or it gets an error now, as it would wait for an answer for ever.
             if record.alive:
                 logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
