@@ -68,6 +68,10 @@ def all_operations(count):
     me, ranks = collective.get_rank(), collective.get_collective_group_size()
     own = np.arange(count, dtype=np.float64) + me
     got = {}
+    # Hosts reduce what their ranks have before, but 16-bit floats.
+    halves = torch.full((count,), float(me), dtype=torch.bfloat16)
+    collective.allreduce(halves)
+    got["allreduce bfloat16"] = halves.float().numpy()
     for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVG):
         tensor = torch.from_numpy(own.copy())
         collective.allreduce(tensor, op=op)
@@ -96,6 +100,7 @@ def expected(count, me, ranks):
     own = [np.arange(count, dtype=np.float64) + r for r in range(ranks)]
     nothing = [np.zeros(count)] * ranks
     return {
+        "allreduce bfloat16": np.full(count, sum(range(ranks))),
         "allreduce SUM": sum(own),
         "allreduce MAX": own[-1],
         "allreduce AVG": sum(own) / ranks,
