@@ -15,12 +15,10 @@ import pytest
 import ray
 
 import conveyor
-from conveyor import collective
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
-    RuntimeStateError,
     SerializationError,
 )
 from conveyor.runtime import context
@@ -302,8 +300,4 @@ def test_what_is_not_for_other_hosts_says_so(far):
     with pytest.raises(ConveyorError, match=r"channels of conveyor\.channel"):
         get(there.run.remote([receiver]))
     sender.close()
-    with pytest.raises(
-        RuntimeStateError, match=f"{name_of(there)} is on node .*collective operations"
-    ):
-        collective.create_collective_group([there, Stage.options(**HERE).remote()])
     assert get(there.run.remote(1)) == 11

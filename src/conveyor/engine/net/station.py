@@ -23,6 +23,7 @@ from conveyor.runtime.driver.deaths import DeathWatches
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
     Cut,
     FarOrder,
@@ -229,6 +230,11 @@ class Station:
         one = self._locals.get(slot)
         return None if one is None else one.view
 
+    def _break_group(self, order: BreakGroup) -> None:
+        segment = self._segments.get(order.number)
+        if segment is not None:
+            _core.CollectiveGroup.destroy(segment, self.board, order.members, order.session)
+
     def _forget(self, order: Forget) -> None:
         self._segments.pop(order.number, None)
         self.pump.unmirror(order.number)
@@ -280,6 +286,7 @@ class Station:
         Bury: _bury,
         Reach: _reach,
         Spread: _spread,
+        BreakGroup: _break_group,
         Forget: _forget,
         Hand: _hand,
         Answer: _answer,

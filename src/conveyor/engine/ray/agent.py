@@ -27,6 +27,7 @@ from conveyor.engine.events import EventLoop
 from conveyor.engine.net.handshake import HandshakeError, Identity, dial, hand_over, hang_up
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
@@ -48,7 +49,7 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in."""
+    host lets others in. ``tls``: what it shows and takes, where connections are over TLS."""
 
     number: int
     version: str
@@ -57,6 +58,7 @@ class Terms(Struct, frozen=True):
     address: tuple[str, int]
     arena: ArenaSize
     window: float
+    tls: Credentials | None = None
 
 
 class Ready(Struct, frozen=True):
@@ -124,6 +126,7 @@ class Agent:
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
+        self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._events = EventLoop()
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -141,8 +144,14 @@ class Agent:
         import ray
 
         pump = self._station.pump
+        if self._terms.tls is not None:
+            self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0), self._terms.token, self._identity, self._let_in
+            (ray.util.get_node_ip_address(), 0),
+            self._terms.token,
+            self._identity,
+            self._let_in,
+            tls=self._tls,
         )
         self._events.add(pump.notice_fd, self._on_notice)
         self._reach(_DRIVER, self._terms.address)
@@ -258,7 +267,8 @@ class Agent:
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
-        sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
+        address, token = self._addresses[host], self._terms.token
+        sock, other = dial(address, token, self._identity, patience, self._tls)
         if other.host != host:
             hang_up(sock)
             raise HandshakeError(f"host {other.host} is where host {host} was")

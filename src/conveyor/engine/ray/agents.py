@@ -17,6 +17,7 @@ from conveyor import __version__, _core
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.handshake import Identity, hand_over, new_token
 from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, News, Ready, Terms
 from conveyor.engine.ray.greeting import Elsewhere, Told
@@ -139,10 +140,13 @@ class Agents:
         window: float,
         on_news: Callable[[AgentHost, News], object],
         on_loss: Callable[[AgentHost], object],
+        tls: Credentials | None = None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes."""
         self._ray, self._events, self._window = ray, events, window
+        self._credentials = tls
+        self._tls = None if tls is None else Tls(tls)
         self._on_news, self._on_loss = on_news, on_loss
         self._home: Home | None = None
         self._token = new_token()
@@ -198,6 +202,7 @@ class Agents:
             address,
             self._home.arena,
             self._window,
+            self._credentials,
         )
         name = f"{node.address} ({node.node[:8]})"
         strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
@@ -250,6 +255,7 @@ class Agents:
                 self._token,
                 Identity(0, __version__),
                 self._let_in,
+                tls=self._tls,
             )
         return self._listener.address
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent import Arrived, Asked, LostHost, News
 from conveyor.engine.ray.agents import AgentHost, Agents
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
@@ -52,10 +53,11 @@ class RayHosts:
         disconnect: Callable[[], object],
         own_node: str,
         window: float,
+        tls: Credentials | None,
     ) -> None:
         """``ray``: the module, connected. ``environ``: variables of all actors. ``disconnect`` is called when
-        all of them are gone. ``own_node``: the only node whose processes share memory with the driver; "":
-        all on its machine do. ``window``: seconds after which a node without a connection is lost."""
+        all are gone. ``own_node``: the only node whose processes share memory with the driver; "": all of
+        its machine's do. ``window``, ``tls``: see :class:`Agents`."""
         self._ray = ray
         self._environ = environ
         self._disconnect = disconnect
@@ -63,7 +65,7 @@ class RayHosts:
         self._events = EventLoop()
         self._processes = Processes(self._events)
         self._courier = self._processes.courier
-        self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss)
+        self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss, tls)
         self._home: Home | None = None
         self._starts = Starts()
         self._numbers = itertools.count(1)
@@ -316,9 +318,8 @@ class RayHosts:
             other = self._agents.by_number(news.number)
             later = host if other is None or other.number < host.number else other
             if other is not None and not other.lost:
-                self._agents.lose(
-                    later, f"it has no connection to node {other.name}: {news.reason}"
-                )
+                why = f"it has no connection to node {other.name}: {news.reason}"
+                self._agents.lose(later, why)
         elif isinstance(news, Arrived):
             self._come_abroad(host, news)
         else:

@@ -22,6 +22,7 @@ from conveyor.runtime.driver.birth import Birth
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
     Cut,
     FarHost,
@@ -212,6 +213,14 @@ class Abroad:
         if slot == self._process.slot:
             return self._own_view()
         return self._process.arena_of(slot, self._process.board.incarnation(slot))
+
+    def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
+        """Have whoever is on another host be told that nothing goes on in the collective group of that
+        segment."""
+        with self._lock:
+            for host in self._segments.get(number, ()):
+                if host != HERE:
+                    self._hosts[host].tell(BreakGroup(number, members, session))
 
     def forget(self, number: int) -> None:
         """Nobody uses the segment any more; 0: there is none."""

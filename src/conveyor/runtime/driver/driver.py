@@ -130,7 +130,7 @@ class Driver(CallingRuntime):
         self._connections = Connections(self.exports, self._shared_graphs)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
-            self.table, self.supervisor, self.network, process, own_view
+            self.table, self.supervisor, self.network, self.abroad, process, own_view
         )
         self.switchboard = Switchboard(
             hosts,

@@ -64,6 +64,14 @@ class Spread(FarOrder, frozen=True):
     joined: bool
 
 
+class BreakGroup(FarOrder, frozen=True):
+    """Nothing goes on any more in the collective group of that segment. ``session``: as it ends."""
+
+    number: int
+    members: tuple[Reader, ...]
+    session: bool
+
+
 class Forget(FarOrder, frozen=True):
     """Let go of a segment."""
 
