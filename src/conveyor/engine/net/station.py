@@ -201,8 +201,12 @@ class Station:
         slot = order.slot
         arena_fd = _core.Arena.create_fd(self.arena.file)
         size = self.arena
-        arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
-        self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        try:
+            arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+            self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        except BaseException:
+            os.close(arena_fd)
+            raise
         self._watches.add(slot)
         self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
 

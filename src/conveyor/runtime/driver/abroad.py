@@ -109,10 +109,12 @@ class Abroad:
         size, board = self._process.arena_size, self._process.board
         arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
         with self._lock:
-            self._hosts[host.number] = host
+            self._hosts[host.number] = record.host = (
+                host  # first: what fails is buried as one of that host
+            )
             self._arenas[slot], self._host_of[slot] = arena, host.number
             self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
-            record.host, record.eventfd = host, board.eventfd(slot)
+            record.eventfd = board.eventfd(slot)
             done = [host.send(Adopt(slot, incarnation, record.id.name))]
             links = self._links[slot] = []
             for blueprint, segment in birth.links:

@@ -120,8 +120,10 @@ class Network:
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
             callee.introduced.append(laid)
         caller.mailboxes[laid.number] = callee, bit, shared
-        if caller.exited.is_set():  # meanwhile
-            self.hang_up(caller)
+        callee.callers[laid.number] = caller
+        for record in (caller, callee):
+            if record.exited.is_set():  # meanwhile
+                self.ended(record)
         segment.close_fd()
         if caller.host is not None:
             close_all(own)
@@ -142,22 +144,33 @@ class Network:
             callee.introduced.remove(laid)
         if laid.caller.mailboxes.pop(laid.number, None) is None:
             return  # the caller is dead, or has let go of it
+        callee.callers.pop(laid.number, None)
         callee.bits.give_back(laid.bit)
         laid.caller.refusals[laid.number] = error
         if laid.caller.host is not None:
             self._abroad.mark_refused(laid.caller, laid.shared)
-            return
-        Refusal(laid.segment).mark()
-        self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+        else:
+            Refusal(laid.segment).mark()
+            self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+        self._abroad.forget(laid.shared)
 
-    def hang_up(self, caller: ActorRecord, number: int | None = None) -> None:
+    def ended(self, record: ActorRecord) -> None:
+        """A process is dead: nothing is kept for links to it, nor by whom it has called for those from it."""
+        for number, caller in list(record.callers.items()):
+            record.callers.pop(number, None)
+            _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
+            self._abroad.forget(shared)
+        for number in list(record.mailboxes):
+            self.hang_up(record, number)
+
+    def hang_up(self, caller: ActorRecord, number: int) -> None:
         """A caller is dead, or could not open its end of link ``number``: whom it has called need not
         keep room for it."""
-        for known in list(caller.mailboxes) if number is None else [number]:
-            callee, bit, shared = caller.mailboxes.pop(known, (None, 0, 0))
-            if callee is not None:
-                self._hang_up(callee, bit)
-                self._abroad.forget(shared)
+        callee, bit, shared = caller.mailboxes.pop(number, (None, 0, 0))
+        if callee is not None:
+            callee.callers.pop(number, None)
+            self._hang_up(callee, bit)
+            self._abroad.forget(shared)
 
     def _hang_up(self, callee: ActorRecord, bit: int) -> None:
         try:
