@@ -157,8 +157,7 @@ def test_graphs_over_nodes(far):
         route = rf"{first_here} → {first_there} +network link, .*from the driver's node to "
         assert re.search(route, links[1])
         assert len(links) == 6  # of 7: one result is from the node of the driver
-        states = {actor.name: actor.state for actor in graph.status().actors}
-        elsewhere = [name for name in states if states[name] == "elsewhere"]
+        elsewhere = [actor.name for actor in graph.status().actors if actor.host is not None]
         assert sorted(elsewhere) == sorted(actor._id.name for actor in there)
         refs = [graph.execute(i) for i in range(4)]
         assert [get(ref)[0] for ref in refs] == [(i + 13, i + 31) for i in range(4)]

@@ -3,10 +3,11 @@
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import cloudpickle
 import pytest
+import ray
 
 import conveyor
 from conveyor import collective
@@ -100,6 +101,41 @@ def asked_again(method, *args):
     while True:
         with suppress(ActorDiedError):
             return get(method.remote(*args))
+
+
+@contextmanager
+def stopped(pid):
+    """The process is stopped, and goes on afterwards, if it is still there; its pidfd."""
+    pidfd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    try:
+        yield pidfd
+    finally:
+        if not _over(pidfd):
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        os.close(pidfd)
+
+
+def test_a_node_that_keeps_its_connections_and_says_nothing(two_nodes, leaves_nothing, wait_until):
+    """With the usual patience: what is said of a loss is said of this one."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node")
+        silent, stays = Stage.options(**THERE).remote(10), Stage.options(**HERE).remote(1)
+        with InputNode() as inp:
+            dag = stays.run.bind(silent.run.bind(inp))
+        graph = dag.compile()
+        assert get(graph.execute(1)) == 12
+        (host,) = context.running()._hosts._agents._by_node.values()
+        with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))) as agent:
+            with pytest.raises(ActorDiedError, match=r"Stage.* was lost with its node"):
+                executed_until_it_fails(graph)
+            graph.teardown()
+            with pytest.raises(ActorDiedError, match="was lost with its node"):
+                get(silent.run.remote(1))
+            assert get(stays.run.remote(1)) == 2
+            signal.pidfd_send_signal(agent, signal.SIGCONT)
+            wait_until(lambda: _over(agent), WAIT)  # it finds that it has been given up
+        conveyor.shutdown()
 
 
 def test_it_ends_with_the_program(scripts, two_nodes, wait_until):

@@ -32,9 +32,10 @@ from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import threads
+from conveyor.runtime import status, threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 
@@ -195,6 +196,14 @@ class Agent:
         one = self._living.get(slot)
         if one is not None and one.incarnation == incarnation:
             self._processes.signal(one, signal.SIGKILL)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of a graph are doing here."""
+        return self._station.look(look)
+
+    def look_at_all(self, look: LookAtAll) -> list[status.Page]:
+        """What all processes here are doing."""
+        return self._station.look_at_all(look)
 
     def leave(self) -> None:
         """The session is over, and all processes gone."""

@@ -35,6 +35,7 @@ from conveyor.runtime.actor.requests import (
     Kill,
     Lay,
     LayAgain,
+    LookAfar,
     Meet,
     Met,
     Notice,
@@ -308,6 +309,9 @@ class Switchboard:
                 self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
         return None, []
 
+    def _look_afar(self, _caller: ActorRecord, request: LookAfar) -> _Answer:
+        return self._layer.afar(request.number, request.question, request.patience), []
+
     def _staying(self, caller: ActorRecord, request: Staying) -> _Answer:
         acks = self._leaving[caller, request.number]
         staying = [record.slot for record, ack in acks if not ack.done()]
@@ -374,6 +378,7 @@ class Switchboard:
         LayAgain: _lay_again,
         ComesBack: _comes_back,
         Unlay: _unlay,
+        LookAfar: _look_afar,
         Staying: _staying,
         OpenRefs: _open,
         OpenGraph: _open,
