@@ -261,6 +261,8 @@ class Station:
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
         """The descriptors of a segment, and those that introduce processes."""
+        if segment and segment not in self._segments:
+            raise ProcessLookupError(f"segment {segment} has been given up")
         fds = [self._segments[segment].fd] if segment else []
         for slot, incarnation in processes:
             one, proxy = self._locals.get(slot), self._proxies.get(slot)
