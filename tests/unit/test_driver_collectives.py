@@ -52,7 +52,7 @@ def world():
         table,
         SimpleNamespace(current=by_actor.__getitem__),
         network,
-        Abroad(None, None),
+        Abroad(table, None),
         None,
         None,
     )
