@@ -23,6 +23,11 @@ namespace {
 }  // namespace
 
 std::vector<CollectiveLinks::Part> CollectiveGroup::parts_for(uint32_t host) const {
+  if (by_hosts_) {
+    if (step_ == 0 || step_ > pieces_ || !root_is_on(host)) return {};
+    const Part own = part(elements(step_ - 1));
+    return {{result(barrier_ + 1) + own.from * size_, own.count * size_}};
+  }
   if (step_ >= pieces_) return {};
   const size_t offset = at(step_), size = elements(step_) * size_;
   const bool gives = call_.root == int32_t(rank_);

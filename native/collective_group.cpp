@@ -53,7 +53,8 @@ void CollectiveGroup::prepare(Segment& segment, const RankHosts& hosts) {
   header->cores = uint32_t(usable_cores());
   header->most = hosts.most();
   // A value that comes from another host may come behind the word that its rank has come.
-  for (uint32_t r = 0; r < ranks; ++r) segment.make_ring(ring_at(ranks, r), kRingSlots, kRingStride, ranks, hosts.hosts() > 1 ? 0 : kSilent);
+  const uint32_t flags = hosts.hosts() > 1 ? 0u : uint32_t(kSilent);
+  for (uint32_t r = 0; r < ranks; ++r) segment.make_ring(ring_at(ranks, r), kRingSlots, kRingStride, ranks, flags);
   CollectiveLinks::prepare(segment, links_at(ranks), hosts);
   header->magic = kMagic;
 }

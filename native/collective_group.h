@@ -207,13 +207,18 @@ class CollectiveGroup {
   void plan();
   void work(size_t step);
   void reduce_in_pieces(size_t step);
+  void reduce_by_hosts(size_t step);
+  void stage_for_others(size_t piece);
+  void reduce_hosts(size_t piece);
   void take_in(size_t piece);
   void give_out(size_t piece);
   void reduce_one_shot();
   struct Part {
     size_t from, count;
   };
-  Part part(size_t count) const;  // of the elements that the ranks of this host reduce, those of this one
+  // Of the elements that the ranks of a host reduce, those of one of them.
+  Part part(size_t count, uint32_t rank) const;
+  Part part(size_t count) const { return part(count, rank_); }
   size_t elements(size_t piece) const;
   size_t at(size_t piece) const { return piece * piece_ * size_; }  // in bytes
   bool takes() const { return call_.root < 0 || uint32_t(call_.root) == rank_; }
@@ -253,7 +258,7 @@ class CollectiveGroup {
   uint64_t barrier_ = 0;  // the last that this rank has come to
   bool waiting_ = false;  // for the others at it
   size_t step_ = 0, last_ = 0, pieces_ = 0, piece_ = 0, size_ = 1;
-  bool one_shot_ = false;
+  bool one_shot_ = false, by_hosts_ = false;
   uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
   uint32_t seen_ = 0;
   uint64_t made_ = kNow;

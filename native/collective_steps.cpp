@@ -29,10 +29,10 @@ void CollectiveGroup::check(const CollectiveCall& call, const CollectiveData& da
   if (call.count > (size_t(1) << 48)) throw std::invalid_argument("conveyor: too many elements");
 }
 
-CollectiveGroup::Part CollectiveGroup::part(size_t count) const {
-  const size_t line = kCacheLine / size_, here = hosts_.count(hosts_[rank_]);
+CollectiveGroup::Part CollectiveGroup::part(size_t count, uint32_t rank) const {
+  const size_t line = kCacheLine / size_, here = hosts_.count(hosts_[rank]);
   const size_t each = align_up((count + here - 1) / here, line);
-  const size_t from = std::min(count, each * places_[rank_]);
+  const size_t from = std::min(count, each * places_[rank]);
   return {from, std::min(count - from, each)};
 }
 
@@ -57,13 +57,16 @@ void CollectiveGroup::plan() {
   const bool reduces = call_.operation == Collective::kAllReduce || call_.operation == Collective::kReduce;
   // Between hosts all that is staged crosses, so as much of it as one rank may have is all that a host's have.
   one_shot_ = reduces && call_.count * size_ <= (links_ ? kOneShot / hosts_.most() : kOneShot);
+  // Sums of 16-bit floats are rounded once, so what of them crosses are the tensors.
+  by_hosts_ = reduces && !one_shot_ && links_ && hosts_.most() > 1 && call_.type != ElementType::kF16 && call_.type != ElementType::kBf16;
   last_ = std::max<size_t>(pieces_, 1);
   if (reduces && !one_shot_) last_ = pieces_ + 1;
 }
 
 void CollectiveGroup::work(size_t step) {
   if (call_.count == 0) return;
-  if ((call_.operation == Collective::kAllReduce || call_.operation == Collective::kReduce) && !one_shot_) return reduce_in_pieces(step);
+  if ((call_.operation == Collective::kAllReduce || call_.operation == Collective::kReduce) && !one_shot_)
+    return by_hosts_ ? reduce_by_hosts(step) : reduce_in_pieces(step);
   if (step > 0) give_out(step - 1);
   if (step < pieces_) take_in(step);
 }
@@ -100,14 +103,58 @@ void CollectiveGroup::reduce_in_pieces(size_t step) {
     if (takes()) to[places++] = data_.out[0] + at(k) + offset;
     if (own.count != 0) reduce(call_.type, call_.op, to, places, from, ranks(), own.count);
   }
-  if (step < pieces_) {
-    const size_t n = elements(step);
-    const Part own = part(n);  // nobody else here needs it
-    char* to = stage(barrier_ + 1, rank_);
-    const char* from = data_.in[0] + at(step);
-    const size_t behind = (own.from + own.count) * size_;
-    std::memcpy(to, from, own.from * size_);
-    std::memcpy(to + behind, from + behind, n * size_ - behind);
+  if (step < pieces_) stage_for_others(step);
+}
+
+// All but what this rank reduces, which nobody else here needs.
+void CollectiveGroup::stage_for_others(size_t piece) {
+  const size_t n = elements(piece);
+  const Part own = part(n);
+  char* to = stage(barrier_ + 1, rank_);
+  const char* from = data_.in[0] + at(piece);
+  const size_t behind = (own.from + own.count) * size_;
+  std::memcpy(to, from, own.from * size_);
+  std::memcpy(to + behind, from + behind, n * size_ - behind);
+}
+
+// Each host reduces what its ranks have, each of them a part; the parts go to the other hosts, so each host sends so much
+// as one tensor has. Every rank reduces what all hosts have come to, in their order.
+void CollectiveGroup::reduce_by_hosts(size_t step) {
+  if (step >= 2 && takes()) reduce_hosts(step - 2);
+  if (step >= 1 && step - 1 < pieces_) {
+    const size_t k = step - 1;
+    const Part own = part(elements(k));
+    const size_t offset = own.from * size_;
+    const char* from[kMaxRanks];
+    size_t sources = 0;
+    for (uint32_t r = 0; r < ranks(); ++r)
+      if (here(r)) from[sources++] = (r == rank_ ? data_.in[0] + at(k) : stage(barrier_, r)) + offset;
+    char* to = result(barrier_ + 1) + offset;
+    const ReduceOp op = call_.op == ReduceOp::kAvg ? ReduceOp::kSum : call_.op;
+    if (own.count != 0) reduce(call_.type, op, &to, 1, from, sources, own.count);
+  }
+  if (step < pieces_) stage_for_others(step);
+}
+
+// Hosts have different numbers of ranks, and so their parts begin elsewhere.
+void CollectiveGroup::reduce_hosts(size_t piece) {
+  const size_t n = elements(piece);
+  std::vector<std::vector<uint32_t>> on;
+  for (uint32_t h = 0; h < hosts_.hosts(); ++h) on.push_back(hosts_.on(h));
+  std::vector<size_t> which(on.size(), 0);
+  for (size_t begin = 0; begin < n;) {
+    size_t end = n;
+    const char* from[kMaxRanks];
+    for (size_t h = 0; h < on.size(); ++h) {
+      Part theirs = part(n, on[h][which[h]]);
+      while (theirs.from + theirs.count <= begin) theirs = part(n, on[h][++which[h]]);
+      const uint32_t rank = on[h][which[h]];
+      end = std::min(end, theirs.from + theirs.count);
+      from[h] = here(rank) ? result(barrier_) + begin * size_ : far(rank, 0, theirs.count * size_) + (begin - theirs.from) * size_;
+    }
+    char* to = data_.out[0] + at(piece) + begin * size_;
+    reduce(call_.type, call_.op, &to, 1, from, on.size(), end - begin, ranks());
+    begin = end;
   }
 }
 

@@ -85,6 +85,30 @@ TEST(every_operation_over_hosts) {
   }
 }
 
+// Each host has reduced its own before; of 16-bit floats it does not.
+TEST(averages_over_hosts) {
+  Worlds worlds({0, 1, 1, 0, 1});
+  worlds.in_threads([&](Rank& rank) {
+    for (const int root : {-1, 1}) {
+      std::vector<float> own(300'001, float(rank.group.rank()));
+      CollectiveCall call = call_of(root < 0 ? Collective::kAllReduce : Collective::kReduce, own.size(), root, ReduceOp::kAvg);
+      call.type = ElementType::kF32;
+      CollectiveData data = {{reinterpret_cast<char*>(own.data())}, {}};
+      if (root < 0 || uint32_t(root) == rank.group.rank()) data.out = {reinterpret_cast<char*>(own.data())};
+      CHECK(rank.run(call, data) == Progress::kDone);
+      const float wanted = data.out.empty() ? float(rank.group.rank()) : 2.0f;
+      CHECK(std::ranges::all_of(own, [&](float one) { return one == wanted; }));
+    }
+    // 1.0, 2.0, 3.0, 4.0 and 5.0 as upper halves of f32.
+    const uint16_t bf16[] = {0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0};
+    std::vector<uint16_t> own(300'001, bf16[rank.group.rank()]);
+    CollectiveCall call = call_of(Collective::kAllReduce, own.size(), -1, ReduceOp::kAvg);
+    call.type = ElementType::kBf16;
+    CHECK(rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}}) == Progress::kDone);
+    CHECK(std::ranges::all_of(own, [&](uint16_t one) { return one == bf16[2]; }));
+  });
+}
+
 TEST(what_ranks_of_other_hosts_have_called_differs) {
   Worlds worlds({0, 1, 1});
   worlds.in_threads([&](Rank& rank) {

@@ -16,8 +16,12 @@ from conveyor.exceptions import (
     CollectiveBrokenError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    RuntimeStateError,
 )
 from conveyor.experimental.collective import ReduceOp
+from conveyor.runtime import context
+from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.ranks import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -68,6 +72,10 @@ def all_operations(count):
     me, ranks = collective.get_rank(), collective.get_collective_group_size()
     own = np.arange(count, dtype=np.float64) + me
     got = {}
+    # Hosts reduce what their ranks have before, but 16-bit floats.
+    halves = torch.full((count,), float(me), dtype=torch.bfloat16)
+    collective.allreduce(halves)
+    got["allreduce bfloat16"] = halves.float().numpy()
     for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVG):
         tensor = torch.from_numpy(own.copy())
         collective.allreduce(tensor, op=op)
@@ -96,6 +104,7 @@ def expected(count, me, ranks):
     own = [np.arange(count, dtype=np.float64) + r for r in range(ranks)]
     nothing = [np.zeros(count)] * ranks
     return {
+        "allreduce bfloat16": np.full(count, sum(range(ranks))),
         "allreduce SUM": sum(own),
         "allreduce MAX": own[-1],
         "allreduce AVG": sum(own) / ranks,
@@ -254,6 +263,18 @@ def test_a_group_that_is_destroyed_under_its_ranks(ranks, meeting):
     for call in waiting:
         with pytest.raises(CollectiveBrokenError, match="destroyed"):
             get(call)
+
+
+def test_a_group_that_is_gone_when_a_rank_of_another_node_joins(ranks, monkeypatch):
+    """Its error is that call's; what the actor asks for later is answered."""
+    with monkeypatch.context() as patched:
+        gone = Membership(0, (), ()), Handed(1 << 40, ())
+        patched.setattr(context.running().collectives, "joined_by", lambda *_: gone)
+        with pytest.raises(RuntimeStateError, match=r"segment .* has been given up"):
+            collective.create_collective_group([ranks[1]])
+    made = collective.create_collective_group([ranks[1]])
+    assert get(ranks[1].meet.remote(None)) == "met"
+    collective.destroy_collective_group(made)
 
 
 def test_an_actor_makes_groups_of_any_nodes(ranks):

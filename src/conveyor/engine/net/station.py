@@ -34,11 +34,13 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.driver.hosts import Page as LastPage
 from conveyor.runtime.driver.table import BOARD_SLOTS
+from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.runtime.status import Page
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.
@@ -113,6 +115,7 @@ class Station:
         self.board = _core.Board.create(BOARD_SLOTS)
         self.pump = _core.HostPump(self.board, number, window)
         self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lookout = Lookout(self.board)
         self._watches = DeathWatches(self.board, self._fired)
         self._locals: dict[int, Local] = {}
         self._proxies: dict[int, Proxy] = {}
@@ -123,6 +126,18 @@ class Station:
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
         return self.orders[type(order)](self, order)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of this host are doing; on any thread."""
+        segment = self._segments.get(look.segment)
+        if segment is None:
+            raise LookupError("the graph is laid anew just now, or has been torn down")
+        return self._lookout.look(look, segment)
+
+    def look_at_all(self, look: LookAtAll) -> list[Page]:
+        """What all processes of this host are doing; on any thread."""
+        processes = [one.process for one in list(self._locals.values())]
+        return [self._lookout.page(*process, stack=look.stacks) for process in processes]
 
     def local(self, slot: int) -> Local:
         """The process of this host that has that slot."""
@@ -146,7 +161,7 @@ class Station:
             *(self._segments[number].fd for number in segments),
         ]
 
-    def last_page(self, slot: int) -> tuple[Page, bool]:
+    def last_page(self, slot: int) -> tuple[LastPage, bool]:
         """What the slot says of its process, and whether it was left by ``sys.exit``."""
         self.board.announce_death(slot)
         return self.board.status(slot), self.board.leaving(slot)
@@ -241,10 +256,13 @@ class Station:
 
     def _forget(self, order: Forget) -> None:
         self._segments.pop(order.number, None)
+        self._lookout.forget(order.number)
         self.pump.unmirror(order.number)
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
         """The descriptors of a segment, and those that introduce processes."""
+        if segment and segment not in self._segments:
+            raise ProcessLookupError(f"segment {segment} has been given up")
         fds = [self._segments[segment].fd] if segment else []
         for slot, incarnation in processes:
             one, proxy = self._locals.get(slot), self._proxies.get(slot)

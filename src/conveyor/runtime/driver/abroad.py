@@ -35,6 +35,7 @@ from conveyor.runtime.driver.far import (
     Stand,
 )
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.graph.afar import Look, Lookout, Seen
 from conveyor.runtime.process import Process
 
 #: The driver's own host.
@@ -63,6 +64,7 @@ class Abroad:
         self._joined: dict[tuple[int, int], Future[Any]] = {}
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
+        self._lookout = Lookout(process.board)
 
     def open(self, window: float) -> _core.HostPump:
         """The pump of the driver's host, from now on: a host that is so long without a connection is lost."""
@@ -83,8 +85,20 @@ class Abroad:
 
     def host_name(self, slot: int) -> str:
         """What that host is called."""
-        host = self._hosts.get(self.host_of(slot))
-        return "the driver's node" if host is None else host.name
+        return self.name_of(self.host_of(slot))
+
+    def name_of(self, host: int) -> str:
+        """What a host is called, by its number."""
+        known = self._hosts.get(host)
+        return "the driver's node" if known is None else known.name
+
+    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
+        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
+        if host != HERE:
+            return self._hosts[host].look(look)
+        here: Future[Seen] = Future()
+        here.set_result(self._lookout.look(look, segment))
+        return here
 
     # A process
 
@@ -231,6 +245,7 @@ class Abroad:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
+        self._lookout.forget(number)
         for host in self._segments.pop(number, ()):
             if host != HERE:
                 self._hosts[host].tell(Forget(number))

@@ -127,6 +127,7 @@ class Driver(CallingRuntime):
         )
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
+        self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
         self._connections = Connections(self.exports, self._shared_graphs)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
@@ -292,9 +293,6 @@ class Driver(CallingRuntime):
 
     def lay_again(self, number: int, first: int) -> Laid:
         return self._laid(self.layer.lay_again(number, first))
-
-    def comes_back(self, number: int) -> bool:
-        return self.layer.comes_back(number)
 
     def _laid(self, laying: Laying) -> Laid:
         return Laid(laying.channels(), list(laying.records), laying.layout.segment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conveyor import _core
@@ -15,9 +15,11 @@ from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_de
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.looking import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.layout import Assignment
+from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.layout import Assignment, Layout
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
 if TYPE_CHECKING:
@@ -41,6 +43,18 @@ class Network:
     def host_name(self, slot: int) -> str:
         """What the host of that process is called."""
         return self._abroad.host_name(slot)
+
+    def look_afar(
+        self,
+        question: Question,
+        patience: float,
+        number: int,
+        layout: Layout,
+        records: Sequence[ActorRecord],
+        executor: Place,
+    ) -> Afar:
+        """What other hosts than the executor's say of their actors of a graph: see ``looking.look_afar``."""
+        return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
 
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""
