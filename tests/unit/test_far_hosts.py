@@ -155,7 +155,7 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
         1,
         "a node",
         SimpleNamespace(do=method, kill=method, leave=method),
-        Ready(("192.0.2.1", 1), "", ARENA),
+        Ready(("192.0.2.1", 1), "", "", ARENA),
         lambda host, why: lost.append(why),
     )
     host.tell(Forget(1))
@@ -344,7 +344,7 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
     def start(node):
         started.append(node)
         agents.close()  # meanwhile
-        ready = Ready(("192.0.2.1", 1), "", ARENA)
+        ready = Ready(("192.0.2.1", 1), "", "", ARENA)
         return AgentHost(1, "a node", "its agent", ready, lambda host, why: None)
 
     agents._start = start

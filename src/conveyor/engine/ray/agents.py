@@ -55,6 +55,8 @@ class AgentHost:
         self.address = ready.address
         #: Where the node's processes come.
         self.courier = ready.courier
+        #: Where those come that are guests.
+        self.door = ready.door
         self.agent = agent
         #: Why it is no more.
         self.lost = ""
@@ -72,9 +74,11 @@ class AgentHost:
         """The same where nobody waits for it."""
         self._unawaited(self.send(order))
 
-    def expect(self, number: int, slot: int, told: Told, segments: list[int]) -> bytes:
+    def expect(
+        self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False
+    ) -> bytes:
         """See :meth:`Agent.expect`."""
-        key: bytes = self._call(self.agent.expect, number, slot, told, segments).result()
+        key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
         return key
 
     def disown(self, number: int) -> Future[Any]:
