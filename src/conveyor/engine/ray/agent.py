@@ -27,16 +27,18 @@ from conveyor.engine.events import EventLoop
 from conveyor.engine.net.handshake import HandshakeError, Identity, dial, hand_over, hang_up
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import threads
+from conveyor.runtime import status, threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize, close_all, dup_all
+from conveyor.runtime.process import ArenaSize
 
 #: Seconds for the first connection to another host, and between two tries to have one again.
 _PATIENCE, _PAUSE = 10.0, 0.05
@@ -49,7 +51,7 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in."""
+    host lets others in. ``tls``: what it shows and takes, where connections are over TLS."""
 
     number: int
     version: str
@@ -58,6 +60,7 @@ class Terms(Struct, frozen=True):
     address: tuple[str, int]
     arena: ArenaSize
     window: float
+    tls: Credentials | None = None
 
 
 class Ready(Struct, frozen=True):
@@ -112,8 +115,7 @@ class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
     incarnation: int
-    fds: list[int]
-    visits: bool
+    visits: bool = False
     stderr: str = ""
 
 
@@ -128,6 +130,7 @@ class Agent:
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
+        self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._events = EventLoop()
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -146,8 +149,14 @@ class Agent:
         import ray
 
         pump = self._station.pump
+        if self._terms.tls is not None:
+            self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0), self._terms.token, self._identity, self._let_in
+            (ray.util.get_node_ip_address(), 0),
+            self._terms.token,
+            self._identity,
+            self._let_in,
+            tls=self._tls,
         )
         self._events.add(pump.notice_fd, self._on_notice)
         self._reach(_DRIVER, self._terms.address)
@@ -175,21 +184,16 @@ class Agent:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
         that, and given its ends of these segments. ``visits``: it is a guest, and not ours to end."""
         incarnation = self._station.local(slot).incarnation
-        fds: list[int] = []
+        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
+        one.on_end = partial(self._ended, one)
+        self._expected[number] = one
+        courier = self._hosts_of(one).courier
         try:
-            fds.append(greeting.write_file(told))
-            fds.append(os.pidfd_open(os.getpid()))
-            fds += dup_all(self._station.given_at_birth(slot, segments))
-            one = _Expected(
-                number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits
-            )
-            one.on_end = partial(self._ended, one)
-            self._expected[number] = one
-            courier = self._hosts_of(one).courier
             return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
         except BaseException:
-            self._expected.pop(number, None)
-            close_all(fds)
+            del self._expected[number]
+            one.close_fds()
             raise
 
     def disown(self, number: int) -> bool:
@@ -216,6 +220,14 @@ class Agent:
             self._visitors.tell_to_leave(one.pid)
         else:
             self._processes.signal(one, signal.SIGKILL)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of a graph are doing here."""
+        return self._station.look(look)
+
+    def look_at_all(self, look: LookAtAll) -> list[status.Page]:
+        """What all processes here are doing."""
+        return self._station.look_at_all(look)
 
     def leave(self) -> None:
         """The session is over, and all processes gone."""
@@ -256,9 +268,7 @@ class Agent:
         self._news.put(Arrived(one.number, 0, why))
 
     def _close(self, one: _Expected) -> None:
-        for fd in one.fds:
-            os.close(fd)
-        one.fds.clear()
+        one.close_fds()
         if self._station.has(one.slot, one.incarnation):  # else it is buried already
             self._station.local(one.slot).close_passed()
 
@@ -292,7 +302,8 @@ class Agent:
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
-        sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
+        address, token = self._addresses[host], self._terms.token
+        sock, other = dial(address, token, self._identity, patience, self._tls)
         if other.host != host:
             hang_up(sock)
             raise HandshakeError(f"host {other.host} is where host {host} was")

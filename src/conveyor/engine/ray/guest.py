@@ -142,7 +142,7 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool | Elsewhere:
             return shell.where()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PID.size)
         (_host,) = _PID.unpack(credentials)
-        fds = shell._welcome(connection)
+        fds = shell.welcomed(connection)
         takes_turns = turn is None or turn.begin()
         threads.start(_take_part, "guest", made, turn, connection, fds)
     except BaseException:

@@ -8,24 +8,21 @@ One on another host is its agent's guest, as other actors there are the agent's 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from conveyor.codec import Reader
 from conveyor.engine.ray import guest as there
-from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, write_file
+from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import Spawned
-from conveyor.runtime.process import dup_all
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -33,8 +30,6 @@ _log = logging.getLogger("conveyor")
 
 #: Ray's group of calls that its own parts use: they wait for no call of the program's.
 SYSTEM_CALLS = "_ray_system"
-
-_Settle = Callable[[FarHost], tuple[Reader, bytes, list[int]]]
 
 
 class _Guest(Started, eq=False, kw_only=True):
@@ -61,7 +56,7 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: _Settle,
+        settle: Settle,
     ) -> Spawned:
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
@@ -103,15 +98,12 @@ class RayHostsWithGuests(RayHosts):
 
     def _invite(self, guest: _Guest, told: Told, fds: Sequence[int]) -> None:
         with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
-            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-            guest.fds.append(write_file(told))
-            guest.fds.append(os.pidfd_open(os.getpid()))
-            guest.fds.extend(dup_all(fds))
+            guest.fds += made_for(told, fds)
             door = self._visitors.courier
             key = door.expect(guest.number, partial(self._comes, guest), guest.refuse)
             self._call_in(guest, Birth(door.address, guest.number, key, {}, node=self._own_node))
 
-    def _invite_abroad(self, guest: _Guest, told: Told, settle: _Settle) -> None:
+    def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
         """Have the agent of its node let it in."""
         assert guest.elsewhere is not None
         with self._starts.asking(f"attach Ray's actor {guest.name!r}"):

@@ -67,7 +67,7 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
     os.environ.update(birth.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")
     with connection:
-        fds = _welcome(connection)
+        fds = welcomed(connection)
         code = 1
         try:
             told_fd, driver, *handed = fds
@@ -122,7 +122,7 @@ def _meet(birth: Birth) -> socket.socket | None:
     return connection
 
 
-def _welcome(connection: socket.socket) -> list[int]:
+def welcomed(connection: socket.socket) -> list[int]:
     """The descriptors that the driver gives to this process."""
     space = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)

@@ -7,7 +7,7 @@ from functools import partial
 
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.ends import exit_status, wait_until_reaped
+from conveyor.engine.ray.ends import exit_status, status_once_reaped
 from conveyor.engine.ray.processes import WORD_TIMEOUT, Resident
 from conveyor.runtime import threads
 
@@ -67,8 +67,7 @@ class Visitors:
 
     def _see_end(self, one: Resident, pidfd: int) -> None:
         try:
-            wait_until_reaped(pidfd, WORD_TIMEOUT)
-            one.status = exit_status(pidfd)
+            one.status = status_once_reaped(pidfd, WORD_TIMEOUT)
         finally:
             os.close(pidfd)
         self._events.call(partial(self._report, one))
