@@ -203,7 +203,7 @@ class RayHosts:
             self._run(actor, Birth(host.courier, actor.number, key, environ, stay=True))
 
     def _class(self, name: str) -> Any:
-        """Ray's class for actors of that name: it is what Ray's tools and logs call them."""
+        """Ray's class for actors of that name, by which Ray's tools and logs call them."""
         name = re.sub(r"\W", "_", name.partition("#")[0]) or "Actor"
         made = self._classes.get(name)
         if made is None:
@@ -213,8 +213,7 @@ class RayHosts:
 
     def _wait_for(self, actor: Started) -> None:
         if not actor.done.wait(_SAID_AFTER):
-            # Elsewhere: Ray answers natively, and where it does not answer this thread could neither be
-            # interrupted nor hear that the actor is there.
+            # Elsewhere: where Ray does not answer nobody can be interrupted, nor hear that it is there.
             with suppress(SystemLimitError):  # a line less
                 threads.start(self._say_what_it_wants, "what-it-wants", actor)
             actor.done.wait()
@@ -264,8 +263,7 @@ class RayHosts:
         self._give_up(actor)
 
     def _kill_by_ray(self, actor: Started) -> None:
-        # Ray may be disconnected by now, and its actors with it.
-        with suppress(Exception):
+        with suppress(Exception):  # Ray may be disconnected by now, and its actors with it
             self._ray.kill(actor.handle)
 
     def _has_run(
@@ -382,7 +380,9 @@ class RayHosts:
         for actor in list(self._living.values()):
             self._kill(actor)
         with self._all_gone:
-            self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT)
+            if not self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT):
+                left = ", ".join([actor.name for actor in self._living.values()])
+                _log.warning("not ended %g s after they were killed: %s", _CLOSE_TIMEOUT, left)
         self._agents.close()
         self._events.call(self._courier.close)
         self._events.close()

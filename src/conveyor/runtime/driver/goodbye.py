@@ -78,7 +78,12 @@ class Goodbye:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
-        _wait_for([r for r in left if not _stays(r)], time.monotonic() + _KILLED_PATIENCE)
+        killed = [r for r in left if not _stays(r)]
+        if not _wait_for(killed, time.monotonic() + _KILLED_PATIENCE):
+            names = ", ".join(r.id.name for r in killed if not r.exited.is_set())
+            logger.warning(
+                "killed, and not known to have ended after %g s: %s", _KILLED_PATIENCE, names
+            )
         return left
 
     def _warn(self, left: list[ActorRecord]) -> None:
