@@ -15,9 +15,10 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.graph.afar import Look, Seen
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.status import Page
 
 
 class FarOrder(Message, frozen=True):
@@ -154,6 +155,10 @@ class FarHost(Protocol):
 
     def look(self, look: Look) -> Future[Seen]:
         """Have it look at actors of a graph that are there. No order has to wait for that."""
+        ...
+
+    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+        """Have it look at all processes that are there."""
         ...
 
     def tell(self, order: FarOrder) -> None:
