@@ -36,6 +36,11 @@ _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
 _NEXT_TRY, _MOST_TRIES = 0.15, 8
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
+_GONE = "the other side has gone before it had proved itself"
+_HUNG_UP = (
+    "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
+    "(it is of another session), or has just ended"
+)
 
 
 class HandshakeError(ConveyorError):
@@ -129,7 +134,7 @@ def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float)
     answer = _hear(sock, _HELLO.size, deadline)
     _unpack(answer)  # that it is one
     _say(sock, _proof(token, b"dials", hello, answer), deadline)
-    proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline))
+    proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline, _HUNG_UP))
     if not hmac.compare_digest(proof, _proof(token, b"listens", hello, answer, bytes([verdict]))):
         raise HandshakeError("the other side does not know this session's token")
     other = _unpack(answer)
@@ -246,8 +251,9 @@ def _say(sock: socket.socket, data: bytes, deadline: float) -> None:
         raise
 
 
-def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes, and not one more: what follows is the pump's."""
+def _hear(sock: socket.socket, size: int, deadline: float, gone: str = _GONE) -> bytes:
+    """Exactly so many bytes, and not one more: what follows is the pump's. ``gone``: what the end of the
+    connection means here."""
     data = b""
     while len(data) < size:
         sock.settimeout(_left(deadline))
@@ -256,6 +262,6 @@ def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
         except TimeoutError:
             continue  # `_left` says so
         if not some:
-            raise HandshakeError("the other side has gone before it had proved itself")
+            raise HandshakeError(gone)
         data += some
     return data
