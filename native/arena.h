@@ -196,7 +196,9 @@ class Arena : public Shareable<Arena> {
   size_t give_some(uint64_t idle_ns, size_t bytes);
   void sweep();
   void destroy_dropped() noexcept;
+  bool keeps_any() const;
   void run();
+  void outlast() noexcept;
   void start_thread();
   void stop_thread();
 

@@ -76,8 +76,35 @@ void Arena::close() {
   // Nobody starts it any more.
   stop_thread();
   give_back(0);
+  {
+    std::lock_guard lock(mutex_);
+    stop_punching();
+  }
+  if (!keeps_any()) return;
+  const SignalsBlocked blocked;
+  try {
+    std::thread([self = owner()] { self->outlast(); }).detach();
+  } catch (const std::exception&) {  // no thread is to be had: what is kept stays as long as the arena
+  }
+}
+
+bool Arena::keeps_any() const {
   std::lock_guard lock(mutex_);
-  stop_punching();
+  return std::ranges::any_of(out_, [](const Block* block) { return block->attached != nullptr; });
+}
+
+// A closed arena has no thread, but leases go on ending: those on values that are held, and those on blocks that were
+// kept by what was just let go of. What is attached to blocks is somebody's, and goes with the last of them. The flag
+// is not taken down: the slot may be another process's by then, whose own thread waits by it.
+void Arena::outlast() noexcept {
+  for (;;) {
+    const uint32_t seen = returns_->count.load(std::memory_order_seq_cst);
+    returns_->kept_wanted.store(1, std::memory_order_seq_cst);  // before it looks: Returns::note_kept
+    sweep();
+    destroy_dropped();
+    if (!keeps_any()) return;
+    futex_wait(&returns_->count, seen, nullptr);
+  }
 }
 
 void Arena::leave_slot() {

@@ -9,6 +9,8 @@ namespace {
 // So much is sent, or read, in one turn, before the others have theirs.
 constexpr size_t kTurnBytes = 4 << 20;
 constexpr size_t kBatchBytes = 64 << 10;
+constexpr size_t kClockSamples = 64;    // kept
+constexpr size_t kClockQuestions = 64;  // that may wait for their answer: who asks, asks once at a time
 
 template <class T>
 T read(const char* from) {
@@ -53,13 +55,16 @@ void Peer::drop(const std::string& reason) {
   connection_.reset();
   for (auto& [mirror, ring] : ready_) ring->queued = false;
   ready_.clear();
+  clock_questions_.clear();
+  clock_asked_ = 0;
   for (Mirror* mirror : hub_.mirrors_of(host)) mirror->reconnected(host);
-  greeted_ = false;
   reason_ = reason;
   if (state_ == State::kUp) {
     state_ = State::kDown;
-    down_ns_ = now_ns();
+    // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
+    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
   }
+  greeted_ = false;
 }
 
 void Peer::lose(const std::string& reason) {
@@ -76,6 +81,11 @@ void Peer::say_bye() {
     connection_->flush();
   } catch (const std::exception&) {  // it hears of the end of the connection
   }
+}
+
+uint64_t Peer::ask_clock(uint32_t times) {
+  clock_wanted_ = std::max(clock_wanted_, clock_answers_ + times);
+  return clock_answers_ + times;
 }
 
 void Peer::look(Mirror& mirror) {
@@ -170,6 +180,19 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kPing) return;
   if (prefix.what == What::kBye) return lose("it has ended");
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
+  if (prefix.what == What::kClock) {
+    if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
+    clock_questions_.push_back(read<Clock>(body).asked);
+    return;
+  }
+  if (prefix.what == What::kClockIs) {
+    const auto clock = read<Clock>(body);
+    if (clock_asked_ == 0 || clock.asked != clock_asked_) throw Violation("the time, which nobody has asked for");
+    clock_samples_.push_back({std::exchange(clock_asked_, 0), clock.says, now_ns()});
+    if (clock_samples_.size() > kClockSamples) clock_samples_.pop_front();
+    ++clock_answers_;
+    return;
+  }
   if (prefix.what == What::kRing) {
     const auto rung = read<Rung>(body);
     if (rung.slot >= hub_.board()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
@@ -286,6 +309,17 @@ bool Peer::put_control() {
     connection_->put(Rung{slot, incarnation, bit, 0});
   }
   rung_.clear();
+  // Last, as what is put before them is on its way longer.
+  for (const uint64_t asked : clock_questions_) {
+    connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});
+    connection_->put(Clock{asked, now_ns()});
+  }
+  clock_questions_.clear();
+  if (clock_wanted_ > clock_answers_ && clock_asked_ == 0) {
+    clock_asked_ = now_ns();
+    connection_->put(Prefix{What::kClock, 0, sizeof(Clock), 0});
+    connection_->put(Clock{clock_asked_, 0});
+  }
   return connection_->waiting() != before;
 }
 
@@ -327,23 +361,30 @@ bool Peer::send() {
   return any;
 }
 
+void Peer::excuse(uint64_t ns) {
+  const uint64_t now = now_ns();  // what has happened since is no longer ago than that
+  heard_ns_ = std::min(heard_ns_ + ns, now);
+  if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
+}
+
 uint64_t Peer::tick() {
   const uint64_t now = now_ns();  // behind whatever has moved the others
+  const uint64_t pause = window_ns_ / 4;
   if (state_ == State::kDown) {
-    if (now - down_ns_ < window_ns_) return down_ns_ + window_ns_;
+    // In steps, so that it shows where this process has not run meanwhile.
+    if (now - down_ns_ < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
     lose("there was no connection to it for as long as is waited for one: " + reason_);
   }
   if (!connection_) return 0;
   if (now - heard_ns_ >= silent_ns_) {
     drop("nothing has come from it for too long");
-    return down_ns_ + window_ns_;
+    return now + pause;
   }
-  const uint64_t pause = window_ns_ / 4;
   if (now - said_ns_ >= pause && !connection_->has_payload()) {
     said_ns_ = now;
     connection_->put(Prefix{What::kPing, 0, 0, 0});
     send();
-    if (!connection_) return down_ns_ + window_ns_;
+    if (!connection_) return now + pause;
   }
   return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);
 }

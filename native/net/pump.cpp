@@ -301,7 +301,13 @@ bool HostPump::turn() {
   // What was published for processes here may have been answered meanwhile: see to that first.
   const uint64_t now = now_ns();
   const bool due = next_tick_ != 0 && now >= next_tick_;
-  if (due) next_tick_ = 0;
+  if (due) {
+    // Who has slept too long himself cannot say that the others have. What has come meanwhile was read just now.
+    const uint64_t late = now - next_tick_;
+    if (next_tick_ > 1 && late > window_ns_ / 8)
+      for (auto& [host, known] : peers_) known.peer->excuse(late);
+    next_tick_ = 0;
+  }
   for (auto& [host, known] : peers_) {
     Peer& peer = *known.peer;
     any |= peer.send();
@@ -318,6 +324,11 @@ bool HostPump::turn() {
         bury(peer);
         note(Event::kLost, host, peer.reason());
       }
+    }
+    if (peer.clock_answers() != known.clock_answers) {
+      std::lock_guard lock(mutex_);
+      clock_answers_[host] = known.clock_answers = peer.clock_answers();
+      done_.notify_all();
     }
     known.greeted = peer.greeted();
     known.state = peer.state();

@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from contextlib import suppress
 
 import cloudpickle
@@ -403,3 +404,26 @@ def test_who_takes_items_when_the_session_ends_is_told_that(wait_until):
         conveyor.shutdown()
         thread.join(WAIT)
         assert told == [SessionEndedError]
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_values_that_stay_where_they_were_made_go_with_their_last_holder(engine, wait_until):
+    """The arena that they lie in is closed then, and the thread that looks after it has ended."""
+    conveyor.init(engine=engine)
+    actor = Actor.remote()
+    array = np.ones(SIZE, np.uint8)
+    gone = weakref.ref(array)
+    put = conveyor.put(array, tensor_transport="auto")
+    made = actor.make.options(tensor_transport="auto").remote(1)
+    # Passed on, they are in frames of the driver's, which keep them too.
+    assert get([actor.size_of.remote(put), actor.size_of.remote(made)]) == [SIZE, SIZE]
+    held = get([put, made])
+    conveyor.shutdown()
+    assert [int(each[0]) for each in held] == [1, 1]
+    del array, put, made, held, actor
+    gc.collect()
+    wait_until(lambda: gone() is None, what="the value to go")
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "conveyor-keeping"],
+        what="the end of the thread that lets go of values",
+    )

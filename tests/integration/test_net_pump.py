@@ -5,9 +5,12 @@ They come whole, in their order and once, whatever happens to the connection.
 
 import multiprocessing
 import random
+import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -216,6 +219,47 @@ def test_a_host_that_is_killed_is_dead_soon_after_its_window():
         reason = pair.node.wait_event(_core.HOST_LOST, 20.0)
         assert "no connection" in reason
         assert pair.node.board.gone(1, 1)
+
+
+FROZEN = """
+import select, socket, sys
+from benchmarks.hosts import Node
+
+nodes = [Node(number, window=2.0) for number in (0, 1)]
+for node, sock in zip(nodes, socket.socketpair()):
+    node.connect(sock)
+for node in nodes:
+    node.wait_event(_core.HOST_CONNECTED)
+print("connected", flush=True)
+input()
+before = [node.pump.counts(1 - node.number)[3] for node in nodes]
+while any(node.pump.counts(1 - node.number)[3] < 2 + was for node, was in zip(nodes, before)):
+    pass  # both have said something since
+print([event for node in nodes for event in node.pump.events()], flush=True)
+for node in nodes:
+    node.stop()
+"""
+
+
+def test_time_in_which_nobody_has_run_is_nobodys_silence():
+    """A machine that has been suspended goes on with the connections that it had."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", "from conveyor import _core\n" + FROZEN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    with program:
+        try:
+            assert program.stdout.readline() == "connected\n"
+            program.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)  # longer than the silence that ends a connection
+            program.send_signal(signal.SIGCONT)
+            out, _ = program.communicate("\n", timeout=60)
+        finally:
+            program.kill()
+    assert out == "[]\n"
 
 
 def dawdle(address):

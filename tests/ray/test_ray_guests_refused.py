@@ -1,5 +1,6 @@
 """Actors and graphs of Ray's that cannot take part in a session, and why."""
 
+import os
 import re
 import sys
 
@@ -7,10 +8,12 @@ import cloudpickle
 import pytest
 import ray
 from ray.dag import InputNode as RaysInput
-from ray_guests_helpers import Ours, Plain, Stage, get, until_it_raises
+from ray_guests_helpers import WAIT, Ours, Plain, Stage, get, nothing_left, until_it_raises
 
 import conveyor
+from conveyor.engine.ray import guest
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
+from conveyor.runtime.actor import worker
 
 for pickler in cloudpickle, ray.cloudpickle:
     pickler.register_pickle_by_value(sys.modules[__name__])
@@ -49,6 +52,36 @@ def test_one_whose_process_cannot_take_part(rt, two_nodes, cls, kind, text):
     stage = ray.remote(num_cpus=0)(cls).remote()
     with pytest.raises(kind, match=text):
         conveyor.attach(stage)
+    ray.kill(stage)
+
+
+class Stumbles(Plain):
+    """Its process cannot take part, once it has been given all that it needs for that."""
+
+    def stumble(self, at):
+        def fails(*_):
+            raise RuntimeError("by the test")
+
+        owner = guest if at == "check_greeting" else worker
+        setattr(owner, at, fails)
+
+    def open(self):
+        return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("at", ["check_greeting", "Ground"])
+def test_one_that_fails_on_its_way_has_no_descriptor_more(rt, two_nodes, wait_until, at):
+    stage = ray.remote(num_cpus=0)(Stumbles).remote()
+    ray.get(stage.stumble.remote(at))
+    with pytest.raises(ActorDiedError):
+        get(conveyor.attach(stage).pid.remote())
+    nothing_left(wait_until, stage)
+    before = ray.get(stage.open.remote())
+    for _ in range(3):
+        with pytest.raises(ActorDiedError):
+            get(conveyor.attach(stage).pid.remote())
+        nothing_left(wait_until, stage)
+    wait_until(lambda: ray.get(stage.open.remote()) <= before + 8, WAIT)  # Ray has some of its own
     ray.kill(stage)
 
 

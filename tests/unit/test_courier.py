@@ -1,6 +1,7 @@
 """Who gets descriptors of the socket on which a session on Ray waits for its processes."""
 
 import os
+import resource
 import secrets
 import select
 import socket
@@ -160,6 +161,51 @@ def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
     finally:
         for one in silent:
             one.close()
+
+
+def test_without_a_descriptor_who_comes_is_turned_away(driver):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    key = driver.expect(1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(60)
+        lowest = os.dup(connection.fileno())
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            connection.connect("\0" + driver.courier.address)
+            assert hears_nothing(connection)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert driver.courier.strangers == 1
+    with driver.connect() as connection:
+        connection.send(write(Here(1, key, version(), "")))
+        welcome, (fd,) = answer(connection)
+        os.close(fd)
+        assert welcome == Welcome()
+
+
+def test_its_end_is_heard_though_a_forked_child_has_copies(driver):
+    """A guest leaves when the session ends, whoever has a copy of the driver's end of its connection."""
+    key = driver.expect(1)
+    with driver.connect() as connection:
+        connection.send(write(Here(1, key, version(), "")))
+        _, (fd,) = answer(connection)
+        os.close(fd)
+        driver.settle()
+        end, waits = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(waits)
+            os.read(end, 1)
+            os._exit(0)
+        try:
+            driver.events.call(driver.courier.close)
+            connection.settimeout(60)
+            assert hears_nothing(connection)
+        finally:
+            os.close(waits)
+            os.close(end)
+            os.waitpid(child, 0)
 
 
 def test_other_versions_are_told(driver):

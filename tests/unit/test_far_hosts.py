@@ -1,22 +1,44 @@
 """Orders to other hosts that fail, or come late: nobody counts on what was not done."""
 
+import errno
+import os
+import pickle
 import signal
+import socket
 import threading
+from collections import Counter
 from concurrent.futures import Future
+from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from conveyor import _core
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
+from conveyor.runtime.actor.requests import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Adopt, Bury, Forget, Reach, Spread, Stand
+from conveyor.runtime.driver.far import (
+    Adopt,
+    Answer,
+    Bury,
+    Cut,
+    Forget,
+    Hand,
+    Reach,
+    Spread,
+    Stand,
+)
+from conveyor.runtime.driver.lines import Line, Lines
+from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.process import ArenaSize, Place
+from conveyor.runtime.refs.messages import receive_pickled
 
 ARENA = ArenaSize(1 << 24, 1 << 24, 0.0)
 
@@ -85,6 +107,35 @@ def test_a_host_forgets_a_segment_that_the_next_one_cannot_be_told_of(abroad):
     assert not abroad._segments
 
 
+def test_proxies_of_a_process_of_the_drivers_host_are_buried_with_it(abroad):
+    """Its slot is the next process's, which could not have a proxy there before that."""
+    former, following = (7, 1), (7, 2)
+    abroad._introduce(1, [former], [])
+    record = SimpleNamespace(slot=7, reader=former, host=None)
+    abroad.bury(record)
+    abroad.bury(record)
+    abroad._introduce(1, [following], [])
+    assert abroad._hosts[1].has_done() == [Stand, Bury, Stand]
+    assert abroad._hosts[2].has_done() == []
+
+
+def test_nothing_is_left_of_a_process_that_cannot_have_a_proxy_here(abroad, monkeypatch):
+    def stopped(*_):
+        raise OSError("the pump was stopped")
+
+    arena = Mock()
+    monkeypatch.setattr(_core, "Arena", lambda *_: arena)
+    abroad._process.arena_size = ARENA
+    abroad._pump = SimpleNamespace(add_proxy=stopped, remove_proxy=lambda slot: None)
+    name = SimpleNamespace(name="process")
+    record = SimpleNamespace(slot=7, reader=(7, 1), host=None, arena_fd=-1, id=name)
+    with pytest.raises(OSError, match="stopped"):
+        abroad.settle(record, SimpleNamespace(links=[]), abroad._hosts[1])
+    abroad.bury(record)
+    assert (abroad.host_of(7), abroad._arenas) == (0, {})
+    arena.close.assert_called_once_with()
+
+
 def test_who_counts_on_a_connection_waits_for_it(abroad):
     reached = Future()
     done = []
@@ -104,7 +155,7 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
         1,
         "a node",
         SimpleNamespace(do=method, kill=method, leave=method),
-        Ready(("192.0.2.1", 1), "", ARENA),
+        Ready(("192.0.2.1", 1), "", "", ARENA),
         lambda host, why: lost.append(why),
     )
     host.tell(Forget(1))
@@ -157,6 +208,135 @@ def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):
     assert 7 not in agent._processes.courier._expected
 
 
+def test_a_proxy_that_cannot_be_had_leaves_no_descriptor(agent):
+    agent.do(Stand(6, 1, 2, "one"))
+    before = descriptors()
+    with pytest.raises(OSError, match="proxy"):
+        agent.do(Stand(6, 2, 2, "before the former one is buried"))
+    # Garbage of other tests may go meanwhile.
+    assert descriptors() - before == Counter()
+    agent.do(Bury(6, 1))
+
+
+@pytest.fixture
+def asks(agent):
+    """A process of the agent's host, in slot 5: what it asks over."""
+    agent.do(Adopt(5, 1, "asks"))
+    _control, requests = agent._station.local(5).passed
+    requests.settimeout(60)
+    yield requests
+    agent.do(Bury(5, 1))
+
+
+def test_who_cannot_be_answered_does_not_wait(agent, asks):
+    with pytest.raises(ProcessLookupError, match="slot 9 has ended"):
+        agent.do(Answer(5, 1, b"to be answered with a process", 0, ((9, 1),)))
+    agent.do(Answer(5, 1, b"why not"))
+    assert receive_pickled(asks) == (b"why not", [])
+    agent.do(Cut(5, 1))
+    with pytest.raises(ConnectionError, match="gone"):
+        receive_pickled(asks)
+    agent.do(Cut(5, 2))  # of the next one in its slot, which is not there
+
+
+def test_who_has_said_what_cannot_be_read_does_not_wait(agent, asks):
+    asks.send(b"+the first half")
+    with pytest.raises(ConnectionError, match="gone"):
+        receive_pickled(asks)
+
+
+def test_what_is_for_a_former_process_is_not_handed_to_the_next_in_its_slot(agent, asks):
+    with pytest.raises(ProcessLookupError, match="slot 5 has ended"):
+        agent.do(Hand(5, 0, 1, 0, ()))
+    with pytest.raises(ProcessLookupError, match="slot 6 has ended"):
+        agent.do(Hand(6, 1, 1, 0, ()))
+
+
+class FarLine:
+    """A line to a process of another host, whose answers fail as they are told to."""
+
+    def __init__(self, *errors):
+        self.record = SimpleNamespace(host="another", alive=True, id=SimpleNamespace(name="asks"))
+        self.errors, self.answers = list(errors), []
+
+    def send(self, message, given, patience):
+        if self.errors:
+            raise self.errors.pop(0)
+        self.answers.append(pickle.loads(message.content))
+
+
+@pytest.fixture
+def removed(monkeypatch):
+    records = []
+    monkeypatch.setattr(Switchboard, "remove", lambda self, record: records.append(record))
+    return records
+
+
+def test_an_answer_that_another_host_cannot_give_is_why_it_cannot(removed):
+    line = FarLine(RuntimeStateError("slot 9 has ended"))
+    Switchboard._reply(Switchboard.__new__(Switchboard), line, 1, Done(None))
+    (answer,) = line.answers
+    assert isinstance(answer, Failed)
+    assert "slot 9 has ended" in str(answer.error)
+    assert not removed
+
+
+def test_a_line_to_another_host_that_takes_no_answer_is_cut(removed, abroad):
+    line = FarLine(RuntimeStateError("no"), RuntimeStateError("nor that"))
+    Switchboard._reply(Switchboard.__new__(Switchboard), line, 1, Done(None))
+    assert removed == [line.record]
+    host = abroad._hosts[1]
+    record = SimpleNamespace(reader=(5, 1), host=host, alive=True)
+    here, there = socket.socketpair()
+    lines = Lines(lambda fd: None, abroad)
+    lines.add(record, here)
+    lines.settle(record)
+    lines.remove(record)
+    there.close()
+    assert host.has_done() == [Cut]
+
+
+def descriptors():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return Counter(found)
+
+
+@pytest.mark.parametrize("at", ["pidfd_open", "dup_all", "courier"])
+def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, monkeypatch, at):
+    def fails(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    agent.do(Adopt(5, 1, "unlucky"))
+    before = descriptors()
+    owner = {"pidfd_open": os, "dup_all": greeting, "courier": agent._processes.courier}[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, "expect" if at == "courier" else at, fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            agent.expect(7, 5, greeting.Told("unlucky", surroundings(), b""), [])
+    # Garbage of other tests may go meanwhile.
+    assert descriptors() - before == Counter()
+    assert agent.disown(7) is False
+    agent.do(Bury(5, 1))
+
+
+def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
+    never = Future()
+    told = []
+    host = abroad._hosts[1]
+    host.send = lambda order: never
+    host.tell = told.append
+    record = SimpleNamespace(host=host, reader=(5, 1))
+    here, there = socket.socketpair()
+    line = Line(record, here, abroad)
+    line.sock = None  # it is elsewhere
+    with here, there:
+        line.send("no thread is left", [], patience=1.0)
+    assert [type(order) for order in told] == [Answer]
+
+
 def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
     killed, started = [], []
     agents = Agents(SimpleNamespace(kill=killed.append), None, 10.0, None, None)
@@ -164,7 +344,7 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
     def start(node):
         started.append(node)
         agents.close()  # meanwhile
-        ready = Ready(("192.0.2.1", 1), "", ARENA)
+        ready = Ready(("192.0.2.1", 1), "", "", ARENA)
         return AgentHost(1, "a node", "its agent", ready, lambda host, why: None)
 
     agents._start = start

@@ -6,12 +6,15 @@ import socket
 
 import pytest
 
+from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import message
 from conveyor.runtime.actor import orders, requests
 from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
 from conveyor.runtime.actor.requests import Notice, Request
+from conveyor.runtime.driver import far
+from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.graph import exchange as graph_exchange
@@ -53,7 +56,7 @@ def test_a_message_travels():
     assert copy == order
 
 
-@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange])
+@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange, far])
 def test_every_message_says_what_it_means(module):
     found = [
         value
@@ -71,6 +74,10 @@ def test_the_driver_knows_every_order_by_its_actors():
 def test_the_switchboard_knows_every_request_and_notice():
     assert set(Switchboard.answers) == members(Request)
     assert set(Switchboard.notices) == members(Notice)
+
+
+def test_another_host_knows_every_order_by_the_driver():
+    assert set(Station.orders) == members(FarOrder)
 
 
 def test_both_ends_of_a_refs_connection_know_every_message():

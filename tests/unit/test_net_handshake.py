@@ -5,23 +5,24 @@ import os
 import queue
 import resource
 import socket
-import ssl
-import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from conveyor.engine.net import listener as module
 from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
     dial,
+    hand_over,
     introduce,
     let_in,
     new_token,
 )
 from conveyor.engine.net.listener import Listener
-from conveyor.engine.net.relay import relayed
+from conveyor.engine.net.tls import Tls, make_certificate
 
 TOKEN = new_token()
 HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
@@ -174,13 +175,141 @@ def test_a_flood_is_dropped():
     with listening(most_pending=4, patience=2.0) as (listener, came):
         flood = [socket.create_connection(listener.address) for _ in range(40)]
         soon(lambda: listener.dropped == 36)
-        names = [t.name for t in threading.enumerate()]
-        assert names.count("conveyor-handshake") <= 4
+        soon(lambda: [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 4)
         soon(lambda: listener.strangers == 4)  # the others had their time
         dial(listener.address, TOKEN, THERE, 20)[0].close()
         came.get(timeout=60)[0].close()
         for sock in flood:
             sock.close()
+
+
+def stranger(listener):
+    """A connection from where no host of the session is."""
+    return socket.create_connection(listener.address, source_address=("127.0.0.2", 0))
+
+
+def test_who_says_nothing_keeps_nobody_out():
+    with listening(most_pending=4, patience=600.0) as (listener, came):
+        silent = [stranger(listener) for _ in range(4)]
+        for _ in range(3):
+            dial(listener.address, TOKEN, THERE, 60)[0].close()
+            came.get(timeout=60)[0].close()
+        assert listener.dropped == 1  # for the first: from then on it has room of its own
+        for sock in silent:
+            sock.close()
+
+
+def test_a_flood_keeps_no_host_out_that_was_let_in_before():
+    over = threading.Event()
+
+    def flood():
+        kept = []
+        while not over.is_set():
+            kept.append(stranger(listener))
+            if len(kept) > 50:
+                kept.pop(0).close()
+        for sock in kept:
+            sock.close()
+
+    with listening(most_pending=2, patience=600.0) as (listener, came):
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            soon(lambda: listener.dropped > 10)
+            for _ in range(10):
+                sock = socket.create_connection(listener.address)
+                # Not by way of `dial`, which would try again.
+                with sock:
+                    assert introduce(sock, TOKEN, THERE, time.monotonic() + 60) == HERE
+                came.get(timeout=60)[0].close()
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_a_listener_that_hangs_up_at_once_is_asked_again():
+    hung_up = []
+
+    def listen():
+        for _ in range(2):
+            server.accept()[0].close()
+            hung_up.append(True)
+        with server.accept()[0] as sock:
+            let_in(sock, TOKEN, HERE, time.monotonic() + 60, None)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        sock, other = dial(server.getsockname(), TOKEN, THERE, 60)
+        sock.close()
+        thread.join(60)
+    assert other == HERE
+    assert len(hung_up) == 2
+
+
+@contextlib.contextmanager
+def no_descriptors():
+    """The process gets none beyond those that it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_descriptor_one_is_turned_away():
+    with listening() as (listener, came), socket.socket() as sock:
+        sock.settimeout(60)
+        with no_descriptors():
+            sock.connect(listener.address)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+        soon(lambda: listener.dropped == 1)
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+
+
+def test_without_any_descriptor_a_listener_waits(monkeypatch):
+    """Not even the spare one is there: somebody was quicker to take it."""
+    monkeypatch.setattr(module, "_PAUSE", 600.0)
+    with listening() as (listener, _), socket.socket() as sock:
+        listener._spare.close()
+        with no_descriptors():
+            sock.connect(listener.address)
+            soon(lambda: listener.strangers == 1)
+            assert "could not be accepted" in listener.reasons[0]
+            listener.close()  # which does not wait so long
+        assert listener.strangers == 1
+
+
+def test_a_connection_that_the_pump_does_not_take_ends():
+    def given_up(_fd, _host):
+        raise OSError("it was given up")
+
+    sock, heard = socket.socketpair()
+    with heard, holding_copies():
+        with pytest.raises(OSError, match="given up"):
+            hand_over(sock, SimpleNamespace(connect=given_up), 1)
+        heard.settimeout(60)
+        assert heard.recv(1) == b""
+
+
+def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connection():
+    with (
+        listening(patience=600.0) as (listener, _),
+        socket.create_connection(listener.address) as sock,
+    ):
+        soon(lambda: listener._pending)
+        with holding_copies():
+            sock.sendall(b"c" * 200)
+            sock.settimeout(60)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
 
 
 @pytest.mark.parametrize(
@@ -265,37 +394,14 @@ def holding_copies():
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory):
-    home = tmp_path_factory.mktemp("tls")
-    key, certificate = home / "key.pem", home / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(certificate, key)
-    return server, ssl.create_default_context(cafile=certificate)
+def tls():
+    return Tls(make_certificate())
 
 
-def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
-    server, client = contexts
-    with listening(tls=server) as (listener, came):
-        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
-        theirs, _ = came.get(timeout=60)
-        here, there = relayed(secure), relayed(theirs)
+def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
+    with listening(tls=tls) as (listener, came):
+        here, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        there, _ = came.get(timeout=60)
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
         forth = threading.Thread(target=lambda: here.sendall(sent))
@@ -321,12 +427,10 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
 
 
 @pytest.mark.parametrize("first", ["plain", "secure"])
-def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(contexts, first):
-    server, client = contexts
-    with listening(tls=server) as (listener, came):
-        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
+def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(tls, first):
+    with listening(tls=tls) as (listener, came):
+        plain, _ = dial(listener.address, TOKEN, THERE, 20, tls)
         theirs, _ = came.get(timeout=60)
-        plain = relayed(secure)
         with holding_copies():
             ends, hears = (plain, theirs) if first == "plain" else (theirs, plain)
             hears.settimeout(60)
@@ -336,8 +440,8 @@ def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(
             sock.close()
 
 
-def test_who_does_not_speak_tls_is_a_stranger(contexts):
-    with listening(tls=contexts[0], patience=1.0) as (listener, came):
+def test_who_does_not_speak_tls_is_a_stranger(tls):
+    with listening(tls=tls, patience=1.0) as (listener, came):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(b"c" * 300)
             soon(lambda: listener.strangers == 1)

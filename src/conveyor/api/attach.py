@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from conveyor.api.actor_handle import ActorHandle
@@ -46,7 +48,7 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         RuntimeStateError: the session is not on Ray, or is not this process's own; the actor belongs to
             another cluster than that of the session, or does not have this version of the library.
         ActorDiedError: the actor is dead.
-        ActorStartError: it cannot take part: it is on another machine, or in another session.
+        ActorStartError: it cannot take part: it is in another session, or its node cannot be reached.
         NotImplementedError: it has async methods; the graph has what has no counterpart here.
         TypeError: ``what`` is neither.
     """
@@ -69,7 +71,7 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
 
 def _attach(driver: Driver, ray: Any, handle: Any, in_turn: bool) -> ActorHandle:
     name = _name(ray, handle)
-    methods = _described(ray, handle, name)
+    methods = _described(driver, ray, handle, name)
     key = handle._ray_actor_id.hex()
     actor = driver.attach(Attached(key, name, methods, handle, in_turn))
     return ActorHandle(driver, actor, name, make_table(methods))
@@ -92,17 +94,12 @@ def _name(ray: Any, handle: Any) -> str:
     return name
 
 
-def _described(ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
+def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
     """The actor's methods, by itself, and that it can take part."""
-    asked = handle.__ray_call__.options(concurrency_group="_ray_system").remote(_describing())
-    if not ray.wait([asked], timeout=_SAID_AFTER)[0]:
-        _log.warning(
-            "actor %s of Ray does not answer yet: it is not placed, or its constructor runs, or holds the "
-            "interpreter",
-            name,
-        )
+    system_calls = import_later("conveyor.engine.ray.guests").SYSTEM_CALLS
+    asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
-        said, version, methods = ray.get(asked)
+        said, version, methods = _answer(driver, asked.future(), name)
     except ray.exceptions.RayActorError as error:
         raise ActorDiedError(
             f"actor {name} of Ray is dead, and cannot be attached: {error}", name
@@ -122,6 +119,23 @@ def _described(ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
             "of a class under @conveyor.remote may be async"
         )
     return described
+
+
+def _answer(driver: Driver, answer: Future[Any], name: str) -> Any:
+    """What the actor says, unless the session ends before: Ray may never place it."""
+    either = threading.Event()
+    answer.add_done_callback(lambda _: either.set())
+    with driver.table.until_closed(either.set):
+        if not either.wait(_SAID_AFTER):
+            _log.warning(
+                "actor %s of Ray does not answer yet: it is not placed, or its constructor runs, or holds "
+                "the interpreter",
+                name,
+            )
+            either.wait()
+    if not answer.done():
+        driver.table.check_open()
+    return answer.result()
 
 
 def _describing() -> Callable[[Any], tuple[str, str, bytes]]:

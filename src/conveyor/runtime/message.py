@@ -6,6 +6,7 @@ message. Whoever receives them has one table from these subclasses to what is to
 
 from __future__ import annotations
 
+import socket
 from typing import TypeVar
 
 from msgspec import Struct
@@ -30,6 +31,13 @@ class Message(Struct, frozen=True):
 def members(family: type[M]) -> frozenset[type[M]]:
     """The messages of a family: all that a receiver has to know."""
     return frozenset(family.__subclasses__())
+
+
+def send_with_ticket(sock: socket.socket, ticket: int, fds: list[int]) -> None:
+    """Send descriptors that belong to the frame which has that ticket."""
+    data = ticket.to_bytes(TICKET_BYTES, "little")
+    for start in range(0, len(fds), MAX_FDS):
+        socket.send_fds(sock, [data], fds[start : start + MAX_FDS])
 
 
 def greeting() -> bytes:

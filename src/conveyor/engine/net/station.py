@@ -23,7 +23,9 @@ from conveyor.runtime.driver.deaths import DeathWatches
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
+    Cut,
     FarOrder,
     Forget,
     Hand,
@@ -32,13 +34,16 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.driver.hosts import Page as LastPage
 from conveyor.runtime.driver.table import BOARD_SLOTS
-from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.runtime.status import Page
 
-#: Seconds that a process may take to read what is sent to it before the next answer.
+#: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
+#: it has begun to say.
 _PATIENCE = 1.0
 
 
@@ -58,6 +63,11 @@ class Local(Struct, eq=False):
     def process(self) -> Reader:
         """As others know it."""
         return self.slot, self.incarnation
+
+    def cut(self) -> None:
+        """Nothing more is said on its requests' socket: it hears that, and waits for no answer."""
+        with suppress(OSError):  # it has gone, or has heard
+            self.requests.shutdown(socket.SHUT_RDWR)
 
     def close_passed(self) -> None:
         """It has them, or never will."""
@@ -105,6 +115,7 @@ class Station:
         self.board = _core.Board.create(BOARD_SLOTS)
         self.pump = _core.HostPump(self.board, number, window)
         self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lookout = Lookout(self.board)
         self._watches = DeathWatches(self.board, self._fired)
         self._locals: dict[int, Local] = {}
         self._proxies: dict[int, Proxy] = {}
@@ -115,6 +126,18 @@ class Station:
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
         return self.orders[type(order)](self, order)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of this host are doing; on any thread."""
+        segment = self._segments.get(look.segment)
+        if segment is None:
+            raise LookupError("the graph is laid anew just now, or has been torn down")
+        return self._lookout.look(look, segment)
+
+    def look_at_all(self, look: LookAtAll) -> list[Page]:
+        """What all processes of this host are doing; on any thread."""
+        processes = [one.process for one in list(self._locals.values())]
+        return [self._lookout.page(*process, stack=look.stacks) for process in processes]
 
     def local(self, slot: int) -> Local:
         """The process of this host that has that slot."""
@@ -138,7 +161,7 @@ class Station:
             *(self._segments[number].fd for number in segments),
         ]
 
-    def last_page(self, slot: int) -> tuple[Page, bool]:
+    def last_page(self, slot: int) -> tuple[LastPage, bool]:
         """What the slot says of its process, and whether it was left by ``sys.exit``."""
         self.board.announce_death(slot)
         return self.board.status(slot), self.board.leaving(slot)
@@ -178,8 +201,12 @@ class Station:
         slot = order.slot
         arena_fd = _core.Arena.create_fd(self.arena.file)
         size = self.arena
-        arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
-        self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        try:
+            arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+            self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        except BaseException:
+            os.close(arena_fd)
+            raise
         self._watches.add(slot)
         self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
 
@@ -222,12 +249,20 @@ class Station:
         one = self._locals.get(slot)
         return None if one is None else one.view
 
+    def _break_group(self, order: BreakGroup) -> None:
+        segment = self._segments.get(order.number)
+        if segment is not None:
+            _core.CollectiveGroup.destroy(segment, self.board, order.members, order.session)
+
     def _forget(self, order: Forget) -> None:
         self._segments.pop(order.number, None)
+        self._lookout.forget(order.number)
         self.pump.unmirror(order.number)
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
         """The descriptors of a segment, and those that introduce processes."""
+        if segment and segment not in self._segments:
+            raise ProcessLookupError(f"segment {segment} has been given up")
         fds = [self._segments[segment].fd] if segment else []
         for slot, incarnation in processes:
             one, proxy = self._locals.get(slot), self._proxies.get(slot)
@@ -236,21 +271,29 @@ class Station:
             elif proxy is not None and proxy.incarnation == incarnation:
                 fds += proxy.arena_fd, self.pump.eventfd
             else:
-                raise ProcessLookupError(f"the process in slot {slot} has ended")
+                raise _ended(slot)
         return fds
 
     def _hand(self, order: Hand) -> None:
-        one = self._locals[order.slot]
+        if not self.has(order.slot, order.incarnation):
+            raise _ended(order.slot)
         fds = self._given(order.segment, order.processes)
-        data = order.ticket.to_bytes(TICKET_BYTES, "little")
         with suppress(BrokenPipeError, ConnectionResetError):  # its death is told on another way
-            for start in range(0, len(fds), MAX_FDS):
-                socket.send_fds(one.control, [data], fds[start : start + MAX_FDS])
+            send_with_ticket(self._locals[order.slot].control, order.ticket, fds)
 
     def _answer(self, order: Answer) -> None:
-        one = self._locals.get(order.slot)
-        if one is not None and one.incarnation == order.incarnation:
-            send_pickled(one.requests, order.data, self._given(order.segment, order.processes))
+        if not self.has(order.slot, order.incarnation):
+            return
+        one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
+        try:
+            send_pickled(one.requests, order.data, fds)
+        except OSError:
+            one.cut()  # what comes next would be taken for the rest of it
+            raise
+
+    def _cut(self, order: Cut) -> None:
+        if self.has(order.slot, order.incarnation):
+            self._locals[order.slot].cut()
 
     def _mark_refused(self, order: MarkRefused) -> None:
         segment = self._segments.get(order.segment)
@@ -265,9 +308,11 @@ class Station:
         Bury: _bury,
         Reach: _reach,
         Spread: _spread,
+        BreakGroup: _break_group,
         Forget: _forget,
         Hand: _hand,
         Answer: _answer,
+        Cut: _cut,
         MarkRefused: _mark_refused,
     }
 
@@ -278,6 +323,7 @@ class Station:
             data, fds = receive_pickled(one.requests)
         except OSError:
             self._events.remove(one.requests.fileno())
+            one.cut()  # it may be there, and wait for an answer to what was lost
             return
         close_all(fds)
         self._told.asked(*one.process, data)
@@ -287,3 +333,7 @@ class Station:
         for one in list(self._locals.values()):
             if self.board.gone(one.slot, one.incarnation):
                 self._told.headless(one.slot)
+
+
+def _ended(slot: int) -> ProcessLookupError:
+    return ProcessLookupError(f"the process in slot {slot} has ended")

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from functools import partial
 from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
+from conveyor.engine.net.handshake import hang_up
+from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.ray.greeting import (
     KEY_BYTES,
     MESSAGE_BYTES,
@@ -38,6 +41,8 @@ from conveyor.engine.ray.greeting import (
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Connections that have not said who they are. With one more, the oldest of them is dropped.
 _UNKNOWN_KEPT = 64
+#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
+_PAUSE = 0.05
 
 
 class Expected(Struct, eq=False):
@@ -61,6 +66,7 @@ class Courier:
         self._unknown: OrderedDict[int, socket.socket] = OrderedDict()
         self._known: dict[int, tuple[socket.socket, int]] = {}
         self._listener: socket.socket | None = None
+        self._spare = Spare()
         self._name = f"conveyor-{secrets.token_hex(16)}"
         #: Connections that were dropped, since they were not by who was expected.
         self.strangers = 0
@@ -102,8 +108,9 @@ class Courier:
         """Wait for nobody any more."""
         if self._listener is not None:
             self._events.remove(self._listener.fileno())
-            self._listener.close()
+            hang_up(self._listener)
             self._listener = None
+            self._spare.close()
         for known in list(self._known):
             self._hang_up(known)
         for unknown in list(self._unknown):
@@ -114,6 +121,19 @@ class Courier:
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+                # A process that comes without a descriptor for it hears the end of its connection.
+                dropped = self._spare.turn_away(self._listener)
+                self.strangers += dropped or 0
+                if dropped:
+                    continue
+                if dropped is None:
+                    time.sleep(
+                        _PAUSE
+                    )  # the loop would come here again at once, and do nothing else
                 return
             connection.setblocking(False)
             fd = connection.fileno()
@@ -213,12 +233,12 @@ class Courier:
 
     def _hang_up(self, fd: int) -> None:
         self._events.remove(fd)
-        self._known.pop(fd)[0].close()
+        hang_up(self._known.pop(fd)[0])
 
     def _drop(self, fd: int, stranger: bool = True) -> None:
         self.strangers += stranger
         self._events.remove(fd)
-        self._unknown.pop(fd).close()
+        hang_up(self._unknown.pop(fd))
 
     @staticmethod
     def _owner_of(connection: socket.socket) -> tuple[int, int]:

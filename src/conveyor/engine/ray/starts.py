@@ -36,12 +36,12 @@ class Starts:
                 del self._under_way[number]
 
     @contextmanager
-    def asking(self, name: str) -> Iterator[None]:
+    def asking(self, what: str) -> Iterator[None]:
         """Meanwhile Ray is asked for the process, or for what it needs. ``ActorStartError`` if it is too
-        late for that."""
+        late to do ``what``."""
         with self._changed:
             if self._closed:
-                raise ActorStartError(f"cannot start actor {name!r}: {ENDED}")
+                raise ActorStartError(f"cannot {what}: {ENDED}")
             self._asking += 1
         try:
             yield

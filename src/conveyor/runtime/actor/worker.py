@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from conveyor import _core, system_limits
@@ -39,7 +40,29 @@ class Worker:
 
     def __init__(self, hello: Hello, fds: list[int], instance: Instance | None = None) -> None:
         """``instance``: of an actor that is there already, and is not to be made."""
-        board_fd, arena_fd, eventfd, driver_arena, driver_event, control, request, calls, ctl = fds
+        *others, control, request, calls, ctl = fds
+        # Whoever is a guest in a process goes on where this fails.
+        with ExitStack() as failed, ExitStack() as handed:
+            for fd in (*others, calls, ctl):
+                handed.callback(os.close, fd)
+            sockets = [failed.enter_context(socket.socket(fileno=fd)) for fd in (control, request)]
+            failed.callback(self._close_process)
+            self._set_up(hello, [*others, calls, ctl], sockets, instance)
+            failed.pop_all()  # the sockets are theirs who use them
+
+    def _close_process(self) -> None:
+        if hasattr(self, "process"):
+            self.process.close()
+
+    def _set_up(
+        self,
+        hello: Hello,
+        fds: list[int],
+        sockets: list[socket.socket],
+        instance: Instance | None,
+    ) -> None:
+        board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl = fds
+        orders, asks = sockets
         self.hello = hello
         board = _core.Board.attach(board_fd)
         self.process = Process(board, hello.slot, eventfd, arena_fd, hello.arena)
@@ -53,14 +76,14 @@ class Worker:
         self._ending = False
         #: What has left by ``sys.exit`` on a thread, with the method's name and its call.
         self._left: tuple[SystemExit, str, int] | None = None
-        self.runtime = ActorRuntime(self.ground, socket.socket(fileno=request))
+        self.runtime = ActorRuntime(self.ground, asks)
         self.calls = Calls(self.process, self.instance, self._started, self.leave)
         self.control = Control(
             self.ground,
             self.calls,
             _core.Segment.attach(ctl),
             arena_of_driver,
-            socket.socket(fileno=control),
+            orders,
             self.runtime.refuse,
             self.stop,
             self.end,
@@ -78,8 +101,6 @@ class Worker:
         self.handlers[hello.mailbox_bit] = self.calls.open(
             _core.Segment.attach(calls), driver, arena_of_driver, hello.mailbox_bit
         )
-        for fd in (board_fd, arena_fd, eventfd, driver_arena, driver_event, calls, ctl):
-            os.close(fd)
 
     def _started(self) -> None:
         """The constructor has run."""

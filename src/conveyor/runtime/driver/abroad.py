@@ -22,7 +22,9 @@ from conveyor.runtime.driver.birth import Birth
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
+    Cut,
     FarHost,
     Forget,
     Hand,
@@ -33,6 +35,7 @@ from conveyor.runtime.driver.far import (
     Stand,
 )
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.graph.afar import Look, Lookout, Seen
 from conveyor.runtime.process import Process
 
 #: The driver's own host.
@@ -61,6 +64,7 @@ class Abroad:
         self._joined: dict[tuple[int, int], Future[Any]] = {}
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
+        self._lookout = Lookout(process.board)
 
     def open(self, window: float) -> _core.HostPump:
         """The pump of the driver's host, from now on: a host that is so long without a connection is lost."""
@@ -81,8 +85,20 @@ class Abroad:
 
     def host_name(self, slot: int) -> str:
         """What that host is called."""
-        host = self._hosts.get(self.host_of(slot))
-        return "the driver's node" if host is None else host.name
+        return self.name_of(self.host_of(slot))
+
+    def name_of(self, host: int) -> str:
+        """What a host is called, by its number."""
+        known = self._hosts.get(host)
+        return "the driver's node" if known is None else known.name
+
+    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
+        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
+        if host != HERE:
+            return self._hosts[host].look(look)
+        here: Future[Seen] = Future()
+        here.set_result(self._lookout.look(look, segment))
+        return here
 
     # A process
 
@@ -93,10 +109,12 @@ class Abroad:
         size, board = self._process.arena_size, self._process.board
         arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
         with self._lock:
-            self._hosts[host.number] = host
+            self._hosts[host.number] = record.host = (
+                host  # first: what fails is buried as one of that host
+            )
             self._arenas[slot], self._host_of[slot] = arena, host.number
             self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
-            record.host, record.eventfd = host, board.eventfd(slot)
+            record.eventfd = board.eventfd(slot)
             done = [host.send(Adopt(slot, incarnation, record.id.name))]
             links = self._links[slot] = []
             for blueprint, segment in birth.links:
@@ -109,21 +127,21 @@ class Abroad:
         return self._links[record.slot]
 
     def bury(self, record: ActorRecord) -> None:
-        """The process is dead, and its slot about to be another one's, of whatever host. Those that know it
-        have a proxy of it, also of one of the driver's own host."""
+        """The process is dead, and its slot about to be another one's. One of the driver's own host has
+        proxies on others, too."""
         slot, host = record.slot, record.host
         with self._lock:
+            for other, known in self._known.items():
+                if known.pop(record.reader, None) is not None:
+                    self._hosts[other].tell(Bury(*record.reader))
+            if host is None:
+                return
             for number in self._links.pop(slot, ()):
                 self._forget(number)
-            if host is not None:
-                host.tell(Bury(*record.reader))
-            for other, known in self._known.items():
-                if record.reader in known:
-                    del known[record.reader]
-                    self._hosts[other].tell(Bury(*record.reader))
+            host.tell(Bury(*record.reader))
             self._host_of.pop(slot, None)
             arena = self._arenas.pop(slot, None)
-            if host is not None and self._pump is not None:
+            if self._pump is not None:
                 self._pump.remove_proxy(slot)
         if arena is not None:
             arena.close()
@@ -212,6 +230,14 @@ class Abroad:
             return self._own_view()
         return self._process.arena_of(slot, self._process.board.incarnation(slot))
 
+    def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
+        """Have whoever is on another host be told that nothing goes on in the collective group of that
+        segment."""
+        with self._lock:
+            for host in self._segments.get(number, ()):
+                if host != HERE:
+                    self._hosts[host].tell(BreakGroup(number, members, session))
+
     def forget(self, number: int) -> None:
         """Nobody uses the segment any more; 0: there is none."""
         if number:
@@ -219,6 +245,7 @@ class Abroad:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
+        self._lookout.forget(number)
         for host in self._segments.pop(number, ()):
             if host != HERE:
                 self._hosts[host].tell(Forget(number))
@@ -236,19 +263,35 @@ class Abroad:
             processes = tuple(processes)
             self._introduce(record.host.number, processes, done)
             done.append(record.host.send(Hand(*record.reader, ticket, segment, processes)))
-        _wait_for(done)
+        try:
+            _wait_for(done)
+        except ConveyorError:
+            record.check_alive()  # its death is why its host could not, most often
+            raise
         return ticket
 
-    def answer(self, record: ActorRecord, data: bytes, handed: Handed | None) -> None:
-        """Send the process the answer to a request."""
+    def answer(
+        self, record: ActorRecord, data: bytes, handed: Handed | None, wait: bool = True
+    ) -> None:
+        """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
+        which is told when a host is lost, must not."""
         assert record.host is not None
         given = handed or Handed(0, ())
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
             order = Answer(*record.reader, data, given.segment, given.processes)
-            done.append(record.host.send(order))
-        _wait_for(done)
+            if wait:
+                done.append(record.host.send(order))
+            else:
+                record.host.tell(order)
+        if wait:
+            _wait_for(done)
+
+    def cut(self, record: ActorRecord) -> None:
+        """The process cannot be answered any more."""
+        if record.host is not None:
+            record.host.tell(Cut(*record.reader))
 
     def mark_refused(self, caller: ActorRecord, segment: int) -> None:
         """Nobody serves the link of ``caller`` that has that segment."""

@@ -15,10 +15,12 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.graph.afar import Look, Seen
+from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 
 
-class FarOrder(Struct, frozen=True):
+class FarOrder(Message, frozen=True):
     """What another host has to do."""
 
 
@@ -63,6 +65,14 @@ class Spread(FarOrder, frozen=True):
     joined: bool
 
 
+class BreakGroup(FarOrder, frozen=True):
+    """Nothing goes on any more in the collective group of that segment. ``session``: as it ends."""
+
+    number: int
+    members: tuple[Reader, ...]
+    session: bool
+
+
 class Forget(FarOrder, frozen=True):
     """Let go of a segment."""
 
@@ -88,6 +98,13 @@ class Answer(FarOrder, frozen=True):
     data: bytes
     segment: int = 0
     processes: tuple[Reader, ...] = ()
+
+
+class Cut(FarOrder, frozen=True):
+    """A process cannot be answered any more: have it hear that, so that it waits for no answer."""
+
+    slot: int
+    incarnation: int
 
 
 class MarkRefused(FarOrder, frozen=True):
@@ -133,6 +150,10 @@ class FarHost(Protocol):
 
     def send(self, order: FarOrder) -> Future[Any]:
         """Have it do something; what comes of it. Its loss is an error."""
+        ...
+
+    def look(self, look: Look) -> Future[Seen]:
+        """Have it look at actors of a graph that are there. No order has to wait for that."""
         ...
 
     def tell(self, order: FarOrder) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 from conveyor.codec import Reader
 from conveyor.runtime.actor.requests import (
-    CreateGroup,
     HoldEnd,
-    JoinGroup,
     Meet,
     OpenChannel,
     OpenGraph,
@@ -42,8 +40,6 @@ _NEAR_ONLY: dict[type[Request], str] = {
     OpenChannel: "channels of conveyor.channel",
     HoldEnd: "channels of conveyor.channel",
     Meet: "channels of conveyor.channel",
-    CreateGroup: "collective operations as calls",
-    JoinGroup: "collective operations as calls",
 }
 
 
@@ -60,7 +56,7 @@ class Line:
 
     def __init__(self, record: ActorRecord, sock: socket.socket, abroad: Abroad) -> None:
         self.record = record
-        #: ``None`` where the process is on another host.
+        #: ``None`` where the process is on another host, and when the line is closed.
         self.sock: socket.socket | None = sock
         self._abroad = abroad
         # Held for one reply at a time, which may be several datagrams.
@@ -69,14 +65,18 @@ class Line:
     def send(self, message: Message, given: Given, patience: float) -> None:
         """Send an answer. ``patience``: seconds that other replies to this actor may take; -1: any."""
         data = pickled(message)
-        if self.sock is None:
-            self._abroad.answer(self.record, data, given if isinstance(given, Handed) else None)
+        if self.record.host is not None:
+            handed = given if isinstance(given, Handed) else None
+            self._abroad.answer(self.record, data, handed, wait=patience < 0)
             return
+        sock = self.sock
+        if sock is None:
+            raise ConnectionError("its socket is closed")
         assert isinstance(given, list)
         if not self._sending.acquire(timeout=patience):
             raise TimeoutError("it does not take the replies before this one")
         try:
-            send_pickled(self.sock, data, given)
+            send_pickled(sock, data, given)
         finally:
             self._sending.release()
 
@@ -112,11 +112,13 @@ class Lines:
             self._close(line)
 
     def remove(self, record: ActorRecord) -> None:
-        """There is nobody at its other end."""
+        """There is nobody at its other end, or who is cannot be answered, and hears that."""
         with self._lock:
             line = self._all.pop(record.reader, None)
         if line is not None:
             self._close(line)
+            if record.alive:
+                self._abroad.cut(record)
 
     def close(self) -> None:
         """There is nobody at any."""

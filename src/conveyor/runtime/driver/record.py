@@ -22,7 +22,7 @@ from conveyor.exceptions import (
 )
 from conveyor.runtime.calls.call import ORDER
 from conveyor.runtime.driver.hosts import UNKNOWN_END, Page, Spawned
-from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
+from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import RESULT_BIT, BellBits
 from conveyor.runtime.protocol import PID_MASK, ActorId, MethodInfo, ProcessOptions
 
@@ -156,6 +156,8 @@ class ActorRecord:
         #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
         #: to be given back, and the numbers of their segments on other hosts.
         self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
+        #: Those who have such mailboxes for calls of this process, by the number of the link.
+        self.callers: dict[int, ActorRecord] = {}
         #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
         self.introduced: list[Introduced] = []
         #: Why others could not accept this process as a caller, by the number of the link.
@@ -241,10 +243,8 @@ class ActorRecord:
         (it cannot be encoded, or the program is interrupted) are thrown away with the next ones."""
         assert self.control_socket is not None
         ticket = self.next_ticket()
-        data = ticket.to_bytes(TICKET_BYTES, "little")
         try:
-            for start in range(0, len(fds), MAX_FDS):
-                socket.send_fds(self.control_socket, [data], fds[start : start + MAX_FDS])
+            send_with_ticket(self.control_socket, ticket, fds)
         except OSError as error:
             # Its end of the socket has gone with it, most often before its death was heard of. If that was
             # heard of, the slot may be another process's by now.

@@ -73,17 +73,28 @@ class Roster:
             # Whoever looks finds the one or the other.
             file = FileIO(FILE, "w", opener=_memory_file)
             line = b"".join(self._lines.values())
-            file.write(line)
+            _write(file, line)
             self._replace(file)
             self._size = len(line)
-        else:
-            self._file.write(line)
-            self._size += len(line)
+            return
+        try:
+            _write(self._file, line)
+        except BaseException:
+            self._replace(None)  # what comes next would be taken for the rest of this line
+            raise
+        self._size += len(line)
 
     def _replace(self, file: FileIO | None) -> None:
         former, self._file = self._file, file
         if former is not None:
             former.close()
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """All of it: the kernel may take a part, and say only the next time what keeps it from taking more."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _memory_file(name: str, _flags: int) -> int:

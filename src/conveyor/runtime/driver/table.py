@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from conveyor import _core
 from conveyor.exceptions import (
@@ -43,6 +43,7 @@ class Table:
         self.lock = threading.RLock()
         #: The session ends: nobody is entered any more.
         self.closed = False
+        self._waiting: list[Callable[[], object]] = []
         self._free_slots = deque(range(DRIVER_SLOT + 1, BOARD_SLOTS))
         self._numbers = itertools.count(1)
         self._records: dict[int, ActorRecord] = {}
@@ -61,10 +62,31 @@ class Table:
         """Processes for which there is room."""
         return len(self._free_slots)
 
+    def on_hosts_thread(self) -> bool:
+        """Whether the caller is who hears from the hosts, and so must not wait for what they say."""
+        return self._tells()
+
     def close(self) -> None:
         """The session ends."""
         with self.lock:
             self.closed = True
+            waiting = list(self._waiting)
+        for tell in waiting:
+            tell()
+
+    @contextmanager
+    def until_closed(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile ``tell()`` is called, on any thread, when the session ends, and at once if it has."""
+        with self.lock:
+            self._waiting.append(tell)
+            closed = self.closed
+        try:
+            if closed:
+                tell()
+            yield
+        finally:
+            with self.lock:
+                self._waiting.remove(tell)
 
     def check_open(self) -> None:
         """Raise if the session has ended."""
