@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-nodes test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -37,6 +37,7 @@ help:
 	@echo 'make test-native  the native core under AddressSanitizer and ThreadSanitizer (FILTER=name)'
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
 	@echo 'make test-ray     the tests of the engine on Ray, and what is the same on all engines there'
+	@echo 'make test-nodes   what is the same on all engines, with actors on nodes that share no memory'
 	@echo 'make test-gpu     tensors of a GPU between actors, on a machine with one; into its own Python (docs/gpu.md)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
@@ -139,8 +140,14 @@ RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs gr
 	first_cause graceful_kill sys_exit cancel direct collective_calls)
 # Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs.
 RAY_FIRST := $(wordlist 1,4,$(RAY_TESTS))
+# What is the same on all engines, with actors on nodes that share no memory (tests/nodes_apart.py), and what of it
+# `make test` runs.
+APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
+NODE_TESTS := $(patsubst %,tests/integration/test_%.py,graphs graph_collectives cancel restart streams failures \
+	first_cause graceful_kill sys_exit asyncio concurrency)
+NODES_FIRST := tests/integration/test_graphs.py
 
-test quick pytest test-ray: DEBUG := 1
+test quick pytest test-ray test-nodes: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
@@ -150,6 +157,7 @@ test: lint $(STAMPS)/tools
 	wait $$native || { cat $(NATIVE_LOG); exit 1; }; \
 	some -m alone | tee -a build/pytest.log; \
 	CONVEYOR_ENGINE=ray some $(RAY_FIRST) | tee -a build/pytest.log; \
+	$(APART) some $(NODES_FIRST) | tee -a build/pytest.log; \
 	sed -n '/slowest.*durations/,/^=* .*summary/p' build/pytest.log >$(DURATIONS); \
 	cat $(NATIVE_LOG)
 
@@ -169,6 +177,10 @@ pytest: $(STAMPS)/dev
 test-ray: $(STAMPS)/dev
 	$(build)
 	CONVEYOR_ENGINE=ray python -m pytest $(RAY_TESTS) $(ARGS)
+
+test-nodes: $(STAMPS)/dev
+	$(build)
+	$(APART) python -m pytest $(NODE_TESTS) $(ARGS)
 
 # Into the Python that is there, whose torch is for the GPU.
 test-gpu:

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import nodes_apart
 import psutil
 import pytest
 import warm_start
@@ -66,6 +67,11 @@ def _collect():
     gc.collect()
     if not conveyor.is_initialized():
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items):
+    if nodes_apart.APART:
+        nodes_apart.skip_limits(items)
 
 
 def pytest_collection_finish():
@@ -126,6 +132,8 @@ def two_nodes():
             cluster.shutdown()
     else:
         pytest.skip(f"Ray starts no cluster of two nodes on this machine: {failure}")
+    if nodes_apart.APART:
+        nodes_apart.spread()
     yield cluster
     ray.shutdown()
     cluster.shutdown()

@@ -2,6 +2,7 @@
 
 import os
 
+import nodes_apart
 import pytest
 
 import conveyor
@@ -21,8 +22,9 @@ def engine(request, leaves_nothing):
 
 @pytest.fixture
 def local(leaves_nothing):
-    """A session on the local engine."""
+    """A session on the local engine. With actors on nodes apart, which have all of it but what is skipped
+    by name, on Ray."""
     with leaves_nothing():
-        conveyor.init(engine="local")
+        conveyor.init(engine="ray" if nodes_apart.APART else "local")
         yield
         conveyor.shutdown()

@@ -423,10 +423,15 @@ def test_an_actor_that_dies_while_a_graph_is_compiled(a, monkeypatch, wait_until
     record = victim._runtime.table.record(victim._id)
     os_pid = conveyor.get(victim.pid.remote(), timeout=WAIT)
     other = a._runtime.table.record(a._id)
+    known = a._runtime.process.known_arena
 
     def kill():
         os.kill(os_pid, signal.SIGKILL)
-        wait_until(lambda: record.arena_fd < 0, WAIT, "the end of what the driver had of the actor")
+        wait_until(
+            lambda: known(*record.reader) is None,
+            WAIT,
+            "the end of what the driver had of the actor",
+        )
 
     if moment == "when all have loaded":
         dag = chain(a.echo, victim.echo)

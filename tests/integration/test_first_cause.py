@@ -199,7 +199,10 @@ def test_a_failed_constructor(how):
 def test_the_first_of_several_is_named_by_all(latches, wait_until):
     actors = [Actor.remote() for _ in range(4)]
     pids = [get(actor.pid.remote()) for actor in actors]
-    known = {record.pid: record for record in context.current().table}
+    table = context.current().table
+    known = {
+        pid: table.record(actor._id) for pid, actor in zip(pids, actors, strict=True)
+    }  # the number of one on another node is not its pid
     inside = latches()
     # Plans name them in the order of the chain: the first to die is none of its ends.
     with chain(*(actor.echo for actor in actors[:-1]), actors[-1].hold).compile() as graph:

@@ -81,7 +81,7 @@ def test_a_process_with_many_descriptors_dials_all_the_same():
 
 def test_a_wrong_token_is_refused_on_both_sides():
     with listening() as (listener, came):
-        with pytest.raises(HandshakeError, match="gone before it had proved itself"):
+        with pytest.raises(HandshakeError, match="hung up on this one's proof"):
             dial(listener.address, new_token(), THERE, 20)
         soon(lambda: listener.strangers == 1)
         assert "token" in listener.reasons[0]

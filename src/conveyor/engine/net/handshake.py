@@ -46,6 +46,11 @@ _ENDED = (
     "it has ended the connection. It may not take this side's certificate, or know another token"
 )
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
+_GONE = "the other side has gone before it had proved itself"
+_HUNG_UP = (
+    "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
+    "(it is of another session), or has just ended"
+)
 
 
 class HandshakeError(ConveyorError):
@@ -206,7 +211,7 @@ def introduce(
         raise NotHeardError("the other side has no time for this one") from error
     _unpack(answer)  # that it is one
     _say(sock, _proof(token, b"dials", binding, hello, answer), deadline)
-    proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline))
+    proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline, _HUNG_UP))
     expected = _proof(token, b"listens", binding, hello, answer, bytes([verdict]))
     if not hmac.compare_digest(proof, expected):
         raise HandshakeError("the other side does not know this session's token")
@@ -332,8 +337,9 @@ def _say(sock: socket.socket, data: bytes, deadline: float) -> None:
         raise
 
 
-def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes, and not one more: what follows is the pump's."""
+def _hear(sock: socket.socket, size: int, deadline: float, gone: str = _GONE) -> bytes:
+    """Exactly so many bytes, and not one more: what follows is the pump's. ``gone``: what the end of the
+    connection means here."""
     data = b""
     while len(data) < size:
         sock.settimeout(_left(deadline))
@@ -342,6 +348,6 @@ def _hear(sock: socket.socket, size: int, deadline: float) -> bytes:
         except TimeoutError:
             continue  # `_left` says so
         if not some:
-            raise _GoneError("the other side has gone before it had proved itself")
+            raise _GoneError(gone)
         data += some
     return data

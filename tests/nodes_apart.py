@@ -1,0 +1,77 @@
+"""Actors of tests on nodes that share no memory, on one machine: ``CONVEYOR_TEST_NODES=apart`` beside
+``CONVEYOR_ENGINE=ray``.
+
+Each of Ray's nodes counts as a host of its own, and actors that ask for no place are started on them in
+turn, the first one away from the driver. So what a test has to say of several actors holds between hosts.
+An actor that comes back may come back on the other node. `make test-nodes` runs the tests of what is the same
+everywhere so.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+#: Whether tests are run so.
+APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
+#: What the driver's node has, and what the other one has. An actor takes so little of it that all find room.
+_NODES = ("second", "first")
+_SOME = 0.0001
+#: What is not so between hosts, by docs/limits.md ("Between hosts"), and the tests of it, by their file.
+_DOING = "what an actor on another node does is known there alone"
+_INSIDE = "references inside of values do not reach from host to host"
+_COUNTERS = "the counters of an actor on another node are 0"
+_PROGRAM = "a program of its own, whose sessions are not spread"
+LIMITS = {
+    "test_failures": {
+        "test_get_timeout_says_what_is_waited_for": _DOING,
+        "test_execute_timeout_says_what_is_waited_for": _DOING,
+        "test_a_long_wait_is_logged_once": _DOING,
+    },
+    "test_first_cause": {"test_a_stopped_actor_is_not_dead": _DOING},
+    "test_restart": {"test_refs_inside_of_arguments_are_there_the_next_time_too": _INSIDE},
+    "test_streams": {
+        "test_items_are_counted": _COUNTERS,
+        "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
+    },
+}
+#: What has Ray place an actor itself.
+_PLACED = ("resources", "scheduling_strategy", "label_selector")
+#: Connections are not to be lost because the machine has other work.
+_TIMEOUT = 60.0
+
+
+def spread() -> None:
+    """Have sessions of this process be so from now on."""
+    from conveyor.engine.ray import engine, hosts
+
+    start, ray_options = engine.start, hosts.ray_options
+    turns = itertools.cycle(_NODES)
+
+    @functools.wraps(start)
+    def started(*args: Any, **options: Any) -> Any:
+        nonlocal turns
+        turns = itertools.cycle(_NODES)
+        return start(*args, **{"shared_memory": "node", "node_timeout": _TIMEOUT, **options})
+
+    def placed(options: Any) -> Mapping[str, Any]:
+        asked: dict[str, Any] = ray_options(options)
+        if not any(name in asked for name in _PLACED):
+            asked["resources"] = {next(turns): _SOME}
+        return asked
+
+    engine.start, hosts.ray_options = started, placed
+
+
+def skip_limits(items: Iterable[pytest.Item]) -> None:
+    """Skip what does not hold between hosts."""
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        reason = LIMITS.get(item.path.stem, {}).get(name)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=f"between hosts: {reason}"))
