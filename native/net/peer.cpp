@@ -294,8 +294,8 @@ bool Peer::put_control() {
     look_.erase(look_.begin());
     if (!mirror.is_open(host)) mirror.put_open(host, *connection_);
     for (OutRing* ring : mirror.out(host)) {
-      ring->upto = ring->limit();
-      if (ring->queued || !ring->pending(ring->upto)) continue;
+      ring->look();
+      if (ring->queued || !ring->pending()) continue;
       ring->queued = true;
       ready_.emplace_back(&mirror, ring);
     }
@@ -328,11 +328,11 @@ void Peer::put_frames() {
     const auto [mirror, ring] = ready_.front();
     ready_.pop_front();
     ring->queued = false;
-    if (!ring->pending(ring->upto)) continue;
+    if (!ring->pending()) continue;
     const uint64_t frames = ring->frames;
-    ring->step(*connection_);
+    if (!ring->held()) ring->step(*connection_);
     counts_.frames_sent += ring->frames - frames;
-    if (!ring->pending(ring->upto)) continue;
+    if (!ring->pending()) continue;
     ring->queued = true;
     ready_.emplace_back(mirror, ring);
   }

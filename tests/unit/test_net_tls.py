@@ -227,7 +227,8 @@ def test_a_wrong_authority_is_an_error_that_says_so(authority, dials, text):
     with listening(Tls(authority("ours", "here"))) as (listener, came):
         with pytest.raises(HandshakeError, match=text):
             dial(listener.address, TOKEN, THERE, 30, Tls(authority(*dials)))
-        assert strangers(listener) == 1
+        # It asks again where a reset has overtaken what the listener had to say.
+        assert strangers(listener) >= 1
         assert came.empty()
 
 

@@ -48,7 +48,7 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         RuntimeStateError: the session is not on Ray, or is not this process's own; the actor belongs to
             another cluster than that of the session, or does not have this version of the library.
         ActorDiedError: the actor is dead.
-        ActorStartError: it cannot take part: it is on another machine, or in another session.
+        ActorStartError: it cannot take part: it is in another session, or its node cannot be reached.
         NotImplementedError: it has async methods; the graph has what has no counterpart here.
         TypeError: ``what`` is neither.
     """

@@ -31,10 +31,12 @@ from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
+from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import threads
+from conveyor.runtime import status, threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 
@@ -63,10 +65,11 @@ class Terms(Struct, frozen=True):
 
 class Ready(Struct, frozen=True):
     """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
-    do."""
+    do, and ``door``: those that are guests."""
 
     address: tuple[str, int]
     courier: str
+    door: str
     arena: ArenaSize
 
 
@@ -112,6 +115,7 @@ class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
     incarnation: int
+    visits: bool = False
     stderr: str = ""
 
 
@@ -135,6 +139,7 @@ class Agent:
         told = Told(self._asked, self._headless, self._reach)
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
+        self._visitors = Visitors(self._events)
         self._expected: dict[int, _Expected] = {}  # by the number that they come under
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
@@ -156,21 +161,34 @@ class Agent:
         self._events.add(pump.notice_fd, self._on_notice)
         self._reach(_DRIVER, self._terms.address)
         self._processes.courier.start()
-        return Ready(self._listener.address, self._processes.courier.address, self._station.arena)
+        self._visitors.courier.start()
+        return Ready(
+            self._listener.address,
+            self._processes.courier.address,
+            self._visitors.courier.address,
+            self._station.arena,
+        )
 
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
         return self._station.do(order)
 
-    def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
+    def expect(
+        self,
+        number: int,
+        slot: int,
+        told: greeting.Told,
+        segments: list[int],
+        visits: bool = False,
+    ) -> bytes:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
-        that, and given its ends of these segments."""
+        that, and given its ends of these segments. ``visits``: it is a guest, and not ours to end."""
         incarnation = self._station.local(slot).incarnation
         fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
-        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
         one.on_end = partial(self._ended, one)
         self._expected[number] = one
-        courier = self._processes.courier
+        courier = self._hosts_of(one).courier
         try:
             return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
         except BaseException:
@@ -187,20 +205,36 @@ class Agent:
         return one is not None
 
     def _disown(self, one: _Expected) -> None:
-        self._processes.courier.forget(one.number)
+        self._hosts_of(one).courier.forget(one.number)
         self._close(one)
 
+    def _hosts_of(self, one: _Expected) -> Processes | Visitors:
+        return self._visitors if one.visits else self._processes
+
     def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process."""
+        """Kill a process. A guest leaves instead, when its method has returned."""
         one = self._living.get(slot)
-        if one is not None and one.incarnation == incarnation:
+        if one is None or one.incarnation != incarnation:
+            return
+        if one.visits:
+            self._visitors.tell_to_leave(one.pid)
+        else:
             self._processes.signal(one, signal.SIGKILL)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of a graph are doing here."""
+        return self._station.look(look)
+
+    def look_at_all(self, look: LookAtAll) -> list[status.Page]:
+        """What all processes here are doing."""
+        return self._station.look_at_all(look)
 
     def leave(self) -> None:
         """The session is over, and all processes gone."""
         import ray
 
         self._station.pump.stop()
+        self._events.call(self._visitors.see_off)  # else they see that this process is gone
         self._news.put(None)
         ray.actor.exit_actor()
 
@@ -217,8 +251,9 @@ class Agent:
     def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
         if self._expected.pop(one.number, None) is None:
             raise OSError("nobody wants it any more")
-        self._processes.add(one, pid)
-        one.stderr = stderr
+        self._hosts_of(one).add(one, pid)
+        if not one.visits:
+            one.stderr = stderr  # of a guest it is the program's own
         self._living[one.slot] = one
         self._events.call(partial(self._sent, one))
         return one.fds
@@ -252,7 +287,7 @@ class Agent:
 
     def _headless(self, slot: int) -> None:
         one = self._living.get(slot)
-        if one is not None:
+        if one is not None and not one.visits:
             self._processes.end_headless(one)
 
     # Other hosts

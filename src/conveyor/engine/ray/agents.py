@@ -15,6 +15,7 @@ from typing import Any
 
 from conveyor import __version__, _core
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.display import Display, NodeSeen
 from conveyor.engine.net.handshake import Identity, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.tls import Credentials, Tls
@@ -23,12 +24,18 @@ from conveyor.engine.ray.agent import Agent, News, Ready, Terms
 from conveyor.engine.ray.greeting import Elsewhere, Told
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.runtime.driver.far import FarOrder, Home
+from conveyor.runtime.graph.afar import PATIENCE, STACKS, Look, LookAtAll, Seen
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
 
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
+#: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
+_GROUPS = {"orders": 1, "news": 1, "looks": 1}
+#: Looks that a host has not answered yet, with which others are not asked of it.
+_MOST_LOOKS = 4
 
 
 class AgentHost:
@@ -48,6 +55,8 @@ class AgentHost:
         self.address = ready.address
         #: Where the node's processes come.
         self.courier = ready.courier
+        #: Where those come that are guests.
+        self.door = ready.door
         self.agent = agent
         #: Why it is no more.
         self.lost = ""
@@ -55,6 +64,7 @@ class AgentHost:
         # Reentrant: a signal handler may have the host do something in the middle of this.
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
+        self._looks = 0
 
     def send(self, order: FarOrder) -> Future[Any]:
         """Have it do something; what comes of it."""
@@ -64,9 +74,11 @@ class AgentHost:
         """The same where nobody waits for it."""
         self._unawaited(self.send(order))
 
-    def expect(self, number: int, slot: int, told: Told, segments: list[int]) -> bytes:
+    def expect(
+        self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False
+    ) -> bytes:
         """See :meth:`Agent.expect`."""
-        key: bytes = self._call(self.agent.expect, number, slot, told, segments).result()
+        key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
         return key
 
     def disown(self, number: int) -> Future[Any]:
@@ -76,6 +88,30 @@ class AgentHost:
     def kill(self, slot: int, incarnation: int) -> None:
         """Kill a process there."""
         self._unawaited(self._call(self.agent.kill, slot, incarnation))
+
+    def look(self, look: Look) -> Future[Seen]:
+        """See :meth:`Agent.look`."""
+        return self._look(self.agent.look, look)
+
+    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+        """See :meth:`Agent.look_at_all`."""
+        return self._look(self.agent.look_at_all, look)
+
+    def _look(self, method: Any, look: Look | LookAtAll) -> Future[Any]:
+        with self._lock:
+            if self._looks >= _MOST_LOOKS:
+                refused: Future[Any] = Future()
+                text = "its host has not answered the questions before this one"
+                refused.set_exception(RuntimeStateError(text))
+                return refused
+            self._looks += 1
+        future = self._call(method, look, group="looks")
+        future.add_done_callback(self._looked)
+        return future
+
+    def _looked(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._looks -= 1
 
     def leave(self) -> Future[Any]:
         """Have it end; done when it has."""
@@ -92,7 +128,7 @@ class AgentHost:
     def _loss(self) -> ConveyorError:
         return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
 
-    def _call(self, method: Any, *args: Any) -> Future[Any]:
+    def _call(self, method: Any, *args: Any, group: str = "orders") -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
             if self.lost:
@@ -101,7 +137,7 @@ class AgentHost:
             self._awaited.add(future)
             # With the lock: orders come as they were given.
             try:
-                ref = method.options(concurrency_group="orders").remote(*args)
+                ref = method.options(concurrency_group=group).remote(*args)
             except Exception as error:
                 # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
                 self._awaited.discard(future)
@@ -154,6 +190,7 @@ class Agents:
         #: Held while one is started.
         self._starting = threading.Lock()
         self._listener: Listener | None = None
+        self._display: Display | None = None
         self._pump: _core.HostPump | None = None
         self._by_node: dict[str, AgentHost] = {}
         self._closed = self._refuses = False
@@ -207,7 +244,7 @@ class Agents:
         name = f"{node.address} ({node.node[:8]})"
         strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
         made = self._ray.remote(
-            num_cpus=0, concurrency_groups={"orders": 1, "news": 1}, scheduling_strategy=strategy
+            num_cpus=0, concurrency_groups=_GROUPS, scheduling_strategy=strategy
         )(Agent)
         agent = made.remote(terms)
         try:
@@ -257,7 +294,18 @@ class Agents:
                 self._let_in,
                 tls=self._tls,
             )
+            self._display = Display(self._events, self._gather)
         return self._listener.address
+
+    def _gather(self, stacks: bool) -> list[NodeSeen]:
+        """What the processes of all nodes are doing, as far as they answer in time."""
+        patience = STACKS if stacks else PATIENCE
+        asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
+        wait([answer for _, answer in asked], patience)
+        return [_node_seen(host.name, answer, patience) for host, answer in asked]
+
+    def _hosts(self) -> list[AgentHost]:
+        return list(self._by_node.values())
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         assert self._pump is not None
@@ -295,7 +343,7 @@ class Agents:
 
     def by_number(self, number: int) -> AgentHost | None:
         """The one with that number, while there is one."""
-        return next((one for one in list(self._by_node.values()) if one.number == number), None)
+        return next((one for one in self._hosts() if one.number == number), None)
 
     def _lose(self, host: AgentHost, why: str) -> None:
         if host.lost or self._closed:
@@ -326,13 +374,24 @@ class Agents:
         self.refuse()
         with self._adding:
             self._closed = True
-            hosts = list(self._by_node.values())
+            hosts = self._hosts()
         left = [host.leave() for host in hosts]
         wait(left, _LEAVE_SECONDS)
         for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
+        if self._display is not None:
+            self._display.close()
         if self._listener is not None:
             self._listener.close()
         if self._pump is not None:
             self._events.remove(self._pump.notice_fd)
+
+
+def _node_seen(name: str, answer: Future[list[Page]], patience: float) -> NodeSeen:
+    if not answer.done():
+        return NodeSeen(name, (), f"it has not answered for {patience:g} s")
+    error = answer.exception()
+    if error is not None:
+        return NodeSeen(name, (), str(error) or type(error).__name__)
+    return NodeSeen(name, tuple(answer.result()))

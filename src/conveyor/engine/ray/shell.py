@@ -51,8 +51,7 @@ class Shell:
 
         connection = meet_at(birth)
         if connection is None:
-            node = ray.get_runtime_context().get_node_id()
-            return Elsewhere(node, ray.util.get_node_ip_address())
+            return where()
         become_actor(birth, connection)
         ray.actor.exit_actor()
         return None
@@ -93,6 +92,13 @@ def meet_at(birth: Birth) -> socket.socket | None:
     if birth.node and birth.node != ray.get_runtime_context().get_node_id():
         return None
     return _meet(birth)
+
+
+def where() -> Elsewhere:
+    """Where this process is."""
+    import ray
+
+    return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
 def _meet(birth: Birth) -> socket.socket | None:

@@ -17,29 +17,17 @@ from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError
 
 
-class Awaited(Resident, eq=False, kw_only=True):
+class Started(Resident, eq=False, kw_only=True):
     """One process, from the wish for it to its end. All but ``done`` changes on the hosts' thread."""
 
     number: int
     name: str
+    wants: str
     on_spawned: Callable[[int], object]
     error: str = ""
     unwanted: bool = False
-    #: Set once there is a pid or an error.
+    #: Set once there is a pid or an error, or it is elsewhere.
     done: threading.Event = field(default_factory=threading.Event)
-
-    def refuse(self, why: str) -> None:
-        """There will be no such process."""
-        self.close_fds()
-        if not self.done.is_set():
-            self.error = why
-            self.done.set()
-
-
-class Started(Awaited, eq=False, kw_only=True):
-    """One that Ray starts. ``done`` is set, too, when it is elsewhere."""
-
-    wants: str
     #: Ray's handle, and the ref of the call that lasts as long as the process.
     handle: Any = None
     ran: Any = None
@@ -51,6 +39,13 @@ class Started(Awaited, eq=False, kw_only=True):
     host: AgentHost | None = None
     place: Reader = (0, 0)
     ended: Ended | None = None
+
+    def refuse(self, why: str) -> None:
+        """There will be no such process."""
+        self.close_fds()
+        if not self.done.is_set():
+            self.error = why
+            self.done.set()
 
     @property
     def key(self) -> int:
