@@ -37,8 +37,8 @@ _log = logging.getLogger("conveyor")
 _SAID_AFTER = 10.0
 #: Ray may go on placing actors on a node that has died, until it has noticed.
 _ATTEMPTS = 3
-#: Seconds that the end of a killed process may take.
-_CLOSE_TIMEOUT = 10.0
+#: Seconds that the end of a killed process may take, and a node's agent to tell of it as the session ends.
+_CLOSE_TIMEOUT, _TOLD_WITHIN = 10.0, 2.0
 
 
 class RayHosts:
@@ -380,6 +380,10 @@ class RayHosts:
         for actor in list(self._living.values()):
             self._kill(actor)
         with self._all_gone:
+            if not self._all_gone.wait_for(lambda: not self._far(), _TOLD_WITHIN):
+                for host in self._far():
+                    # It is not waited for until it is lost by its silence. There it is the driver's that is.
+                    self._agents.lose(host, "it does not end its actors, as the session does")
             if not self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT):
                 left = ", ".join([actor.name for actor in self._living.values()])
                 _log.warning("not ended %g s after they were killed: %s", _CLOSE_TIMEOUT, left)
@@ -387,3 +391,7 @@ class RayHosts:
         self._events.call(self._courier.close)
         self._events.close()
         self._disconnect()
+
+    def _far(self) -> set[AgentHost]:
+        """Those that have processes of the session."""
+        return {actor.host for actor in list(self._living.values()) if actor.host is not None}
