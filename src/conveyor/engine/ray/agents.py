@@ -14,11 +14,15 @@ from functools import partial
 from typing import Any
 
 from conveyor import __version__, _core
+from conveyor.codec import Reader, claims
+from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
-from conveyor.engine.net.handshake import Identity, hand_over, new_token
+from conveyor.engine.net.carrier import Carrier, Parcel
+from conveyor.engine.net.depot import Depot, Supply
+from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, News, Ready, Terms
+from conveyor.engine.ray.agent import Agent, News, Ready, Sent, Terms, Unclaimed
 from conveyor.engine.ray.greeting import Elsewhere, Told
 from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
 from conveyor.runtime.driver.far import FarOrder, Home
@@ -40,8 +44,11 @@ class AgentHost:
         agent: Any,
         ready: Ready,
         lose: Callable[[AgentHost, str], object],
+        depot: Depot,
+        dial_depot: Callable[[], socket.socket],
     ) -> None:
-        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to."""
+        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to. ``depot``: of the
+        driver's host; ``dial_depot()``: a connection to this one's."""
         self.number, self.name = number, name
         self.arena: ArenaSize = ready.arena
         self.address = ready.address
@@ -54,6 +61,8 @@ class AgentHost:
         # Reentrant: a signal handler may have the host do something in the middle of this.
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
+        self._lines = itertools.count(1)
+        self.carrier = Carrier(depot, Supply(dial_depot), self._carry)
 
     def send(self, order: FarOrder) -> Future[Any]:
         """Have it do something; what comes of it."""
@@ -62,6 +71,21 @@ class AgentHost:
     def tell(self, order: FarOrder) -> None:
         """The same where nobody waits for it."""
         self._unawaited(self.send(order))
+
+    def carry(self, sock: socket.socket) -> int:
+        """See :class:`conveyor.runtime.driver.far.FarHost`, also for what follows."""
+        number = next(self._lines)
+        self.carrier.open(number, sock)
+        return number
+
+    def hold(self, fd: int) -> None:
+        self.carrier.hold(fd)
+
+    def let_go(self, fd: int) -> None:
+        self.carrier.let_go(fd)
+
+    def _carry(self, parcel: Parcel) -> None:
+        self._unawaited(self._call(self.agent.receive, parcel))
 
     def expect(self, number: int, slot: int, told: Told, segments: list[int]) -> bytes:
         """See :meth:`Agent.expect`."""
@@ -87,6 +111,7 @@ class AgentHost:
             awaited, self._awaited = self._awaited, set()
         for future in awaited:
             future.set_exception(self._loss())
+        self.carrier.close()
 
     def _loss(self) -> ConveyorError:
         return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
@@ -151,6 +176,7 @@ class Agents:
         self._starting = threading.Lock()
         self._listener: Listener | None = None
         self._pump: _core.HostPump | None = None
+        self._depot = Depot()
         self._by_node: dict[str, AgentHost] = {}
         self._closed = self._refuses = False
         #: What the agent says that is started just now.
@@ -217,7 +243,11 @@ class Agents:
                 f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
                 f"cannot be connected: {cause}"
             ) from error
-        host = AgentHost(number, name, agent, ready, self.lose)
+        identity = Identity(0, __version__, purpose=FOR_FETCHING)
+        dial_depot = partial(dial, ready.address, self._token, identity, self._window)
+        host = AgentHost(
+            number, name, agent, ready, self.lose, self._depot, lambda: dial_depot()[0]
+        )
         self._hear(host)
         return host
 
@@ -254,6 +284,9 @@ class Agents:
         return self._listener.address
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        if other.purpose == FOR_FETCHING:
+            self._depot.serve(sock)
+            return
         assert self._pump is not None
         with suppress(OSError):  # it was given up
             hand_over(sock, self._pump, other.host)
@@ -274,7 +307,13 @@ class Agents:
             return
         self._hear(host)
         for news in result.result():
-            guarded(partial(self._on_news, host, news))  # the next are told in any case
+            # The next are told in any case.
+            if isinstance(news, Sent):
+                guarded(partial(host.carrier.receive, news.parcel))
+            elif isinstance(news, Unclaimed):
+                guarded(partial(_withdraw, news.header, news.process))
+            else:
+                guarded(partial(self._on_news, host, news))
 
     def _on_notice(self) -> None:
         assert self._pump is not None
@@ -282,6 +321,8 @@ class Agents:
             host = next((one for one in self._by_node.values() if one.number == number), None)
             if kind == _core.HOST_LOST and host is not None:
                 self.lose(host, reason)
+        for header, slot, incarnation in self._pump.left():
+            guarded(partial(_withdraw, header, (slot, incarnation)))
 
     def lose(self, host: AgentHost, why: str) -> None:
         """Take it for lost. On any thread."""
@@ -326,7 +367,14 @@ class Agents:
         for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
+        self._depot.close()
         if self._listener is not None:
             self._listener.close()
         if self._pump is not None:
             self._events.remove(self._pump.notice_fd)
+
+
+def _withdraw(header: bytes, process: Reader) -> None:
+    """That process does not come for what a frame with that header claims for it."""
+    _, made, _ = unpack(header)
+    claims.withdraw(made, (process,))
