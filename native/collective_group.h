@@ -19,6 +19,10 @@
 // does, so that a death, a signal handler or the group's end wakes it. The last to come to a barrier rings those who
 // sleep. What makes an operation impossible is said once, in the header's `cause`: the group is broken from then on.
 //
+// Ranks may be on several hosts. Each host has a segment then, with lines and staging areas of its own ranks, and what a
+// rank stages goes to the others with the word that it has come to the barrier (collective_links.h). The rest is the same:
+// a frame of a rank is its line and its staging area, and lasts until this rank comes to the next barrier.
+//
 // Values that are exchanged do not pass through here: each rank publishes its own in a ring of its own, which all ranks
 // read, and then comes to a barrier, behind which those of all are there. The rings lie in the segment as well.
 #pragma once
@@ -31,6 +35,7 @@
 #include <vector>
 
 #include "collective_kernels.h"
+#include "collective_links.h"
 #include "inbox.h"
 #include "ring.h"
 
@@ -79,20 +84,33 @@ class CollectiveGroup {
   static constexpr uint32_t kRingSlots = 4;
   static constexpr uint32_t kRingStride = 2048;
 
-  static size_t bytes(uint32_t ranks);
+  static size_t bytes(const RankHosts& hosts);
+  static size_t bytes(uint32_t ranks) { return bytes(RankHosts(ranks)); }
   // Where the ring lies that `rank` writes; all ranks read it, itself included.
   static size_t ring_at(uint32_t ranks, uint32_t rank);
+  // Where those lie by which ranks of different hosts tell each other what they do.
+  static size_t links_at(uint32_t ranks) { return ring_at(ranks, ranks); }
   // Lay out a group in a fresh segment, and give it its memory. Throws std::system_error if there is none.
-  static void prepare(Segment& segment, uint32_t ranks);
+  static void prepare(Segment& segment, const RankHosts& hosts);
+  static void prepare(Segment& segment, uint32_t ranks) { prepare(segment, RankHosts(ranks)); }
 
   struct Member {
     uint32_t slot, incarnation;
   };
-  // Member `rank` is this process; `inbox` is its own.
-  CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<Board> board, const Inbox& inbox, uint32_t rank, std::vector<Member> members);
+  // Member `rank` is this process; `inbox` is its own. `links`: where ranks are on other hosts.
+  CollectiveGroup(std::shared_ptr<Segment> segment, std::shared_ptr<Board> board, const Inbox& inbox, uint32_t rank, std::vector<Member> members,
+                  std::unique_ptr<CollectiveLinks> links = {});
+  ~CollectiveGroup();
 
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return uint32_t(members_.size()); }
+  // Whether that rank is on this host.
+  bool here(uint32_t rank) const { return hosts_.together(rank, rank_); }
+  bool is_gone(uint32_t rank) const { return board_->gone(members_[rank].slot, members_[rank].incarnation); }
+  // Nothing of it comes any more, though it has come to the operation: who needs that knows.
+  void lost(uint32_t rank) { fail(Cause::kDied, rank); }
+  // Take nothing more of what comes from other hosts. By who has the turn.
+  void close();
 
   // Throws std::invalid_argument if `data` has not what `call` needs at this rank.
   void check(const CollectiveCall& call, const CollectiveData& data) const;
@@ -140,8 +158,9 @@ class CollectiveGroup {
   static void destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause = Cause::kDestroyed);
 
   // The ranks that have not come to the barrier that this one has come to.
-  std::vector<uint32_t> absent() const { return absent(lines_, ranks(), barrier_); }
-  // Of each rank the last barrier that it has come to, and if it sleeps there, for whom. For who made the group.
+  std::vector<uint32_t> absent() const;
+  // Of each rank the last barrier that it has come to, and if it sleeps there, for whom. For who made the group, whose
+  // ranks are all on one host.
   static std::vector<std::pair<uint64_t, std::vector<uint32_t>>> waits(Segment& segment);
 
   struct Broken {
@@ -156,14 +175,16 @@ class CollectiveGroup {
   struct Way;
   struct Line;
   static Header* header_of(Segment& segment);
-  static bool break_once(Header& header, Cause cause, uint32_t rank);
+  static size_t areas_at(const RankHosts& hosts);
+  // `teller`: whose line has the words that it was told; kMaxRanks: they are those of `rank`.
+  static bool break_once(Header& header, Cause cause, uint32_t rank, uint32_t teller = kMaxRanks);
   static std::optional<Broken> broken(const Header& header);
-  static std::vector<uint32_t> absent(const Line* lines, uint32_t ranks, uint64_t barrier);
   static void ring_all(Board& board, const std::vector<Member>& members);
   void say(char* where, const char* why);
   void fail(Cause cause, uint32_t rank);
 
-  char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * ranks() + rank) * kPiece; }
+  Line& line(uint32_t rank) const;
+  char* stage(uint64_t barrier, uint32_t rank) const { return stages_ + ((barrier & 1) * hosts_.most() + places_[rank]) * kPiece; }
   char* result(uint64_t barrier) const { return results_ + (barrier & 1) * kPiece; }
   // Both with the mutex of what has failed.
   void tell_of_failure(const char* why, uint64_t number);
@@ -174,7 +195,8 @@ class CollectiveGroup {
   uint32_t shifted() const;
   bool belong_together(uint32_t a, uint32_t b) const;
   void arrive();
-  bool all_arrived() const;
+  // It takes what has come from other hosts.
+  bool all_arrived();
   Progress sleep_or_fail(uint64_t now);
   uint64_t running_since() const;
   uint64_t method_began() const;
@@ -185,22 +207,46 @@ class CollectiveGroup {
   void plan();
   void work(size_t step);
   void reduce_in_pieces(size_t step);
+  void reduce_by_hosts(size_t step);
+  void stage_for_others(size_t piece);
+  void reduce_hosts(size_t piece);
   void take_in(size_t piece);
   void give_out(size_t piece);
   void reduce_one_shot();
   struct Part {
     size_t from, count;
   };
-  Part part(size_t count, uint32_t rank) const;   // of the elements that all ranks reduce, those of one
+  // Of the elements that the ranks of a host reduce, those of one of them.
+  Part part(size_t count, uint32_t rank) const;
+  Part part(size_t count) const { return part(count, rank_); }
   size_t elements(size_t piece) const;
   size_t at(size_t piece) const { return piece * piece_ * size_; }  // in bytes
   bool takes() const { return call_.root < 0 || uint32_t(call_.root) == rank_; }
+  bool root_is_on(uint32_t host) const { return call_.root < 0 || hosts_[uint32_t(call_.root)] == host; }
+  // What `rank` has staged, all of `size` bytes, or the chunk of it that is this rank's.
+  const char* given(uint32_t rank, size_t size) const;
+  const char* chunk(uint32_t rank, size_t size) const;
+
+  // Between hosts.
+  struct Said;
+  void tell_arrival();
+  std::vector<CollectiveLinks::Part> parts_for(uint32_t host) const;
+  void tell_failure();
+  void tell_broken();
+  void hear(uint32_t rank);
+  void heed(uint32_t rank, Frame frame);
+  const char* far(uint32_t rank, size_t at, size_t size) const;
 
   std::shared_ptr<Segment> segment_;
   std::shared_ptr<Board> board_;
   const Inbox& inbox_;
   uint32_t rank_;
   std::vector<Member> members_;
+  std::unique_ptr<CollectiveLinks> links_;
+  RankHosts hosts_;
+  std::vector<uint32_t> places_;   // of the ranks on their hosts
+  std::unique_ptr<Line[]> far_;    // of ranks on other hosts, as they have told
+  std::vector<Frame> frames_;      // what they have told last
   Header* header_;
   Line* lines_;
   char* stages_;
@@ -212,7 +258,7 @@ class CollectiveGroup {
   uint64_t barrier_ = 0;  // the last that this rank has come to
   bool waiting_ = false;  // for the others at it
   size_t step_ = 0, last_ = 0, pieces_ = 0, piece_ = 0, size_ = 1;
-  bool one_shot_ = false;
+  bool one_shot_ = false, by_hosts_ = false;
   uint64_t deadline_ = 0, wake_at_ = 0, began_ = 0, wait_began_ = 0;
   uint32_t seen_ = 0;
   uint64_t made_ = kNow;

@@ -120,7 +120,8 @@ size_t size_of(ElementType type) {
   return sizes[size_t(type)];
 }
 
-void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations, const char* const* from, size_t sources, size_t count) {
+void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations, const char* const* from, size_t sources, size_t count,
+            size_t of) {
   const size_t size = size_of(type);
   const auto put = [&](size_t i, size_t offset, const char* what, size_t bytes) {
     if (to[i] + offset != what)
@@ -151,7 +152,7 @@ void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations,
     } else {
       loop.pair(wide, from[0] + offset, from[1] + offset, n);
       for (size_t j = 2; j < sources; ++j) loop.add(wide, from[j] + offset, n);
-      loop.finish(result, wide, n, op == ReduceOp::kAvg ? sources : 1);
+      loop.finish(result, wide, n, op == ReduceOp::kAvg ? (of != 0 ? of : sources) : 1);
     }
     if (result == stored)
       for (size_t j = 0; j < destinations; ++j) put(j, offset, stored, n * size);

@@ -20,6 +20,8 @@ inline bool can_reduce(ElementType type, ReduceOp op) { return op != ReduceOp::k
 // `count` elements of each of `sources`, reduced, into each of `destinations`. Sums of 16-bit floats are made
 // in 32 bits and rounded once. MIN and MAX give NaN where any source is NaN. Integers wrap around. Of bools, SUM
 // and MAX are "or", PRODUCT and MIN are "and". A destination may be one of the sources, but overlap none otherwise.
-void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations, const char* const* from, size_t sources, size_t count);
+// `of`: of how many an average is, where sources are sums of several; 0: of the sources.
+void reduce(ElementType type, ReduceOp op, char* const* to, size_t destinations, const char* const* from, size_t sources, size_t count,
+            size_t of = 0);
 
 }  // namespace conveyor

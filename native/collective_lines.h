@@ -12,7 +12,8 @@ struct alignas(kApart) CollectiveGroup::Header {
   uint32_t magic;
   uint32_t ranks;
   uint32_t cores;  // that the session may use: one rank may be bound to a single one
-  std::atomic<uint32_t> cause;  // 0, or a Cause with the rank above it; set once
+  uint32_t most;   // ranks on one host
+  std::atomic<uint32_t> cause;  // 0, or a Cause with the rank above it, and above that who has the words; set once
 };
 
 // What has led a rank to an operation.
@@ -38,6 +39,7 @@ struct alignas(kApart) CollectiveGroup::Line {
   alignas(kCacheLine) Way ways[2];  // likewise; nobody looks there while nothing fails
   char failure[256];                // what, in words; written before
   char why[256];                    // it has left an operation; written before `cause`
+  char told[256];                   // why the group is broken, as it has heard of another host; likewise
 };
 
 }  // namespace conveyor

@@ -185,8 +185,9 @@ class RingWriter {
 
   // A reader whose cursor says that it has taken more than there is (a peer has written over it) counts as
   // one that has taken everything: that spoils its own input, and nobody else's.
-  bool has_room() {
-    if (head_ - slowest_ < ring_.slots) return true;
+  // `frames`: how many there is to be room for.
+  bool has_room(uint32_t frames = 1) {
+    if (head_ - slowest_ + frames <= ring_.slots) return true;
     uint64_t slowest = head_;
     for (uint32_t i = 0; i < ring_.readers; ++i) {
       ReaderCursor& c = ring_.cursor(i);
@@ -198,7 +199,7 @@ class RingWriter {
       if (next < slowest) slowest = next;
     }
     slowest_ = slowest;
-    return head_ - slowest_ < ring_.slots;
+    return head_ - slowest_ + frames <= ring_.slots;
   }
 
   // For rings whose writer may wait, where it has found no room: ask the readers to ring our bell when there is

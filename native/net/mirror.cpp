@@ -43,6 +43,13 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
       entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view, where.unclaimed());
     }
   }
+  for (size_t lead = 0; lead < rings.size(); ++lead)
+    for (const auto& [host, first] : rings_[lead].out) {
+      if (!first->leads()) continue;
+      for (size_t i = 0; i < rings.size(); ++i)
+        if (const auto at = rings_[i].out.find(host); rings[i].writer.slot == rings[lead].writer.slot && at != rings_[i].out.end() && !at->second->leads())
+          at->second->go_behind(*first);
+    }
   known_.resize(cursors);
   limits_.reserve(limits.size());
   for (const LimitsSpec& spec : limits) limits_.emplace_back(segment_, id, uint32_t(limits_.size()), spec, self);
@@ -184,8 +191,9 @@ InRing& Mirror::in(uint32_t host, uint32_t ring) {
 
 std::vector<OutRing*> Mirror::out(uint32_t host) {
   std::vector<OutRing*> found;
-  for (Entry& e : rings_)
-    if (const auto at = e.out.find(host); at != e.out.end()) found.push_back(at->second.get());
+  for (const bool lead : {false, true})
+    for (Entry& e : rings_)
+      if (const auto at = e.out.find(host); at != e.out.end() && at->second->leads() == lead) found.push_back(at->second.get());
   return found;
 }
 

@@ -34,6 +34,21 @@ uint64_t OutRing::limit() noexcept {
   return head - slowest <= ends_.front().ring.slots ? head : sent_;
 }
 
+void OutRing::look() noexcept {
+  next_.upto = limit();
+  next_.behind.resize(leads_.size());
+  for (size_t i = 0; i < leads_.size(); ++i) next_.behind[i] = leads_[i]->limit();
+}
+
+bool OutRing::held() noexcept {
+  if (begun_) return false;
+  if (sent_ >= now_.upto) now_ = next_;
+  // One that is not queued has nothing that could be sent.
+  for (size_t i = 0; i < now_.behind.size(); ++i)
+    if (leads_[i]->queued && leads_[i]->sent_ < now_.behind[i]) return true;
+  return false;
+}
+
 void OutRing::open(uint64_t have, uint64_t at) {
   if (have < have_ || have > most_ + (begun_ ? 1 : 0)) throw Violation("a host has frames that it was never sent");
   release(have);

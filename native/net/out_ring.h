@@ -3,6 +3,10 @@
 // A reader's cursor moves here when its host says that it has taken the frame. Until then the frame stays in the ring,
 // so after a reconnect it is sent again from there, if it has not arrived; nothing else keeps frames. A block is not
 // needed for so long: its leases end when the host has it.
+//
+// What a writer has put into a ring where it waits for room (a generator's items) goes ahead of what it puts into others
+// of the segment behind that (the generator's end): a reader that has the one counts on having the other. All else of two
+// rings comes in any order, since they take turns.
 #pragma once
 
 #include <deque>
@@ -34,9 +38,14 @@ class OutRing {
   // Its host wants frames from `have` on, of whose block it has `at` bytes. Throws Violation if that cannot be.
   void open(uint64_t have, uint64_t at);
   void shut() { open_ = false; }
-  // Acquire: what was written before the frames up to this is seen.
-  uint64_t limit() noexcept;
-  bool pending(uint64_t limit) const { return open_ && (begun_ || (sent_ < limit && wanted_)); }
+  // Whether its frames go ahead of others of its writer.
+  bool leads() const { return ends_.front().ring.flags & kWriterMayWait; }
+  void go_behind(OutRing& lead) { leads_.push_back(&lead); }
+  // See which frames there are. Of a mirror's those that lead come last.
+  void look() noexcept;
+  // Whether there is something to be sent, and whether something of another ring has to be sent before.
+  bool pending() const { return open_ && (begun_ || (sent_ < next_.upto && wanted_)); }
+  bool held() noexcept;
   // Put the next frame, or the next piece of its block, which must be there; the bytes it takes.
   size_t step(Connection& to);
   // Its host has all frames below `have`.
@@ -46,9 +55,7 @@ class OutRing {
 
   const uint32_t index;  // in its segment
   uint64_t frames = 0;   // sent, again or for the first time
-  // Of who sends: it waits for its turn, with frames up to this.
-  bool queued = false;
-  uint64_t upto = 0;
+  bool queued = false;   // of who sends: it waits for its turn
 
  private:
   struct End {
@@ -65,6 +72,13 @@ class OutRing {
     std::vector<std::shared_ptr<Lease>> leases;
     const char* block;
   };
+  // Frames up to this may be sent when each ring that leads has sent its own up to that.
+  struct Stretch {
+    uint64_t upto = 0;
+    std::vector<uint64_t> behind;
+  };
+  // Acquire: what was written before the frames up to this is seen.
+  uint64_t limit() noexcept;
   void begin(Connection& to);
   // Sets `loaded` for a frame with a block. False: the frame cannot be sent.
   bool load(const SlotHeader& slot, FrameHead& head, const char* body);
@@ -78,6 +92,9 @@ class OutRing {
   const std::shared_ptr<ArenaView> view_;
   const Unclaimed unclaimed_;
   std::vector<End> ends_;
+  std::vector<OutRing*> leads_;
+  // What is sent now, and what was found since, which takes its place: others that never pause hold up neither.
+  Stretch now_, next_;
   std::deque<Loaded> loaded_;  // by number
   uint64_t sent_ = 0;          // the next frame to be sent, or the one that is being sent
   uint64_t most_ = 0;          // frames below this were sent once

@@ -9,6 +9,8 @@ namespace {
 // So much is sent, or read, in one turn, before the others have theirs.
 constexpr size_t kTurnBytes = 4 << 20;
 constexpr size_t kBatchBytes = 64 << 10;
+constexpr size_t kClockSamples = 64;    // kept
+constexpr size_t kClockQuestions = 64;  // that may wait for their answer: who asks, asks once at a time
 
 template <class T>
 T read(const char* from) {
@@ -53,6 +55,8 @@ void Peer::drop(const std::string& reason) {
   connection_.reset();
   for (auto& [mirror, ring] : ready_) ring->queued = false;
   ready_.clear();
+  clock_questions_.clear();
+  clock_asked_ = 0;
   for (Mirror* mirror : hub_.mirrors_of(host)) mirror->reconnected(host);
   reason_ = reason;
   if (state_ == State::kUp) {
@@ -77,6 +81,11 @@ void Peer::say_bye() {
     connection_->flush();
   } catch (const std::exception&) {  // it hears of the end of the connection
   }
+}
+
+uint64_t Peer::ask_clock(uint32_t times) {
+  clock_wanted_ = std::max(clock_wanted_, clock_answers_ + times);
+  return clock_answers_ + times;
 }
 
 void Peer::look(Mirror& mirror) {
@@ -171,6 +180,19 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kPing) return;
   if (prefix.what == What::kBye) return lose("it has ended");
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
+  if (prefix.what == What::kClock) {
+    if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
+    clock_questions_.push_back(read<Clock>(body).asked);
+    return;
+  }
+  if (prefix.what == What::kClockIs) {
+    const auto clock = read<Clock>(body);
+    if (clock_asked_ == 0 || clock.asked != clock_asked_) throw Violation("the time, which nobody has asked for");
+    clock_samples_.push_back({std::exchange(clock_asked_, 0), clock.says, now_ns()});
+    if (clock_samples_.size() > kClockSamples) clock_samples_.pop_front();
+    ++clock_answers_;
+    return;
+  }
   if (prefix.what == What::kRing) {
     const auto rung = read<Rung>(body);
     if (rung.slot >= hub_.board()->slots() || rung.bit >= kBellBits) throw Violation("a bell that is none");
@@ -272,8 +294,8 @@ bool Peer::put_control() {
     look_.erase(look_.begin());
     if (!mirror.is_open(host)) mirror.put_open(host, *connection_);
     for (OutRing* ring : mirror.out(host)) {
-      ring->upto = ring->limit();
-      if (ring->queued || !ring->pending(ring->upto)) continue;
+      ring->look();
+      if (ring->queued || !ring->pending()) continue;
       ring->queued = true;
       ready_.emplace_back(&mirror, ring);
     }
@@ -287,6 +309,17 @@ bool Peer::put_control() {
     connection_->put(Rung{slot, incarnation, bit, 0});
   }
   rung_.clear();
+  // Last, as what is put before them is on its way longer.
+  for (const uint64_t asked : clock_questions_) {
+    connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});
+    connection_->put(Clock{asked, now_ns()});
+  }
+  clock_questions_.clear();
+  if (clock_wanted_ > clock_answers_ && clock_asked_ == 0) {
+    clock_asked_ = now_ns();
+    connection_->put(Prefix{What::kClock, 0, sizeof(Clock), 0});
+    connection_->put(Clock{clock_asked_, 0});
+  }
   return connection_->waiting() != before;
 }
 
@@ -295,11 +328,11 @@ void Peer::put_frames() {
     const auto [mirror, ring] = ready_.front();
     ready_.pop_front();
     ring->queued = false;
-    if (!ring->pending(ring->upto)) continue;
+    if (!ring->pending()) continue;
     const uint64_t frames = ring->frames;
-    ring->step(*connection_);
+    if (!ring->held()) ring->step(*connection_);
     counts_.frames_sent += ring->frames - frames;
-    if (!ring->pending(ring->upto)) continue;
+    if (!ring->pending()) continue;
     ring->queued = true;
     ready_.emplace_back(mirror, ring);
   }

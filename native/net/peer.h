@@ -32,6 +32,12 @@ struct PeerCounts {
   uint64_t bytes_sent = 0, bytes_received = 0, frames_sent = 0, frames_received = 0, connections = 0;
 };
 
+// A question to another host's clock: when it was asked and answered, by this host's, and what the other one said in
+// between. Nanoseconds.
+struct ClockSample {
+  uint64_t asked = 0, says = 0, answered = 0;
+};
+
 class Peer {
  public:
   enum class State { kNew, kUp, kDown, kLost };
@@ -59,6 +65,11 @@ class Peer {
   void close(Mirror& mirror);
   void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
   void tell_death(const Death& death) { deaths_.push_back(death); }
+  // Have the host's clock asked so often, one question after the other. How many answers there will be then, of all.
+  uint64_t ask_clock(uint32_t times);
+  uint64_t clock_answers() const { return clock_answers_; }
+  // The last of them.
+  const std::deque<ClockSample>& clock_samples() const { return clock_samples_; }
 
   // Read and heed what has come. True: something had. Drops the connection, or gives the host up.
   bool receive();
@@ -97,6 +108,10 @@ class Peer {
   std::set<std::tuple<uint32_t, uint32_t, uint32_t>> rung_;
   std::vector<Death> deaths_;
   std::vector<uint64_t> closed_;  // segments
+  // Questions to its clock: those that are wanted, and were answered, whether one is on its way; and the answers.
+  uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_asked_ = 0;
+  std::deque<ClockSample> clock_samples_;
+  std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
 
   // A piece that is coming in: of whom, or of nobody.
   InRing* into_ = nullptr;

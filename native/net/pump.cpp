@@ -340,6 +340,11 @@ bool HostPump::turn() {
         note(Event::kLost, host, peer.reason());
       }
     }
+    if (peer.clock_answers() != known.clock_answers) {
+      std::lock_guard lock(mutex_);
+      clock_answers_[host] = known.clock_answers = peer.clock_answers();
+      done_.notify_all();
+    }
     known.greeted = peer.greeted();
     known.state = peer.state();
   }

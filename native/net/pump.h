@@ -46,6 +46,8 @@ class HostPump final : private Hub {
   void give_up(uint32_t host, const std::string& reason);
   PeerCounts counts(uint32_t host);
   bool connected(uint32_t host);
+  // Ask that host's clock so often; what has come of it when the time is over, at most.
+  std::vector<ClockSample> ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns);
   void stop();
 
   // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).
@@ -98,6 +100,7 @@ class HostPump final : private Hub {
     bool for_room = false;
     Peer::State state = Peer::State::kNew;
     bool greeted = false;
+    uint64_t clock_answers = 0;
   };
   std::map<uint32_t, Known> peers_;
   std::vector<Death> deaths_;
@@ -110,6 +113,7 @@ class HostPump final : private Hub {
   std::atomic<bool> ordered_{false};
   std::vector<Event> events_;
   std::vector<Left> left_;
+  std::map<uint32_t, uint64_t> clock_answers_;  // by host, for who waits for some
   bool stop_ = false, stopped_ = false;
   std::thread thread_;
 };

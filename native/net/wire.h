@@ -20,7 +20,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -40,6 +40,8 @@ enum class What : uint16_t {
   kDeath,       // of a process of the speaker's host
   kRing,        // a bell of the listener's host was rung on the speaker's
   kPing,
+  kClock,    // what does the listener's clock say?
+  kClockIs,  // that
   kBye,
   kLast = kBye,
 };
@@ -134,6 +136,11 @@ struct Death {
   uint32_t signal;
   uint32_t nothing;
 };
+// Nanoseconds of CLOCK_MONOTONIC, which each host has its own of.
+struct Clock {
+  uint64_t asked;  // when that was, by who asks
+  uint64_t says;   // kClockIs: the clock of who answers
+};
 struct Rung {
   uint32_t slot;
   uint32_t incarnation;
@@ -168,6 +175,8 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kFailures: return exactly(sizeof(Failures));
     case What::kDeath: return exactly(sizeof(Death));
     case What::kRing: return exactly(sizeof(Rung));
+    case What::kClock:
+    case What::kClockIs: return exactly(sizeof(Clock));
     case What::kClose:
     case What::kPing:
     case What::kBye: return exactly(0);

@@ -67,44 +67,63 @@ const char* raised_here() {
   }
 }
 
-// What was begun, to its end. Tells who is at fault where sleeping raises, which is what a signal handler has raised.
-Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until) {
-  for (;;) {
-    CollectiveGroup::Progress progress;
-    {
-      Unlocked unlocked;
-      progress = group.go_on();
-    }
-    switch (progress) {
-      case CollectiveGroup::Progress::kDone: return kDone;
-      case CollectiveGroup::Progress::kMismatch: return kMismatch;
-      case CollectiveGroup::Progress::kBroken: return kBroken;
-      case CollectiveGroup::Progress::kSleep: break;
-    }
-    if (deadline != 0 && now_ns() >= deadline) {
-      std::string absent;  // their numbers, for those who know the names
-      for (uint32_t rank : group.absent()) absent += (absent.empty() ? "" : " ") + std::to_string(rank);
-      group.leave(Cause::kTimedOut, absent.c_str());
-      return kTimedOut;
-    }
-    try {
-      // A cancellation after this look rings, and so ends the sleep.
-      const int64_t ends = nb::cast<int64_t>(until());
-      if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
-      if (ends < 0) {
-        group.leave(Cause::kInterrupted, "its cancellation or deadline");
-        return kUnwanted;
-      }
-      uint64_t wake = group.wake_at();
-      if (ends > 0 && (wake == 0 || uint64_t(ends) < wake)) wake = uint64_t(ends);
-      sleep(inbox, group.seen(), wake);
-    } catch (...) {
-      // Whatever it is: the others must not wait for this rank. A handler may have forked, and then the rank is the parent.
-      if (!inbox.inherited()) group.leave(Cause::kInterrupted, raised_here());
-      throw;
-    }
-    if (inbox.inherited()) return kInherited;
+// Sleep on the bell until its count is no longer `seen`, or it is `wake` (0: at no time). What that has come to, if it is
+// the operation's end for this rank; `absent`: whom it waits for, in words for those who know the names. Tells who is at
+// fault where sleeping raises, which is what a signal handler has raised.
+template <class Absent>
+std::optional<Outcome> rest(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until, uint32_t seen, uint64_t wake, const Absent& absent) {
+  if (deadline != 0 && now_ns() >= deadline) {
+    group.leave(Cause::kTimedOut, absent().c_str());
+    return kTimedOut;
   }
+  // A cancellation after this look rings, and so ends the sleep.
+  const int64_t ends = nb::cast<int64_t>(until());
+  if (inbox.inherited()) return kInherited;  // a handler that ran in there has forked
+  if (ends < 0) {
+    group.leave(Cause::kInterrupted, "its cancellation or deadline");
+    return kUnwanted;
+  }
+  if (ends > 0 && (wake == 0 || uint64_t(ends) < wake)) wake = uint64_t(ends);
+  sleep(inbox, seen, wake);
+  if (inbox.inherited()) return kInherited;
+  return {};
+}
+
+// Whatever `what` raises: the others must not wait for this rank.
+template <class What>
+Outcome guarded(CollectiveGroup& group, Inbox& inbox, const What& what) {
+  try {
+    return what();
+  } catch (...) {
+    // A handler may have forked, and then the rank is the parent.
+    if (!inbox.inherited()) group.leave(Cause::kInterrupted, raised_here());
+    throw;
+  }
+}
+
+// What was begun, to its end.
+Outcome finish(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until) {
+  const auto absent = [&] {
+    std::string numbers;
+    for (uint32_t rank : group.absent()) numbers += (numbers.empty() ? "" : " ") + std::to_string(rank);
+    return numbers;
+  };
+  return guarded(group, inbox, [&] {
+    for (;;) {
+      CollectiveGroup::Progress progress;
+      {
+        Unlocked unlocked;
+        progress = group.go_on();
+      }
+      switch (progress) {
+        case CollectiveGroup::Progress::kDone: return kDone;
+        case CollectiveGroup::Progress::kMismatch: return kMismatch;
+        case CollectiveGroup::Progress::kBroken: return kBroken;
+        case CollectiveGroup::Progress::kSleep: break;
+      }
+      if (const auto outcome = rest(group, inbox, deadline, until, group.seen(), group.wake_at(), absent)) return *outcome;
+    }
+  });
 }
 
 int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, uint64_t count, nb::tuple shape, uint64_t tensors, uint64_t shapes, int root, nb::tuple in, nb::tuple out, nb::handle timeout, nb::handle until, uint64_t made) {
@@ -137,6 +156,27 @@ int run(CollectiveGroup& group, Inbox& inbox, int operation, int op, int type, u
 // What `reader` has before frame `number` was not taken by whom it was for, who was interrupted, or did not call the same.
 void let_go(Reader& reader, uint64_t number) {
   while (!reader.ring.empty() && read_once(reader.ring.front()->tag) < number) reader.skip();
+}
+
+// Behind the barrier of an exchange: until the values that come from other hosts are there, too.
+Outcome await_values(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb::handle until, const std::vector<Reader*>& readers, uint64_t number,
+                     const std::vector<bool>& takes) {
+  return guarded(group, inbox, [&] {
+    for (;;) {
+      const uint32_t seen = inbox.count();
+      uint32_t lacking = 0;
+      for (; lacking < readers.size(); ++lacking)
+        if (takes[lacking] && !group.here(lacking) && readers[lacking]->ring.empty()) break;
+      if (lacking == readers.size()) return kDone;
+      if (group.broken()) return kBroken;
+      if (group.is_gone(lacking) && readers[lacking]->ring.empty()) {
+        group.lost(lacking);
+        return kBroken;
+      }
+      if (const auto outcome = rest(group, inbox, deadline, until, seen, 0, [&] { return std::to_string(lacking); })) return *outcome;
+      for (Reader* reader : readers) let_go(*reader, number);
+    }
+  });
 }
 
 // The values of an exchange, from the ranks of `takes`. Whatever is raised, nothing stays in the rings.
@@ -193,7 +233,8 @@ nb::object exchange(CollectiveGroup& group, Inbox& inbox, uint64_t form, int roo
   }
   if (inbox.inherited()) return nb::int_(int(kInherited));  // what encodes the value has forked
   group.begin(call, {}, deadline, made);
-  const Outcome outcome = finish(group, inbox, deadline, until);
+  Outcome outcome = finish(group, inbox, deadline, until);
+  if (outcome == kDone) outcome = await_values(group, inbox, deadline, until, readers, number, takes);
   if (outcome == kDone) return taken(readers, number, takes);
   if (outcome != kInherited)
     for (Reader* reader : readers) let_go(*reader, number + 1);
@@ -212,6 +253,35 @@ nb::list list_of(const std::vector<uint32_t>& ranks) {
   nb::list list;
   for (const uint32_t rank : ranks) list.append(rank);
   return list;
+}
+
+RankHosts hosts_of(const std::vector<uint32_t>& hosts) {
+  if (hosts.empty() || hosts.size() > kMaxRanks || std::ranges::any_of(hosts, [&](uint32_t host) { return host >= hosts.size(); }))
+    throw nb::value_error("conveyor: no group can have such ranks");
+  return RankHosts(hosts);
+}
+
+nb::list rings_of(const std::vector<uint32_t>& hosts) {
+  const RankHosts of = hosts_of(hosts);
+  nb::list rings;
+  const auto add = [&](uint32_t writer, size_t at, uint32_t slots, uint32_t stride, const std::vector<uint32_t>& readers) {
+    rings.append(nb::make_tuple(writer, at, slots, stride, nb::tuple(list_of(readers))));
+  };
+  std::vector<uint32_t> all(of.ranks());
+  for (uint32_t r = 0; r < of.ranks(); ++r) all[r] = r;
+  for (uint32_t r = 0; r < of.ranks(); ++r) {
+    add(r, CollectiveGroup::ring_at(of.ranks(), r), CollectiveGroup::kRingSlots, CollectiveGroup::kRingStride, all);
+    for (uint32_t h = 0; h < of.hosts() && of.hosts() > 1; ++h)
+      if (h != of[r])
+        add(r, CollectiveGroup::links_at(of.ranks()) + CollectiveLinks::ring_at(of, r, h), CollectiveLinks::kSlots, CollectiveLinks::kStride, of.on(h));
+  }
+  return rings;
+}
+
+// What comes from other hosts is taken no more. Where another thread has the turn, the group's end does it.
+void close_links(CollectiveGroup& group) {
+  const CollectiveGroup::Turn turn(group);
+  if (turn) group.close();
 }
 
 nb::tuple called(CollectiveGroup& group, uint32_t rank) {
@@ -248,11 +318,11 @@ void bind_collective(nb::module_& m) {
   m.attr("MADE_NOW") = CollectiveGroup::kNow;
   m.attr("MOST_RANKS") = int(kMaxRanks);
   nb::class_<CollectiveGroup>(m, "CollectiveGroup")
-      .def_static("bytes", [](uint32_t ranks) {
-            if (ranks == 0 || ranks > kMaxRanks) throw nb::value_error("conveyor: no group can have so many ranks");
-            return CollectiveGroup::bytes(ranks);
-          }, "ranks"_a)
-      .def_static("prepare", &CollectiveGroup::prepare, "segment"_a, "ranks"_a)
+      // `hosts`: of each rank, counted from 0 on.
+      .def_static("bytes", [](const std::vector<uint32_t>& hosts) { return CollectiveGroup::bytes(hosts_of(hosts)); }, "hosts"_a)
+      .def_static("prepare", [](Segment& segment, const std::vector<uint32_t>& hosts) { CollectiveGroup::prepare(segment, hosts_of(hosts)); }, "segment"_a, "hosts"_a)
+      // The rings of a group, with the rank that writes each: where it lies, its slots and their size, and whom it leads to.
+      .def_static("rings", &rings_of, "hosts"_a)
       .def_static("ring_at", &CollectiveGroup::ring_at, "ranks"_a, "rank"_a)
       .def_static("destroy", [](Segment& segment, Board& board, const std::vector<std::pair<uint32_t, uint32_t>>& members, bool session) {
             CollectiveGroup::destroy(segment, board, members_of(members), session ? Cause::kEnded : Cause::kDestroyed);
@@ -262,9 +332,17 @@ void bind_collective(nb::module_& m) {
             for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
             return waits;
           }, "segment"_a)
-      .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members) {
-             new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members));
-           }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, nb::keep_alive<1, 3>())
+      .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members,
+                          const std::vector<uint32_t>& hosts, std::shared_ptr<Arena> arena, const std::vector<std::shared_ptr<ArenaView>>& views, uint32_t bit) {
+             std::unique_ptr<CollectiveLinks> links;
+             if (const RankHosts of = hosts_of(hosts); of.hosts() > 1) {
+               std::vector<Target> bells;
+               for (const auto& [slot, incarnation] : members) bells.push_back({slot, bit});
+               links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(of.ranks()), inbox.board(), of, rank, bells, arena, views);
+             }
+             new (self) CollectiveGroup(std::move(segment), inbox.board(), inbox, rank, members_of(members), std::move(links));
+           }, "segment"_a, "inbox"_a, "rank"_a, "members"_a, "hosts"_a, "arena"_a, "views"_a, "bit"_a, nb::keep_alive<1, 3>())
+      .def("close", &close_links)
       .def_prop_ro("rank", &CollectiveGroup::rank)
       .def_prop_ro("ranks", &CollectiveGroup::ranks)
       .def("run", &run, "inbox"_a, "operation"_a, "op"_a, "type"_a, "count"_a, "shape"_a, "tensors"_a, "shapes"_a, "root"_a, "sources"_a, "to"_a, "timeout"_a.none(), "until"_a, "made"_a)

@@ -71,6 +71,16 @@ void bind_net(nb::module_& m) {
              Unlocked unlocked;
              return p.connected(host);
            }, "host"_a)
+      .def("ask_clock", [](HostPump& p, uint32_t host, uint32_t times, double timeout) {
+             std::vector<net::ClockSample> samples;
+             {
+               Unlocked unlocked;
+               samples = p.ask_clock(host, times, ns_of(timeout));
+             }
+             nb::list all;
+             for (const net::ClockSample& s : samples) all.append(nb::make_tuple(s.asked, s.says, s.answered));
+             return all;
+           }, "host"_a, "times"_a, "timeout"_a)
       .def("events", [](HostPump& p) {
              nb::list events;
              for (const net::Event& e : p.events()) events.append(nb::make_tuple(int(e.kind), e.host, nb::str(e.reason.c_str())));

@@ -28,6 +28,9 @@ struct World {
 
 struct Rank {
   Rank(World& world, uint32_t rank) : inbox(world.session.board, rank + 1, event.get(), 0), group(world.segment, world.session.board, inbox, rank, world.members) {}
+  Rank(const std::shared_ptr<Board>& board, const std::shared_ptr<Segment>& segment, uint32_t rank, const std::vector<CollectiveGroup::Member>& members,
+       std::unique_ptr<CollectiveLinks> links)
+      : inbox(board, rank + 1, event.get(), 0), group(segment, board, inbox, rank, members, std::move(links)) {}
 
   Progress run(const CollectiveCall& call, CollectiveData data, uint64_t timeout = 0, uint64_t made = CollectiveGroup::kNow) {
     group.check(call, data);
@@ -40,7 +43,9 @@ struct Rank {
       if (progress != Progress::kSleep) return progress;
       if (now_ns() >= deadline) {
         CHECK(timeout != 0);
-        group.leave(Cause::kTimedOut, "");
+        std::string absent;
+        for (const uint32_t rank : group.absent()) absent += (absent.empty() ? "" : " ") + std::to_string(rank);
+        group.leave(Cause::kTimedOut, absent.c_str());
         return Progress::kBroken;
       }
       ++sleeps;
@@ -87,23 +92,23 @@ inline CollectiveCall call_of(Collective operation, uint64_t count, int root = -
   return call;
 }
 
-using Numbers = std::vector<int32_t>;
+using Elements = std::vector<int32_t>;
 
-inline Numbers numbers(size_t count, int32_t first) {
-  Numbers made(count);
+inline Elements numbers(size_t count, int32_t first) {
+  Elements made(count);
   std::iota(made.begin(), made.end(), first);
   return made;
 }
 
-inline std::vector<const char*> sources(const std::vector<Numbers>& all) {
+inline std::vector<const char*> sources(const std::vector<Elements>& all) {
   std::vector<const char*> made;
-  for (const Numbers& one : all) made.push_back(reinterpret_cast<const char*>(one.data()));
+  for (const Elements& one : all) made.push_back(reinterpret_cast<const char*>(one.data()));
   return made;
 }
 
-inline std::vector<char*> destinations(std::vector<Numbers>& all) {
+inline std::vector<char*> destinations(std::vector<Elements>& all) {
   std::vector<char*> made;
-  for (Numbers& one : all) made.push_back(reinterpret_cast<char*>(one.data()));
+  for (Elements& one : all) made.push_back(reinterpret_cast<char*>(one.data()));
   return made;
 }
 
@@ -116,19 +121,19 @@ inline void every_operation(Rank& rank, uint32_t ranks, size_t count) {
   int32_t sum = 0, here = 0;
   for (uint32_t r = 0; r < ranks; ++r) sum += first_of(r, 0), here += first_of(r, me);
   const int32_t n = int32_t(ranks);
-  const auto is = [&](const Numbers& got, int32_t first, int32_t step = 1) {
+  const auto is = [&](const Elements& got, int32_t first, int32_t step = 1) {
     for (size_t i = 0; i < got.size(); ++i)
       if (got[i] != first + step * int32_t(i)) return check::note_equal(got[i], first + step * int32_t(i), __FILE__, __LINE__, "an element");
     return got.size() == count;
   };
-  std::vector<Numbers> own = {numbers(count, first_of(me, 0))}, result(1, Numbers(count)), many(ranks, Numbers(count)), lists;
+  std::vector<Elements> own = {numbers(count, first_of(me, 0))}, result(1, Elements(count)), many(ranks, Elements(count)), lists;
   for (uint32_t r = 0; r < ranks; ++r) lists.push_back(numbers(count, first_of(me, r)));
   const auto done = [&](CollectiveCall call, CollectiveData data) { CHECK(rank.run(call, std::move(data)) == Progress::kDone); };
 
   done({}, {});
   done(call_of(Collective::kAllReduce, count), {sources(own), destinations(result)});
   CHECK(is(result[0], sum, n));
-  std::vector<Numbers> in_place = own;
+  std::vector<Elements> in_place = own;
   done(call_of(Collective::kAllReduce, count, -1, ReduceOp::kMax), {sources(in_place), destinations(in_place)});
   CHECK(is(in_place[0], first_of(ranks - 1, 0)));
   in_place = own;
@@ -138,10 +143,10 @@ inline void every_operation(Rank& rank, uint32_t ranks, size_t count) {
   CHECK(is(result[0], here, n));
   done(call_of(Collective::kAllGather, count), {sources(own), destinations(many)});
   for (uint32_t r = 0; r < ranks; ++r) CHECK(is(many[r], first_of(r, 0)));
-  many.assign(ranks, Numbers(count));
+  many.assign(ranks, Elements(count));
   done(call_of(Collective::kGather, count, int(root)), {sources(own), me == root ? destinations(many) : std::vector<char*>{}});
   for (uint32_t r = 0; r < ranks && me == root; ++r) CHECK(is(many[r], first_of(r, 0)));
-  result[0] = me == root ? own[0] : Numbers(count);
+  result[0] = me == root ? own[0] : Elements(count);
   done(call_of(Collective::kBroadcast, count, int(root)), {me == root ? sources(own) : std::vector<const char*>{}, me == root ? std::vector<char*>{} : destinations(result)});
   CHECK(is(result[0], first_of(root, 0)));
   done(call_of(Collective::kScatter, count, int(root)), {me == root ? sources(lists) : std::vector<const char*>{}, destinations(result)});

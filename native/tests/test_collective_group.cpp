@@ -38,8 +38,8 @@ TEST(ranks_that_call_different_things_are_told_and_go_on) {
   World world(3);
   in_threads(world, [&](Rank& rank) {
     const uint32_t me = rank.group.rank();
-    Numbers own = numbers(10'000, 1);
-    const Numbers before = own;
+    Elements own = numbers(10'000, 1);
+    const Elements before = own;
     const CollectiveData data = {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}};
     const auto differ = [&](CollectiveCall call) {
       CHECK(rank.run(call, call.operation == Collective::kBarrier ? CollectiveData{} : data) == Progress::kMismatch);
@@ -154,7 +154,7 @@ TEST(who_has_made_a_group_sees_who_waits_for_whom_and_can_end_it_with_the_sessio
 TEST(what_cannot_be_is_refused) {
   World world(2);
   Rank rank(world, 0);
-  Numbers own(4);
+  Elements own(4);
   char* at = reinterpret_cast<char*>(own.data());
   CHECK_THROWS(std::invalid_argument, rank.group.check(call_of(Collective::kAllReduce, 4), {}));
   CHECK_THROWS(std::invalid_argument, rank.group.check(call_of(Collective::kAllReduce, 4), {{nullptr}, {at}}));

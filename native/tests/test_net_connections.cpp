@@ -298,6 +298,33 @@ TEST(another_pump_in_the_place_of_one_is_not_taken_for_it) {
   CHECK(s.lost());
 }
 
+TEST(a_hosts_clock_says_the_time_between_question_and_answer) {
+  const Homes homes = {0, 1};
+  Host a(0, homes), b(1, homes);
+  // Nobody answers, and it is said so when the time is over.
+  CHECK(a.pump->ask_clock(1, 3, 1'000'000).empty());
+  join(a, b);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&] {
+      check::guarded("asks", [&] {
+        const auto samples = a.pump->ask_clock(1, 8, 60 * kSecond);
+        CHECK(samples.size() >= 8);
+        uint64_t last = 0;
+        for (const ClockSample& s : samples) {
+          CHECK(last <= s.asked && s.asked <= s.says && s.says <= s.answered);  // both have the same clock
+          last = s.answered;
+        }
+      });
+    });
+  for (std::thread& t : threads) t.join();
+  // Also over the next connection, where a question may have been lost with the former one.
+  a.pump->disconnect(1, "by the test");
+  CHECK(check::soon([&] { return !b.pump->connected(0); }));
+  join(a, b);
+  CHECK(b.pump->ask_clock(0, 4, 60 * kSecond).size() >= 4);
+}
+
 TEST(who_does_not_greet_is_lost) {
   Stranger s;
   s.say(What::kPing, 0, 0);
@@ -325,6 +352,8 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([](Stranger& s) { s.say(What::kLimits, LimitsHead{0, 9, 0, 0, 0, 0, 0}); });
   refused([](Stranger& s) { s.say(What::kFailures, Failures{3, 1}); });
   refused([](Stranger& s) { s.say(What::kRing, Rung{77, 1, 1, 0}); });
+  refused([](Stranger& s) { s.say(What::kClock, uint64_t(0)); });
+  refused([](Stranger& s) { s.say(What::kClockIs, Clock{1, 2}); });
   refused([](Stranger& s) { s.say(What::kRing, Rung{0, 1, 1 << 20, 0}); });
   refused([&](Stranger& s) { s.say(What::kFrame, frame(1, 0, 0, 0, 0)); });
   refused([&](Stranger& s) { s.say(What::kFrame, frame(5, 0, 0, 0, 0)); });

@@ -342,3 +342,28 @@ TEST(news_of_a_taken_frame_comes_by_way_of_a_third_host) {
   }
   for (auto& thread : threads) thread.join();
 }
+
+TEST(what_is_put_where_a_writer_waits_goes_ahead_of_what_it_puts_elsewhere_behind_it) {
+  // A generator's end, between items of two.
+  const Shapes rings = {{0, {1}}, {0, {1}, 0}, {0, {1}}};
+  Two t({0, 1}, rings);
+  const auto end = t.a.sender(kId, rings, 1);
+  const auto ended = t.b.receiver(kId, rings, 1, 0);
+  std::unique_ptr<Sender> to[] = {t.a.sender(kId, rings, 0), t.a.sender(kId, rings, 2)};
+  std::unique_ptr<Receiver> from[] = {t.b.receiver(kId, rings, 0, 0), t.b.receiver(kId, rings, 2, 0)};
+  constexpr uint64_t kRounds = check::kThreadSanitizer ? 100 : 500;
+  for (uint64_t round = 0, sent = 0, came = 0; round < kRounds; ++round) {
+    const uint64_t items = kSlots - round % kSlots;
+    for (uint64_t n = 0; n < items; ++n, ++sent)
+      for (const auto& sender : to) REQUIRE(send(t.a, 0, *sender, sent, size_of(sent, round % 50 == 7)));
+    REQUIRE(send(t.a, 0, *end, round, 8));
+    if (round == 0) join(t.a, t.b);
+    REQUIRE(t.b.wait(1, [&] { return !ended->ring.empty(); }));
+    CHECK_EQ(ended->take().tag, round);
+    for (uint64_t n = 0; n < items; ++n, ++came)
+      for (const auto& receiver : from) {
+        REQUIRE(!receiver->ring.empty());
+        CHECK(is_whole(receiver->take(), came, size_of(came, round % 50 == 7)));
+      }
+  }
+}

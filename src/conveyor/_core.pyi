@@ -1354,13 +1354,17 @@ class CollectiveGroup:
     """One rank of a group of processes that do collective operations over one segment."""
 
     @staticmethod
-    def bytes(ranks: int) -> int:
-        """Of the segment of such a group."""
+    def bytes(hosts: Sequence[int]) -> int:
+        """Of the segment of a group whose ranks are on these hosts, which are counted from 0 on."""
+    @staticmethod
+    def rings(hosts: Sequence[int]) -> list[tuple[int, int, int, int, tuple[int, ...]]]:
+        """The rings of such a group: the rank that writes, where it lies, its slots and the size of one, and the
+        ranks that read."""
     @staticmethod
     def ring_at(ranks: int, rank: int) -> int:
         """Where the ring lies in it that ``rank`` writes, and all ranks read."""
     @staticmethod
-    def prepare(segment: Segment, ranks: int) -> None:
+    def prepare(segment: Segment, hosts: Sequence[int]) -> None:
         """Lay out a fresh segment, and give it its memory; ``OSError`` if there is none."""
     @staticmethod
     def destroy(
@@ -1374,9 +1378,20 @@ class CollectiveGroup:
     def waits(segment: Segment) -> list[tuple[int, list[int]]]:
         """Of each rank the last barrier that it has come to, and if it sleeps there, for which ranks."""
     def __init__(
-        self, segment: Segment, inbox: Inbox, rank: int, members: Sequence[tuple[int, int]]
+        self,
+        segment: Segment,
+        inbox: Inbox,
+        rank: int,
+        members: Sequence[tuple[int, int]],
+        hosts: Sequence[int],
+        arena: Arena,
+        views: Sequence[ArenaView],
+        bit: int,
     ) -> None:
-        """``members`` are slot and incarnation of each rank's process; ``inbox`` is this one's."""
+        """``members`` are slot and incarnation of each rank's process; ``inbox`` and ``arena`` are this one's.
+        ``views``: of each rank's arena. ``bit`` is rung where a rank of another host has come."""
+    def close(self) -> None:
+        """Take nothing more from ranks of other hosts."""
     @property
     def rank(self) -> int: ...
     @property
@@ -1655,6 +1670,11 @@ class HostPump:
 
     def counts(self, host: int) -> tuple[int, int, int, int, int]:
         """Frames sent and received, bytes sent and received, connections."""
+
+    def ask_clock(self, host: int, times: int, timeout: float) -> list[tuple[int, int, int]]:
+        """Ask that host's clock so often, one question after the other, over the connection: when each was
+        asked and answered, by this host's ``CLOCK_MONOTONIC``, and, in the middle, what the other one said.
+        They are fewer if ``timeout`` seconds have passed before."""
 
     def stop(self) -> None:
         """Say goodbye to the other hosts, and end. Proxies are dead then."""

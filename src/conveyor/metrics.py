@@ -1,7 +1,8 @@
 """What graphs count and time, for monitoring: as Prometheus text, and through OpenTelemetry.
 
 The counters are those of ``graph.stats()``, which are always kept. Reading them asks no actor, so a scrape
-costs the actors nothing and works while they are busy, stopped or dead. Nothing here listens on a socket:
+costs the actors nothing and works while they are busy, stopped or dead. Of actors on other hosts those are
+asked; what they do not answer in time has no sample. Nothing here listens on a socket:
 serve :func:`prometheus_text` from the web server that the program has. ::
 
     @app.get("/metrics")
@@ -239,6 +240,8 @@ def _add(samples: Samples, stats: GraphStats, graph: Labels) -> None:
     add(_LATENCY, stats.latency)
     add(_ROOM, stats.room)
     for task in stats.tasks:
+        if task.actor in stats.unknown:  # no 0, which would say that it has begun anew
+            continue
         where = {"task": task.task, "actor": task.actor}
         add(_TASK, task.running, **where)
         add(_TASK_ERRORS, task.errors, **where)
@@ -246,14 +249,19 @@ def _add(samples: Samples, stats: GraphStats, graph: Labels) -> None:
         add(_TASK_NOW, task.current_s or 0.0, **where)
     for edge in stats.edges:
         where = {"edge": str(edge.edge), "source": edge.source, "writer": edge.writer}
-        add(_FRAMES, edge.frames, **where)
-        add(_EDGE_ERRORS, edge.errors, **where)
-        add(_BYTES, edge.bytes, **where)
+        if edge.writer not in stats.unknown:
+            add(_FRAMES, edge.frames, **where)
+            add(_EDGE_ERRORS, edge.errors, **where)
+            add(_BYTES, edge.bytes, **where)
         for wait in edge.waits:
+            if wait.reader in stats.unknown:
+                continue
             add(_WAIT, wait.waiting, **where, reader=wait.reader)
     add(_STASHED, stats.stashed_results)
     add(_STASHED_BYTES, stats.stashed_bytes)
     for process, size in stats.arena_bytes.items():
+        if process in stats.unknown:
+            continue
         add(_ARENA, size, process=process)
 
 

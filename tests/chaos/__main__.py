@@ -19,12 +19,26 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20, help="how often with --replay (20)")
     parser.add_argument("--only", metavar="KIND", help="only rounds of kinds that begin so")
     parser.add_argument("--hang", type=float, default=30, help="seconds that are a hang (30)")
+    parser.add_argument("--nodes", action="store_true", help="over nodes of a Ray cluster instead")
     options = parser.parse_args()
     faulthandler.enable()
+    if options.nodes:
+        return run_over_nodes(options)
     if options.replay is not None:
         return run(options.replay, options.seconds, None, options.hang, options.times, options.only)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     return run(seed, options.seconds, options.rounds, options.hang, only=options.only)
+
+
+def run_over_nodes(options: argparse.Namespace) -> int:
+    """Rounds on Ray, whose nodes share no memory."""
+    import chaos_nodes_run
+
+    seed = options.replay if options.replay is not None else options.seed
+    if seed is None:
+        seed = random.SystemRandom().randrange(1 << 32)
+    replay = options.times if options.replay is not None else 0
+    return chaos_nodes_run.run(seed, options.seconds, options.rounds, options.hang, replay)
 
 
 if __name__ == "__main__":

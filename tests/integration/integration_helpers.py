@@ -78,6 +78,31 @@ def hold(path):
         time.sleep(0.002)
 
 
+#: A program of the inline engine with an actor whose ``hold`` returns when ``open`` was called; a test adds
+#: what it asks of a ref.
+INLINE_HOLDING = """
+import asyncio, select
+import conveyor
+from conveyor.dag import InputNode
+
+conveyor.init(engine="inline")
+
+@conveyor.remote
+class Actor:
+    def __init__(self):
+        self.go = asyncio.Event()
+    async def hold(self, x):
+        await self.go.wait()
+        return x
+    async def open(self):
+        self.go.set()
+
+a = Actor.remote()
+with InputNode() as inp:
+    dag = a.hold.bind(inp)
+"""
+
+
 def kept():
     """How many results of this process others may still ask for."""
     gc.collect()

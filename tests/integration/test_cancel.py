@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, gate_of, get
+from integration_helpers import WAIT, gate_of, get, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -40,11 +40,7 @@ class Stage:
     def hold(self, x, started, go):
         self.seen.append(("hold", x))
         Path(started).touch()
-        end = time.monotonic() + 60
-        while not os.path.exists(go):
-            if time.monotonic() > end:
-                raise TimeoutError(go)
-            time.sleep(0.002)
+        hold(go)
         return x
 
     def noted(self):

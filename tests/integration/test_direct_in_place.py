@@ -182,10 +182,8 @@ def test_another_actor_reads_it_there_too(maker, reader, count):
     ref = maker.array.remote(count, 2.0)
     assert get(reader.keep.remote(ref))
     assert get(reader.total.remote()) == 2.0 * count
-    assert get(reader.keep_inside.remote([ref])) in (
-        True,
-        False,
-    )  # asked for later: by the reference alone
+    # It is asked for later, by the reference alone, and may be copied.
+    get(reader.keep_inside.remote([ref]))
     assert get(reader.total.remote()) == 2.0 * count
 
 

@@ -12,7 +12,7 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, compiled, gate_of, get, kept
+from integration_helpers import WAIT, compiled, gate_of, get, hold, kept
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -45,11 +45,7 @@ class Stage:
         return seen
 
     def hold(self, x, go):
-        end = time.monotonic() + 60
-        while not os.path.exists(go):
-            if time.monotonic() > end:
-                raise TimeoutError(go)
-            time.sleep(0.002)
+        hold(go)
         return x
 
     def pack(self, *args, **kwargs):

@@ -87,6 +87,20 @@ def test_a_session_leaves_nothing(leaves_nothing):
         assert not conveyor.is_initialized()
 
 
+def test_nothing_is_kept_for_links_to_actors_that_have_ended(wait_until):
+    """An actor that lives long may call any number of others."""
+    caller = Actor.remote()
+    table = context.current().table
+    record = table.record(caller._id)
+    for number in range(3):
+        called = Actor.remote()
+        conveyor.get(caller.take.remote({number: called}), timeout=WAIT)
+        assert conveyor.get(caller.ask.remote(number), timeout=WAIT)
+        assert len(record.mailboxes) == len(table.record(called._id).callers) == 1
+        conveyor.kill(called)
+        wait_until(lambda: not record.mailboxes, WAIT)
+
+
 def test_a_session_leaves_nothing_though_its_objects_are_held(leaves_nothing):
     with leaves_nothing():
         kept = use()

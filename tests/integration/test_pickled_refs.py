@@ -8,12 +8,11 @@ import pickle
 import signal
 import sys
 import threading
-import time
 
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT, get, kept
+from integration_helpers import WAIT, get, hold, kept
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -37,11 +36,7 @@ class Actor:
         return x
 
     def hold(self, x, go):
-        end = time.monotonic() + 60
-        while not os.path.exists(go):
-            if time.monotonic() > end:
-                raise TimeoutError(go)
-            time.sleep(0.002)
+        hold(go)
         return x
 
     def fail(self, x):

@@ -6,11 +6,10 @@ import os
 import select
 import sys
 import threading
-import time
 
 import cloudpickle
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import INLINE_HOLDING, WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -22,11 +21,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @conveyor.remote
 class Actor:
     def hold(self, x, go):
-        end = time.monotonic() + 60
-        while not os.path.exists(go):
-            if time.monotonic() > end:
-                raise TimeoutError(go)
-            time.sleep(0.002)
+        hold(go)
         return x
 
     @conveyor.method(num_returns=2)
@@ -218,33 +213,14 @@ def test_a_shutdown_makes_them_readable(scripts):
 
 
 def test_inline_refs_have_them(scripts):
-    program = """
-        import asyncio, select
-        import conveyor
-        from conveyor.dag import InputNode
-
-        conveyor.init(engine="inline")
-
-        @conveyor.remote
-        class Actor:
-            def __init__(self):
-                self.go = asyncio.Event()
-            async def hold(self, x):
-                await self.go.wait()
-                return x
-            async def open(self):
-                self.go.set()
-
-        a = Actor.remote()
-        ref = a.hold.remote("x")
-        assert not ref.done()
-        assert not select.select([ref], [], [], 0)[0]
-        a.open.remote()
-        assert select.select([ref], [], [], 20)[0] == [ref]
-        assert ref.get(timeout=0) == "x"
-        with InputNode() as inp:
-            graph = a.hold.bind(inp).compile()
-        assert select.select([graph.execute(1)], [], [], 0)[0]
-        print("fine")
-    """
-    assert scripts.run(program) == "fine\n"
+    asked = """
+ref = a.hold.remote("x")
+assert not ref.done()
+assert not select.select([ref], [], [], 0)[0]
+a.open.remote()
+assert select.select([ref], [], [], 20)[0] == [ref]
+assert ref.get(timeout=0) == "x"
+assert select.select([dag.compile().execute(1)], [], [], 0)[0]
+print("fine")
+"""
+    assert scripts.run(INLINE_HOLDING + asked) == "fine\n"

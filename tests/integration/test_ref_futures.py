@@ -7,13 +7,12 @@ import os
 import select
 import sys
 import threading
-import time
 import weakref
 
 import cloudpickle
 import numpy as np
 import pytest
-from integration_helpers import WAIT
+from integration_helpers import INLINE_HOLDING, WAIT, hold
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -31,11 +30,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @conveyor.remote
 class Actor:
     def hold(self, x, go):
-        end = time.monotonic() + 60
-        while not os.path.exists(go):
-            if time.monotonic() > end:
-                raise TimeoutError(go)
-            time.sleep(0.002)
+        hold(go)
         return x
 
     @conveyor.method(tensor_transport="auto")
@@ -216,6 +211,17 @@ def test_a_callback_may_wait_for_another_one(latches):
     assert got == [1, 2]
 
 
+def test_a_callback_that_leaves_by_sys_exit_ends_no_other_future(latches):
+    a = Actor.remote()
+    go, told = latches(), threading.Event()
+    a.hold.remote(1, go.path).future().add_done_callback(lambda _: sys.exit(3))
+    go.open()
+    late = latches()
+    a.hold.remote(2, late.path).future().add_done_callback(lambda _: told.set())
+    late.open()
+    assert told.wait(WAIT)
+
+
 def test_a_stream_has_none():
     a = Actor.remote()
     with pytest.raises(TypeError, match="has items"):
@@ -267,31 +273,12 @@ def test_the_end_of_the_session_ends_them(scripts):
 
 
 def test_inline_refs_have_them(scripts):
-    program = """
-        import asyncio
-        import conveyor
-        from conveyor.dag import InputNode
-
-        conveyor.init(engine="inline")
-
-        @conveyor.remote
-        class Actor:
-            def __init__(self):
-                self.go = asyncio.Event()
-            async def hold(self, x):
-                await self.go.wait()
-                return x
-            async def open(self):
-                self.go.set()
-
-        a = Actor.remote()
-        future = a.hold.remote("x").future()
-        assert not future.done()
-        a.open.remote()
-        assert future.result(20) == "x"
-        with InputNode() as inp:
-            graph = a.hold.bind(inp).compile()
-        assert graph.execute(1).future().result(20) == 1
-        print("fine")
-    """
-    assert scripts.run(program) == "fine\n"
+    asked = """
+future = a.hold.remote("x").future()
+assert not future.done()
+a.open.remote()
+assert future.result(20) == "x"
+assert dag.compile().execute(1).future().result(20) == 1
+print("fine")
+"""
+    assert scripts.run(INLINE_HOLDING + asked) == "fine\n"

@@ -13,14 +13,14 @@ import cloudpickle
 import numpy as np
 import pytest
 import ray
+import torch
 
 import conveyor
-from conveyor import collective
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
     ConveyorError,
-    RuntimeStateError,
+    GraphError,
 )
 from conveyor.runtime import context
 
@@ -156,8 +156,7 @@ def test_graphs_over_nodes(far):
         route = rf"{first_here} → {first_there} +network link, .*from the driver's node to "
         assert re.search(route, links[1])
         assert len(links) == 6  # of 7: one result is from the node of the driver
-        states = {actor.name: actor.state for actor in graph.status().actors}
-        elsewhere = [name for name in states if states[name] == "elsewhere"]
+        elsewhere = [actor.name for actor in graph.status().actors if actor.host is not None]
         assert sorted(elsewhere) == sorted(actor._id.name for actor in there)
         refs = [graph.execute(i) for i in range(4)]
         assert [get(ref)[0] for ref in refs] == [(i + 13, i + 31) for i in range(4)]
@@ -283,14 +282,28 @@ def test_values_that_would_stay_travel(far):
     assert np.array_equal(get(other), array)
 
 
+@pytest.mark.parametrize("transport", ["auto", "shm", "gloo"])
+def test_hints_of_tensors_between_nodes(far, transport):
+    """Tensors that lie in the frames go with them. What goes beside them is refused by name."""
+    here, there = stage(HERE, 1), stage(THERE, 10)
+    with InputNode() as inp:
+        made = there.run.bind(inp).with_tensor_transport(transport, device="cpu")
+        dag = here.run.bind(made)
+    if transport == "gloo":
+        with pytest.raises(
+            GraphError, match=r"transport 'gloo' from .* which are on different hosts"
+        ):
+            dag.compile()
+        return
+    with dag.compile() as graph:
+        for size in (1, 1 << 20):
+            assert torch.equal(get(graph.execute(torch.ones(size))), torch.full((size,), 12.0))
+
+
 def test_what_is_not_for_other_hosts_says_so(far):
     there = Stage.options(**THERE).remote(10)
     sender, receiver = conveyor.channel.open()
     with pytest.raises(ConveyorError, match=r"channels of conveyor\.channel"):
         get(there.run.remote([receiver]))
     sender.close()
-    with pytest.raises(
-        RuntimeStateError, match=f"{name_of(there)} is on node .*collective operations"
-    ):
-        collective.create_collective_group([there, Stage.options(**HERE).remote()])
     assert get(there.run.remote(1)) == 11

@@ -4,15 +4,19 @@ import gc
 import os
 import signal
 import sys
+from contextlib import contextmanager, suppress
 
 import cloudpickle
 import numpy as np
 import pytest
+import ray
 from ray_refs_helpers import LARGE, holder, kept, total
 
 import conveyor
+from conveyor import collective
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError
+from conveyor.exceptions import ActorDiedError, CollectiveBrokenError
+from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -30,8 +34,15 @@ class Stage:
     def run(self, x):
         return x + self.add
 
-    def ask(self, other, x):
-        return conveyor.get(other.run.remote(x))
+    def pid(self):
+        return os.getpid()
+
+    def ask(self, other, method, *args):
+        return conveyor.get(getattr(other, method).remote(*args))
+
+    def meet(self, path):
+        open(path, "w").close()
+        collective.barrier()
 
 
 def get(ref):
@@ -43,7 +54,7 @@ def executed_until_it_fails(graph):
         get(graph.execute(1))
 
 
-def test_a_node_that_is_lost(two_nodes, leaves_nothing):
+def test_a_node_that_is_lost(two_nodes, leaves_nothing, tmp_path, wait_until):
     with leaves_nothing():
         node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
         conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
@@ -54,8 +65,15 @@ def test_a_node_that_is_lost(two_nodes, leaves_nothing):
             dag = stays.run.bind(other.run.bind(lost.run.bind(other.run.bind(inp))))
         with dag.compile() as graph:
             assert get([graph.execute(i) for i in range(16)]) == [i + 211 for i in range(16)]
-            assert get(lost.ask.remote(other, 1)) == 101
+            assert get(lost.ask.remote(other, "run", 1)) == 101
+            collective.create_collective_group([stays, other, lost])
+            paths = [str(tmp_path / name) for name in ("stays", "other")]
+            meets = [a.meet.remote(p) for a, p in zip((stays, other), paths, strict=True)]
+            wait_until(lambda: all(map(os.path.exists, paths)), WAIT)
             two_nodes.remove_node(node, allow_graceful=False)
+            for meet in meets:
+                with pytest.raises(CollectiveBrokenError, match=r"rank 2 \(Stage.*has died"):
+                    get(meet)
             with pytest.raises(ActorDiedError, match="Stage"):
                 executed_until_it_fails(graph)
         with pytest.raises(ActorDiedError):
@@ -83,6 +101,65 @@ def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_
         del made, pending, waiting, ref
         gc.collect()
         wait_until(lambda: kept() == 0, WAIT)
+        conveyor.shutdown()
+
+
+def test_one_that_has_died_here_comes_back_there_too(two_nodes, leaves_nothing):
+    """Another node that knows an actor of the driver's has a proxy of it, whose slot is its successor's."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
+        one = Stage.options(max_restarts=-1, **HERE).remote(1)
+        there = Stage.options(**THERE).remote(10)
+        slots = set()
+        for _ in range(3):
+            pid = asked_again(there.ask, one, "pid")
+            assert get(there.ask.remote(one, "run", 1)) == 2
+            slots.add(context.running().table.record(one._id).slot)
+            os.kill(pid, signal.SIGKILL)
+        assert len(slots) == 1
+        assert asked_again(there.ask, one, "run", 1) == 2
+        conveyor.shutdown()
+
+
+def asked_again(method, *args):
+    """What it returns when those whom it needs have come back."""
+    while True:
+        with suppress(ActorDiedError):
+            return get(method.remote(*args))
+
+
+@contextmanager
+def stopped(pid):
+    """The process is stopped, and goes on afterwards, if it is still there; its pidfd."""
+    pidfd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+    try:
+        yield pidfd
+    finally:
+        if not _over(pidfd):
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        os.close(pidfd)
+
+
+def test_a_node_that_keeps_its_connections_and_says_nothing(two_nodes, leaves_nothing, wait_until):
+    """With the usual patience: what is said of a loss is said of this one."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node")
+        silent, stays = Stage.options(**THERE).remote(10), Stage.options(**HERE).remote(1)
+        with InputNode() as inp:
+            dag = stays.run.bind(silent.run.bind(inp))
+        graph = dag.compile()
+        assert get(graph.execute(1)) == 12
+        (host,) = context.running()._hosts._agents._by_node.values()
+        with stopped(ray.get(host.agent.__ray_call__.remote(lambda self: os.getpid()))) as agent:
+            with pytest.raises(ActorDiedError, match=r"Stage.* was lost with its node"):
+                executed_until_it_fails(graph)
+            graph.teardown()
+            with pytest.raises(ActorDiedError, match="was lost with its node"):
+                get(silent.run.remote(1))
+            assert get(stays.run.remote(1)) == 2
+            signal.pidfd_send_signal(agent, signal.SIGCONT)
+            wait_until(lambda: _over(agent), WAIT)  # it finds that it has been given up
         conveyor.shutdown()
 
 

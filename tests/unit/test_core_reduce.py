@@ -59,9 +59,11 @@ def test_what_does_not_fit_is_refused():
 def test_a_group_has_some_ranks_at_least_and_at_most():
     for ranks in (0, _core.MOST_RANKS + 1):
         with pytest.raises(ValueError, match="ranks"):
-            _core.CollectiveGroup.bytes(ranks)
-    segment = _core.Segment.create(_core.CollectiveGroup.bytes(_core.MOST_RANKS))
-    _core.CollectiveGroup.prepare(segment, _core.MOST_RANKS)
-    with pytest.raises(OSError, match="group"):
-        _core.CollectiveGroup.prepare(segment, 0)
+            _core.CollectiveGroup.bytes([0] * ranks)
+    most = [0] * _core.MOST_RANKS
+    segment = _core.Segment.create(_core.CollectiveGroup.bytes(most))
+    _core.CollectiveGroup.prepare(segment, most)
+    for none in ([], [0, 2]):
+        with pytest.raises(ValueError, match="ranks"):
+            _core.CollectiveGroup.prepare(segment, none)
     assert len(OPERATIONS) == 9

@@ -7,6 +7,7 @@ import pytest
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
+from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.process import close_all, dup_all
 from conveyor.runtime.protocol import ActorId
@@ -19,7 +20,7 @@ class Record:
         board.prepare(slot, f"rank {slot}")
         self.id = ActorId(slot, f"rank {slot}")
         self.reader = (slot, board.incarnation(slot))
-        self.alive = True
+        self.alive, self.host = True, None
 
     def check_alive(self):
         assert self.alive
@@ -48,7 +49,12 @@ def world():
     table = SimpleNamespace(board=board, check_open=lambda: None, closed=False)
     network = Network()
     groups = DriverCollectives(
-        table, SimpleNamespace(current=by_actor.__getitem__), network, None, None
+        table,
+        SimpleNamespace(current=by_actor.__getitem__),
+        network,
+        Abroad(table, None),
+        None,
+        None,
     )
     yield SimpleNamespace(groups=groups, records=records, network=network)
     groups.end()

@@ -10,11 +10,12 @@ from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from conveyor import _core
 from conveyor.engine.net.depot import Depot
-from conveyor.engine.ray import agent as agent_module
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -119,6 +120,23 @@ def test_proxies_of_a_process_of_the_drivers_host_are_buried_with_it(abroad):
     assert abroad._hosts[2].has_done() == []
 
 
+def test_nothing_is_left_of_a_process_that_cannot_have_a_proxy_here(abroad, monkeypatch):
+    def stopped(*_):
+        raise OSError("the pump was stopped")
+
+    arena = Mock()
+    monkeypatch.setattr(_core, "Arena", lambda *_: arena)
+    abroad._process.arena_size = ARENA
+    abroad._pump = SimpleNamespace(add_proxy=stopped, remove_proxy=lambda slot: None)
+    name = SimpleNamespace(name="process")
+    record = SimpleNamespace(slot=7, reader=(7, 1), host=None, arena_fd=-1, id=name)
+    with pytest.raises(OSError, match="stopped"):
+        abroad.settle(record, SimpleNamespace(links=[]), abroad._hosts[1])
+    abroad.bury(record)
+    assert (abroad.host_of(7), abroad._arenas) == (0, {})
+    arena.close.assert_called_once_with()
+
+
 def test_who_counts_on_a_connection_waits_for_it(abroad):
     reached = Future()
     done = []
@@ -138,7 +156,7 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
         1,
         "a node",
         SimpleNamespace(do=method, kill=method, leave=method),
-        Ready(("192.0.2.1", 1), "", ARENA),
+        Ready(("192.0.2.1", 1), "", "", ARENA),
         lambda host, why: lost.append(why),
         Depot(),
         None,
@@ -191,6 +209,16 @@ def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):
     assert seen.wait(60)
     assert not unwanted.fds
     assert 7 not in agent._processes.courier._expected
+
+
+def test_a_proxy_that_cannot_be_had_leaves_no_descriptor(agent):
+    agent.do(Stand(6, 1, 2, "one"))
+    before = descriptors()
+    with pytest.raises(OSError, match="proxy"):
+        agent.do(Stand(6, 2, 2, "before the former one is buried"))
+    # Garbage of other tests may go meanwhile.
+    assert descriptors() - before == Counter()
+    agent.do(Bury(6, 1))
 
 
 @pytest.fixture
@@ -286,7 +314,7 @@ def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, mon
 
     agent.do(Adopt(5, 1, "unlucky"))
     before = descriptors()
-    owner = {"pidfd_open": os, "dup_all": agent_module, "courier": agent._processes.courier}[at]
+    owner = {"pidfd_open": os, "dup_all": greeting, "courier": agent._processes.courier}[at]
     with monkeypatch.context() as patched:
         patched.setattr(owner, "expect" if at == "courier" else at, fails)
         with pytest.raises(OSError, match="Too many open files"):
@@ -319,7 +347,7 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
     def start(node):
         started.append(node)
         agents.close()  # meanwhile
-        ready = Ready(("192.0.2.1", 1), "", ARENA)
+        ready = Ready(("192.0.2.1", 1), "", "", ARENA)
         return AgentHost(1, "a node", "its agent", ready, lambda host, why: None, Depot(), None)
 
     agents._start = start

@@ -5,8 +5,6 @@ import os
 import queue
 import resource
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from types import SimpleNamespace
@@ -24,7 +22,7 @@ from conveyor.engine.net.handshake import (
     new_token,
 )
 from conveyor.engine.net.listener import Listener
-from conveyor.engine.net.relay import relayed
+from conveyor.engine.net.tls import Tls, make_certificate
 
 TOKEN = new_token()
 HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
@@ -396,37 +394,14 @@ def holding_copies():
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory):
-    home = tmp_path_factory.mktemp("tls")
-    key, certificate = home / "key.pem", home / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(certificate, key)
-    return server, ssl.create_default_context(cafile=certificate)
+def tls():
+    return Tls(make_certificate())
 
 
-def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
-    server, client = contexts
-    with listening(tls=server) as (listener, came):
-        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
-        theirs, _ = came.get(timeout=60)
-        here, there = relayed(secure), relayed(theirs)
+def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
+    with listening(tls=tls) as (listener, came):
+        here, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        there, _ = came.get(timeout=60)
         sent = bytes(range(256)) * 20_000
         back = threading.Thread(target=lambda: there.sendall(sent))
         forth = threading.Thread(target=lambda: here.sendall(sent))
@@ -452,12 +427,10 @@ def test_over_tls_bytes_come_both_ways_and_ends_are_seen(contexts):
 
 
 @pytest.mark.parametrize("first", ["plain", "secure"])
-def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(contexts, first):
-    server, client = contexts
-    with listening(tls=server) as (listener, came):
-        secure, _ = dial(listener.address, TOKEN, THERE, 20, client)
+def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(tls, first):
+    with listening(tls=tls) as (listener, came):
+        plain, _ = dial(listener.address, TOKEN, THERE, 20, tls)
         theirs, _ = came.get(timeout=60)
-        plain = relayed(secure)
         with holding_copies():
             ends, hears = (plain, theirs) if first == "plain" else (theirs, plain)
             hears.settimeout(60)
@@ -467,8 +440,8 @@ def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(
             sock.close()
 
 
-def test_who_does_not_speak_tls_is_a_stranger(contexts):
-    with listening(tls=contexts[0], patience=1.0) as (listener, came):
+def test_who_does_not_speak_tls_is_a_stranger(tls):
+    with listening(tls=tls, patience=1.0) as (listener, came):
         with socket.create_connection(listener.address) as sock:
             sock.sendall(b"c" * 300)
             soon(lambda: listener.strangers == 1)

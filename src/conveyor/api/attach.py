@@ -48,7 +48,7 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         RuntimeStateError: the session is not on Ray, or is not this process's own; the actor belongs to
             another cluster than that of the session, or does not have this version of the library.
         ActorDiedError: the actor is dead.
-        ActorStartError: it cannot take part: it is on another machine, or in another session.
+        ActorStartError: it cannot take part: it is in another session, or its node cannot be reached.
         NotImplementedError: it has async methods; the graph has what has no counterpart here.
         TypeError: ``what`` is neither.
     """
@@ -96,7 +96,8 @@ def _name(ray: Any, handle: Any) -> str:
 
 def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, MethodInfo]:
     """The actor's methods, by itself, and that it can take part."""
-    asked = handle.__ray_call__.options(concurrency_group="_ray_system").remote(_describing())
+    system_calls = import_later("conveyor.engine.ray.guests").SYSTEM_CALLS
+    asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
         said, version, methods = _answer(driver, asked.future(), name)
     except ray.exceptions.RayActorError as error:

@@ -56,8 +56,10 @@ def init(
             it is instead of raising it to the hard one (at most to 65,536). With ``engine="ray"`` the
             arguments of ``ray.init`` are passed to it, ``address`` among them; if the program has called
             that itself, its connection is used, and stays. ``shared_memory="node"``: only processes of one of
-            Ray's nodes share memory, also where a machine has several. ``node_timeout``: seconds (1) after
-            which a node that shares none, and that nothing comes from, is taken for lost. Otherwise, of
+            Ray's nodes share memory, also where a machine has several. ``node_timeout``: seconds (1; over
+            TLS 10) after which a node that shares none, and that nothing comes from, is taken for lost.
+            ``tls=True``: what goes between such nodes is encrypted, with a certificate made for the session;
+            or ``tls={"certificate": path, "key": path, "ca": path}``, with files of each node. Otherwise, of
             Ray's, ``address`` may be ``"auto"`` or ``"local"``, ``local_mode=True`` is ``engine="inline"``,
             ``object_store_memory`` is ``arena_bytes``, the ``env_vars`` of ``runtime_env`` are set in
             every actor, and those that have nothing to do on one machine are taken with a warning.

@@ -2,7 +2,8 @@
 
 `conveyor status` (or `python -m conveyor status`) looks at them from outside: at the board, which all
 processes of a session map, and at the driver's roster of graphs. Nobody is asked and nothing is written, so
-it shows a session that hangs, or is stopped, as well as one that works.
+it shows a session that hangs, or is stopped, as well as one that works. What is on other nodes a thread of
+the driver asks those; where it does not answer, that is said.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "status",
         help="what the processes of this machine's sessions are doing",
         description="What the processes of running sessions are doing, read from their shared memory: "
-        "nobody is asked, so it works when they hang or are stopped. Sessions of other users, and of other "
-        "hosts, are not seen.",
+        "nobody is asked, so it works when they hang or are stopped. Of processes on other nodes the "
+        "session's driver is asked. Sessions of other users, and those whose driver is on another host, are "
+        "not seen.",
     )
     status.add_argument(
         "pid", nargs="?", type=int, help="of any process of the session that is meant"

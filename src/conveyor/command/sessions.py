@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conveyor import _core
+from conveyor.command.nodes import nodes_of
 from conveyor.runtime.driver.roster import FILE, LaidGraph, read_roster
 from conveyor.runtime.driver.table import DRIVER_SLOT
-from conveyor.runtime.status import ActorStatus, Label, actor_status
+from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of
 
 _PROC = Path("/proc")
 _BOARD = "conveyor-board"
@@ -23,27 +24,32 @@ class NoSuchSession(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a session: what it does, and its part of the session's shared memory, in bytes."""
+    """A process of a session: what it does, and its part of its host's shared memory, in bytes. node: where
+    it is, if not on this machine."""
 
     status: ActorStatus
     memory: int
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """One session. pid: of its driver. program: its command line. memory: its shared memory, in bytes.
-    graphs: those that are laid. members: its processes, the driver first."""
+    graphs: those that are laid. members: its processes, the driver first. unknown: the other nodes of
+    which it is not known what is there, and why; "" is all of them."""
 
     pid: int
     program: str
     memory: int
     graphs: tuple[LaidGraph, ...]
     members: tuple[Member, ...]
+    unknown: tuple[tuple[str, str], ...] = ()
 
 
-def find_sessions(pid: int | None = None) -> list[Session]:
+def find_sessions(pid: int | None = None, stacks: bool = False) -> list[Session]:
     """The sessions of this machine whose processes may be looked at, by their drivers' numbers; with ``pid``
-    those that this process has a part in. Raises ``NoSuchSession`` if that has none."""
+    those that this process has a part in. Raises ``NoSuchSession`` if that has none. ``stacks``: other nodes
+    are to look for those."""
     boards: dict[tuple[int, int], Path] = {}
     for process in _processes() if pid is None else [pid]:
         try:
@@ -63,7 +69,7 @@ def find_sessions(pid: int | None = None) -> list[Session]:
     sessions = [
         session
         for identity, path in boards.items()
-        if (session := _look(path, identity)) is not None
+        if (session := _look(path, identity, stacks)) is not None
     ]
     if pid is not None and not sessions:
         raise NoSuchSession(f"process {pid} has no part in a session of Conveyor")
@@ -102,7 +108,7 @@ def _open(path: Path, identity: tuple[int, int]) -> int:
     return file
 
 
-def _look(path: Path, identity: tuple[int, int]) -> Session | None:
+def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Session | None:
     """The session whose board that is. ``None``: it has ended meanwhile, or is of another version."""
     try:
         file = _open(path, identity)
@@ -116,12 +122,29 @@ def _look(path: Path, identity: tuple[int, int]) -> Session | None:
     if not driver:
         return None
     graphs = _graphs(driver)
-    members = tuple(
-        Member(actor_status(board, slot, None, _labels(graphs)), board.memory(slot))
+    label = _labels(graphs)
+    nodes = nodes_of(driver, stacks)
+    far = [Member(status_of(page, label), page.memory, n.name) for n in nodes for page in n.pages]
+    unknown = tuple((node.name, node.unknown) for node in nodes if node.unknown)
+    known = {member.status.name for member in far}
+    members = [
+        Member(status, board.memory(slot))
         for slot in range(board.used)
         if board.condition(slot) in _THERE
+        # On this board a process of another node has one that stands for it.
+        and (
+            (status := actor_status(board, slot, None, label)).state != "elsewhere"
+            or status.name not in known
+        )
+    ]
+    return Session(
+        driver,
+        _program(driver),
+        board.session_memory,
+        tuple(graphs.values()),
+        (*members, *far),
+        unknown,
     )
-    return Session(driver, _program(driver), board.session_memory, tuple(graphs.values()), members)
 
 
 def _graphs(driver: int) -> dict[int, LaidGraph]:

@@ -16,7 +16,7 @@ _PROGRAM = 120
 def show(pid: int | None, as_json: bool, stacks: bool) -> int:
     """Print the sessions; the exit status of the command."""
     try:
-        sessions = find_sessions(pid)
+        sessions = find_sessions(pid, stacks)
     except NoSuchSession as error:
         print(f"conveyor: {error}", file=sys.stderr)
         return 1
@@ -45,18 +45,35 @@ def _lines(session: Session, stacks: bool) -> list[str]:
     for member in session.members:
         lines.append(f"  {_line(session, member)}")
         if stacks:
-            lines += [f"      {line}" for line in stack_of(member.status.pid).splitlines()]
+            lines += [f"      {line}" for line in (_stack(member) or "").splitlines()]
+    for node, why in session.unknown:
+        what = f"node {node}" if node else "what is on other nodes"
+        lines.append(f"  {what}: not known, as {why}")
     return lines
+
+
+def _stack(member: Member) -> str | None:
+    """Of another node it has come with the rest; of a process without a number there is none to be had."""
+    if member.node is not None or not member.status.pid:
+        return member.status.stack
+    return stack_of(member.status.pid)
 
 
 def _line(session: Session, member: Member) -> str:
     status = member.status
-    pid = f" (pid {status.pid})" if status.pid else ""  # it has none while it is being started
+    where = f" on {member.node}" if member.node else ""
+    pid = (
+        f" (pid {status.pid}{where})" if status.pid else ""
+    )  # it has none while it is being started
     line = f"{status.name}{pid}, {size(member.memory)}"
     # The board says of the driver only whether it is stopped: what its threads do is its program's affair.
-    if status.pid == session.pid and status.state == "idle":
+    if _is_driver(session, member) and status.state == "idle":
         return line
     return f"{line}: {status.describe()}"
+
+
+def _is_driver(session: Session, member: Member) -> bool:
+    return member.node is None and member.status.pid == session.pid
 
 
 def _as_json(session: Session, stacks: bool) -> dict[str, object]:
@@ -65,6 +82,7 @@ def _as_json(session: Session, stacks: bool) -> dict[str, object]:
         "program": session.program,
         "memory": session.memory,
         "graphs": [{"number": graph.number, "name": graph.name} for graph in session.graphs],
+        "unknown": [{"node": node or None, "why": why} for node, why in session.unknown],
         "processes": [_member_as_json(session, member, stacks) for member in session.members],
     }
 
@@ -74,7 +92,8 @@ def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str,
     return {
         "name": status.name,
         "pid": status.pid,
-        "driver": status.pid == session.pid,
+        "driver": _is_driver(session, member),
+        "node": member.node,
         "memory": member.memory,
         "state": status.state,
         "method": status.method,
@@ -82,5 +101,5 @@ def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str,
         "call": status.call,
         "since": status.since,
         "blocked_on": status.blocked_on,
-        "stack": stack_of(status.pid) if stacks else None,
+        "stack": _stack(member) if stacks else None,
     }

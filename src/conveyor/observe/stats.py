@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
 from conveyor.observe.units import duration, size
 from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.runtime.graph.afar import PATIENCE, Afar, Counted, Histogram, Question
 from conveyor.runtime.graph.parts import Account
-
-#: (total, largest, [(least value, first value beyond, count), ...]), in nanoseconds.
-Histogram = tuple[int, int, list[tuple[int, int, int]]]
+from conveyor.runtime.graph.recording import Progress, RecorderPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +106,8 @@ class GraphStats:
     stashed_results, stashed_bytes: results that have come and were not asked for yet.
     arena_bytes: by process, the memory behind its arena, which it uses for all its graphs and calls; an
         actor's as of its last large value in this graph.
+    unknown: actors of which nothing is known, as their host has not answered, and why. What they count is
+        0 here.
     """
 
     graph: str
@@ -120,6 +121,7 @@ class GraphStats:
     stashed_results: int
     stashed_bytes: int
     arena_bytes: dict[str, int]
+    unknown: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as dicts and lists of numbers and strings, for export."""
@@ -140,6 +142,7 @@ class GraphStats:
 def read_stats(graph: Account) -> GraphStats:
     """Read what ``graph`` has noted until now."""
     plan, recording = graph.plan, graph.recording
+    afar = graph.afar(Question(counters=True), PATIENCE)
     progress = graph.progress()
     now = _core.monotonic_ns()
     recorders, places = recording.recorders, recording.places
@@ -148,15 +151,19 @@ def read_stats(graph: Account) -> GraphStats:
     waits: dict[int, list[WaitStats]] = {edge.id: [] for edge in plan.edges}
     for place, where in places.items():
         name = place_name(plan, place)
-        for index, edge in enumerate(where.receives):
-            waits[edge].append(WaitStats(name, times(recorders[place].receive(index))))
-        for index, edge in enumerate(where.sends):
-            sent[edge] = recorders[place].send(index)
+        sight = afar.seen.get(place)
+        if sight is not None and sight.counted is not None:
+            noted = _of_another_host(sight.counted, now)
+        else:
+            noted = _of_this_host(recorders[place], where)
+        for edge, waited in zip(where.receives, noted.receives, strict=True):
+            waits[edge].append(WaitStats(name, times(waited)))
+        sent.update(zip(where.sends, noted.sends, strict=True))
         if place == EXECUTOR:
             continue
-        running_now = recorders[place].running
+        running_now = noted.running
         for index, task in enumerate(where.tasks):
-            errors, skipped, running = recorders[place].task(index)
+            errors, skipped, running = noted.tasks[index]
             label = printable(plan.tasks[task].label)
             current = None
             if running_now is not None and running_now[0] == index:
@@ -182,8 +189,48 @@ def read_stats(graph: Account) -> GraphStats:
         ),
         stashed_results=progress.stashed,
         stashed_bytes=progress.stashed_bytes,
-        arena_bytes=_by_name(plan, progress.arena_bytes),
+        arena_bytes=_by_name(plan, _arenas(progress, afar)),
+        unknown=_unknown(graph, afar),
     )
+
+
+class _Noted(NamedTuple):
+    """What one process has counted; running: the task that runs, the execution, and since when."""
+
+    tasks: Sequence[tuple[int, int, Histogram]]
+    receives: Sequence[Histogram]
+    sends: Sequence[tuple[int, int, int]]
+    running: tuple[int, int, int] | None
+
+
+def _of_this_host(recorder: _core.Recorder, where: RecorderPlace) -> _Noted:
+    return _Noted(
+        [recorder.task(index) for index in range(len(where.tasks))],
+        [recorder.receive(index) for index in range(len(where.receives))],
+        [recorder.send(index) for index in range(len(where.sends))],
+        recorder.running,
+    )
+
+
+def _of_another_host(counted: Counted, now: int) -> _Noted:
+    running = counted.running
+    if running is not None:  # by a clock of another host
+        running = (running[0], running[1], now - running[2])
+    return _Noted(counted.tasks, counted.receives, counted.sends, running)
+
+
+def _arenas(progress: Progress, afar: Afar) -> dict[int, int]:
+    """Of an actor on another host that host's; here is what of its values has come here."""
+    return progress.arena_bytes | {place: s.page.memory for place, s in afar.seen.items()}
+
+
+def _unknown(graph: Account, afar: Afar) -> dict[str, str]:
+    hosts = graph.hosts
+    return {
+        place_name(graph.plan, place): afar.why_unknown(name)
+        for place, name in hosts.items()
+        if name != hosts[EXECUTOR] and place not in afar.seen
+    }
 
 
 def _by_name(plan: Plan, numbers: dict[int, int]) -> dict[str, int]:
@@ -244,6 +291,7 @@ def _summary(stats: GraphStats) -> str:
         f"memory: arenas {held or 'empty'}; {stats.stashed_results} results not asked for yet"
         + (f" ({size(stats.stashed_bytes)})" if stats.stashed_results else "")
     )
+    lines += [f"not known: {name}, as {why}" for name, why in stats.unknown.items()]
     return "\n".join(lines)
 
 

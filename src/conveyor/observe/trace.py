@@ -6,13 +6,17 @@ import gzip
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from conveyor import _core
-from conveyor.observe.traceevents import Slices, write_events
+from conveyor.observe.traceevents import Far, FarEvents, Slices, write_events
+from conveyor.plan.model import EXECUTOR
+from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
+from conveyor.runtime.graph.clocks import Alignment
 from conveyor.runtime.graph.parts import Account
 
 logger = logging.getLogger("conveyor")
@@ -35,6 +39,7 @@ class Trace:
         self._graph = graph
         self._max_events = max_events
         self._stack = ExitStack()
+        self._begun = Afar()
         self._partial = Path()
         self._pid = os.getpid()
 
@@ -47,7 +52,11 @@ class Trace:
         try:
             self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
             self._partial.touch()
+            most = max(self._max_events // len(graph.recording.recorders), 1)
+            self._begun = graph.afar(Question(trace="begin", events=most), PATIENCE)
         except BaseException:
+            with suppress(FileNotFoundError):
+                self._partial.unlink()
             self._stack.close()
             raise
         return self
@@ -62,13 +71,16 @@ class Trace:
             return  # a forked child: the trace is its parent's
         try:
             members = self._graph.tracks()
+            ended = self._graph.afar(Question(trace="end"), PATIENCE)
             self._stack.close()
             until = _core.monotonic_ns()
-            slices = Slices(self._graph.plan, self._graph.recording, members, until)
+            far = far_events(self._graph.hosts, self._begun, ended)
+            recording = self._graph.recording
+            slices = Slices(self._graph.plan, recording, members, until, far.events)
             self.events, self.dropped = slices.count, sum(slices.dropped.values())
             names = {t.native_id: t.name for t in threading.enumerate() if t.native_id}
             with _opened(self._partial, compressed=self.path.suffix == ".gz") as file:
-                write_events(file, self._graph.name, slices, members, names)
+                write_events(file, self._graph.name, slices, members, names, far)
             self._partial.replace(self.path)
         finally:
             with suppress(FileNotFoundError):  # it has got its name
@@ -80,6 +92,28 @@ class Trace:
                 self.dropped,
                 self.path,
             )
+
+
+def far_events(hosts: Mapping[int, str], begun: Afar, ended: Afar) -> Far:
+    """What other hosts have said of their processes when the trace began, and when it ended."""
+    events: dict[int, FarEvents] = {}
+    unknown: dict[int, str] = {}
+    for place, host in hosts.items():
+        if host == hosts[EXECUTOR]:
+            continue
+        sight = ended.seen.get(place)
+        before, after = begun.clocks.get(place), ended.clocks.get(place)
+        if place not in begun.seen:
+            unknown[place] = begun.why_unknown(host)
+        elif sight is None:
+            unknown[place] = ended.why_unknown(host)
+        elif sight.events is None:
+            unknown[place] = "the graph was laid anew while it was traced"
+        elif before is None or after is None:
+            unknown[place] = "its host's clock has not answered"
+        else:
+            events[place] = FarEvents(sight.events, Alignment(before, after))
+    return Far(hosts, events, unknown)
 
 
 def _opened(path: Path, *, compressed: bool) -> IO[str]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from conveyor import _core
 from conveyor.observe.dataflow import place_name, printable
+from conveyor.observe.units import duration
 from conveyor.plan.model import EXECUTOR, Plan
+from conveyor.runtime.graph.afar import Events
+from conveyor.runtime.graph.clocks import Alignment
 from conveyor.runtime.graph.recording import Recording, Track
 
 # As in native/recorder.h: begin, end, execution, bytes, index, thread, kind, flags.
@@ -59,13 +62,29 @@ class _Flow:
     received: tuple[tuple[int, int], int]
 
 
+class FarEvents(NamedTuple):
+    """What a process of another host has noted, by that host's clock."""
+
+    events: Events
+    clock: Alignment
+
+
+def _same(time: int) -> int:
+    return time
+
+
 class Slices:
     """The slices of a trace, in order. ``dropped``: by process, how many there was no room for."""
 
     def __init__(
-        self, plan: Plan, recording: Recording, members: Sequence[Track], until: int
+        self,
+        plan: Plan,
+        recording: Recording,
+        members: Sequence[Track],
+        until: int,
+        afar: Mapping[int, FarEvents],
     ) -> None:
-        """``until``: now, the end of what has not ended."""
+        """``until``: now, the end of what has not ended. ``afar``: of processes of other hosts."""
         self.plan = plan
         self.dropped: dict[int, int] = {}
         self.unfinished: list[_Slice] = []
@@ -81,10 +100,18 @@ class Slices:
                 _EXECUTE: (0,),
                 _ROOM: (0,),
             }
-            data, self.dropped[member.place] = collected[member.place]
+            far = afar.get(member.place)
+            if far is None:
+                data, self.dropped[member.place] = collected[member.place]
+                running = recording.recorders[member.place].running
+                here: Callable[[int], int] = _same
+            else:
+                data, self.dropped[member.place] = far.events.data, far.events.dropped
+                running, here = far.events.running, far.clock.here
             for begin, end, execution, size, index, thread, kind, flags, _ in _EVENT.iter_unpack(
                 data
             ):
+                begin, end = here(begin), here(end)
                 track = (member.pid, thread if member.track is None else member.track)
                 number = numbers[kind][index]
                 made.append(
@@ -100,9 +127,9 @@ class Slices:
                         member.place,
                     )
                 )
-            running = recording.recorders[member.place].running
             if running is not None:
                 task, execution, since = running
+                since = min(here(since), until)
                 track = (member.pid, member.pid if member.track is None else member.track)
                 number = where.tasks[task]
                 self.unfinished.append(
@@ -124,12 +151,40 @@ class Slices:
                     yield _Flow(s.number, source, (s.track, s.begin))
 
 
+class Far(NamedTuple):
+    """What a trace has of other hosts. hosts: what all hosts are called, by process, if there are several.
+    unknown: of which processes there is nothing, and why."""
+
+    hosts: Mapping[int, str]
+    events: Mapping[int, FarEvents]
+    unknown: Mapping[int, str]
+
+    def clock(self, place: int) -> dict[str, Any]:
+        """How the times of a process were made this host's."""
+        clock = self.events[place].clock
+        return {
+            "host": self.hosts[place],
+            "ahead_ns": clock.after.ahead,
+            "error_ns": clock.error,
+        }
+
+    def where(self, place: int) -> str:
+        """What follows the name of a process."""
+        if place in self.events:
+            error = duration(self.events[place].clock.error / 1e9)
+            return f" on {self.hosts[place]}, times within {error}"
+        if place in self.unknown:
+            return f" on {self.hosts[place]}: {self.unknown[place]}"
+        return ""
+
+
 def write_events(
     file: IO[str],
     name: str,
     slices: Slices,
     members: Sequence[Track],
     thread_names: Mapping[int, str],
+    far: Far,
 ) -> None:
     """Write the whole trace of the graph ``name`` to ``file``."""
     plan = slices.plan
@@ -138,11 +193,15 @@ def write_events(
         "clock": "CLOCK_MONOTONIC",
         "dropped_events": {place_name(plan, p): n for p, n in slices.dropped.items()},
     }
+    if far.hosts:
+        metadata["clock"] = f"CLOCK_MONOTONIC of {far.hosts[EXECUTOR]}"
+        metadata["clocks"] = {place_name(plan, p): far.clock(p) for p in far.events}
+        metadata["not_known"] = {place_name(plan, p): why for p, why in far.unknown.items()}
     file.write('{"displayTimeUnit": "ns", "otherData": ')
     json.dump(metadata, file)
     file.write(',\n"traceEvents": [\n')
     separator = ""
-    for event in _all_events(name, slices, members, thread_names):
+    for event in _all_events(name, slices, members, thread_names, far):
         file.write(separator)
         file.write(event)
         separator = ",\n"
@@ -150,7 +209,11 @@ def write_events(
 
 
 def _all_events(
-    name: str, slices: Slices, members: Sequence[Track], thread_names: Mapping[int, str]
+    name: str,
+    slices: Slices,
+    members: Sequence[Track],
+    thread_names: Mapping[int, str],
+    far: Far,
 ) -> Iterator[str]:
     plan = slices.plan
     tracks = {s.track: s.place for s in slices.slices}
@@ -161,8 +224,9 @@ def _all_events(
         processes[member.pid] = member.name if len(shared) == 1 else "inline"
         if member.track is not None:
             tracks[member.pid, member.track] = member.place
+    shown = {member.pid: far.where(member.place) for member in members}
     for order, (pid, process) in enumerate(processes.items()):
-        yield _metadata("process_name", pid, 0, {"name": process})
+        yield _metadata("process_name", pid, 0, {"name": process + shown[pid]})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
     for (pid, thread), place in tracks.items():
         track = (

@@ -37,15 +37,19 @@ class LimitsPlan(Struct, frozen=True):
 
 
 class Blueprint(Struct, frozen=True):
-    """A segment of ``size`` bytes."""
+    """A segment of ``size`` bytes. ``group``: it is a collective group's, whose ranks are on these hosts."""
 
     size: int
     rings: tuple[RingPlan, ...]
     limits: tuple[LimitsPlan, ...]
+    group: tuple[int, ...] = ()
 
     def make(self) -> _core.Segment:
         """A new segment like this."""
         segment = _core.Segment.create(self.size)
+        if self.group:  # its rings are among what it is laid out with
+            _core.CollectiveGroup.prepare(segment, self.group)
+            return segment
         for ring in self.rings:
             segment.make_ring(ring.offset, ring.slots, ring.stride, len(ring.readers), ring.flags)
         return segment

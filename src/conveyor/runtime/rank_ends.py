@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conveyor import _core
+from conveyor.runtime.blueprint import Blueprint, RingPlan
 from conveyor.runtime.process import RESULT_BIT, Place, Process
 from conveyor.runtime.ranks import Joined, Membership
+
+
+def group_blueprint(members: Sequence[tuple[int, int]], hosts: tuple[int, ...]) -> Blueprint:
+    """Memory for a group of these processes, which are on these hosts, counted from 0 on."""
+    places = [Place(*member, RESULT_BIT) for member in members]
+    rings = [
+        RingPlan(at, slots, stride, places[writer], tuple([places[r] for r in readers]))
+        for writer, at, slots, stride, readers in _core.CollectiveGroup.rings(hosts)
+    ]
+    return Blueprint(_core.CollectiveGroup.bytes(hosts), tuple(rings), (), hosts)
 
 
 def enter(
@@ -19,9 +30,19 @@ def enter(
     rank, ranks = membership.rank, len(membership.members)
     places = [Place(*member, RESULT_BIT) for member in membership.members]
     rings = [_core.CollectiveGroup.ring_at(ranks, r) for r in range(ranks)]
+    group = _core.CollectiveGroup(
+        segment,
+        process.inbox,
+        rank,
+        membership.members,
+        membership.hosts,
+        process.arena,
+        arenas,
+        RESULT_BIT,
+    )
     carries = "a collective group"
     return Joined(
-        _core.CollectiveGroup(segment, process.inbox, rank, membership.members),
+        group,
         membership,
         process.writer(segment, rings[rank], places, carries),
         tuple(

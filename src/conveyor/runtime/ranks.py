@@ -24,6 +24,8 @@ class Membership(Struct, frozen=True):
     members: tuple[tuple[int, int], ...]
     #: The driver's rank, which every process knows already; ``None``: it is not in the group.
     driver: int | None = None
+    #: Of each rank, counted from 0 on.
+    hosts: tuple[int, ...] = ()
 
 
 class Joined(Struct, frozen=True):
@@ -39,6 +41,7 @@ class Joined(Struct, frozen=True):
         """Take no more values; what has come in vain is given back."""
         for reader in self.readers:
             reader.close()
+        self.group.close()
 
 
 def doing(

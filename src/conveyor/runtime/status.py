@@ -1,7 +1,7 @@
 """What a process is doing: a snapshot that people can read, and programs too.
 
-All of it is read from the status page and from ``/proc``: nobody is asked, so it also works for an
-actor that is stuck, stopped or dead.
+All of it is read from the status page and from ``/proc``: no actor is asked, so it also works for one that is
+stuck, stopped or dead.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
 
 from conveyor import _core
 from conveyor.runtime.waiting.works import STEPS
@@ -36,7 +38,7 @@ class ActorStatus:
     """What one actor is doing.
 
     state: ``"stopped"`` by a signal or a debugger; ``"waiting"`` for the input in ``waits_for``;
-        ``"elsewhere"``: it lives, on another host, and what it does is known there alone.
+        ``"elsewhere"``: it lives, on another host, which has not said what it does.
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
@@ -44,6 +46,7 @@ class ActorStatus:
         (``conveyor.testing.hold_transfers``).
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
+    host: where it is, if not on the host of who asks. unknown: why what it does is not known.
     """
 
     name: str
@@ -59,13 +62,16 @@ class ActorStatus:
     fetches_from: str | None = None
     error: str | None = None
     stack: str | None = None
+    host: str | None = None
+    unknown: str | None = None
 
     def describe(self) -> str:
         """In words, to follow "the actor is"."""
         if self.state == "dead":
             return "dead" + (f": {self.error.splitlines()[0]}" if self.error else "")
         if self.state == "elsewhere":
-            return "alive, on another host: what it does is known there alone"
+            why = self.unknown or "nobody has asked its host"
+            return f"alive, on another host, and what it does is not known: {why}"
         text = ""
         if self.method is not None and self.since is not None:
             number = (
@@ -95,10 +101,78 @@ class ActorStatus:
         return self.state
 
     def __str__(self) -> str:
-        text = f"{self.name} (pid {self.pid}): {self.describe()}"
+        where = f" on {self.host}" if self.host else ""
+        text = f"{self.name} (pid {self.pid}{where}): {self.describe()}"
         if self.stack:
             text += "\n" + "\n".join(f"    {line}" for line in self.stack.splitlines())
         return text
+
+
+class Page(Struct, frozen=True):
+    """What a slot of a board says of its process, and ``/proc``, for who cannot read either.
+
+    works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
+    blocked_on, fetches_from: as in :class:`ActorStatus`. memory: its part of the host's shared memory.
+    """
+
+    name: str
+    pid: int
+    state: ActorState
+    stopped: bool = False
+    works: tuple[int, int, int, int, str] | None = None
+    blocked_on: str | None = None
+    fetches_from: str | None = None
+    memory: int = 0
+    stack: str | None = None
+
+
+def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> Page:
+    """What the process in ``slot`` is doing (``incarnation``: which of its processes is meant)."""
+    condition, pid, name = board.condition(slot), board.pid(slot), board.name(slot)
+    if incarnation is not None and board.gone(slot, incarnation):
+        return Page(name, pid, "dead")
+    if condition not in (1, 2):
+        return Page(name, pid, "dead")
+    if board.elsewhere(slot):
+        return Page(name, 0, "elsewhere")
+    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
+    works, blocked_on = None, None
+    if state == _RUNNING:
+        waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
+        works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
+        blocked_on = board.name(waits[0][0]) if waits else None
+    source = board.fetches_from(slot)
+    return Page(
+        name,
+        pid,
+        "starting" if condition == 1 else "idle",
+        bool(pid) and _is_stopped(pid),
+        works,
+        blocked_on,
+        board.name(source) if source >= 0 else None,
+        board.memory(slot),
+    )
+
+
+def status_of(page: Page, label: Label | None = None) -> ActorStatus:
+    """The same for users. ``label`` names a (graph, node)."""
+    status = ActorStatus(
+        page.name, page.pid, page.state, fetches_from=page.fetches_from, stack=page.stack
+    )
+    if page.works is not None:
+        graph, node, execution, elapsed, what = page.works
+        method = (label(graph, node) if label is not None else None) if graph else what
+        status = replace(
+            status,
+            state="running",
+            method=method or f"node {node} of graph {graph}",
+            node=node if graph else None,
+            execution=execution if graph else None,
+            call=None if graph else execution,
+            since=time.time() - elapsed / 1e9,
+            blocked_on=page.blocked_on,
+        )
+    return replace(status, state="stopped") if page.stopped else status
 
 
 def actor_status(
@@ -106,34 +180,7 @@ def actor_status(
 ) -> ActorStatus:
     """What the process in ``slot`` is doing (``incarnation``: which of its processes is meant).
     ``label`` names a (graph, node)."""
-    condition, pid, name = board.condition(slot), board.pid(slot), board.name(slot)
-    if incarnation is not None and board.gone(slot, incarnation):
-        return ActorStatus(name, pid, "dead")
-    if condition not in (1, 2):
-        return ActorStatus(name, pid, "dead")
-    if board.elsewhere(slot):
-        return ActorStatus(name, 0, "elsewhere")
-    state, graph, node, execution, since_ns, _signal, what = board.status(slot)
-    now: ActorState = "starting" if condition == 1 else "idle"
-    status = ActorStatus(name, pid, now)
-    if state == _RUNNING:
-        method = (label(graph, node) if label is not None else None) if graph else what
-        waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
-        status = ActorStatus(
-            name,
-            pid,
-            "running",
-            method or f"node {node} of graph {graph}",
-            node if graph else None,
-            execution if graph else None,
-            None if graph else execution,
-            time.time() - (_core.monotonic_ns() - since_ns) / 1e9,
-            blocked_on=board.name(waits[0][0]) if waits else None,
-        )
-    source = board.fetches_from(slot)
-    if source >= 0:
-        status = replace(status, fetches_from=board.name(source))
-    return replace(status, state="stopped") if pid and _is_stopped(pid) else status
+    return status_of(read_page(board, slot, incarnation), label)
 
 
 def describe_status(board: _core.Board, slot: int, label: Label | None = None) -> str:

@@ -52,7 +52,7 @@ class InlineAccount(ProcessAccount):
         actors = (Track(a.index, a.name, pid, a.index + 1) for a in self.plan.actors)
         return [Track(EXECUTOR, "driver", pid, None), *actors]
 
-    def status(self, stacks: bool = False) -> GraphStatus:
+    def status(self, stacks: bool = False, patience: float = 0) -> GraphStatus:
         supervision, gate, at = self.supervision, self.supervision.epoch.gate, self._graph.at
         supervision.closed_or_failed()  # it may not have been noticed
         actors = tuple(_actor_status(actor, stacks) for actor in self._graph.actors)

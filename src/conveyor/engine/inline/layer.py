@@ -11,6 +11,7 @@ from conveyor.engine.inline.account import InlineAccount
 from conveyor.engine.inline.entry import InlineEntry, InlineWays
 from conveyor.engine.inline.graph import InlineGraph, InlineHost
 from conveyor.plan.model import Plan
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.assembly import Begun, assemble, supervise, whole
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, Member
@@ -92,6 +93,9 @@ class Layer:
         # At once: nothing of it runs, or somebody would hold it. A forked child has no part in it.
         if not self.process.inbox.inherited:
             self.unlay(number)
+
+    def afar(self, number: int, question: Question, patience: float) -> Afar:
+        return Afar()  # there is one host
 
     def label(self, graph: int, node: int) -> None:
         """A graph knows its own tasks, and no actor tells of others'."""

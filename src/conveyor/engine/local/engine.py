@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from conveyor import system_limits
-from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.engine.local.launcher import Launcher
 from conveyor.engine.local.logs import LogPrinter
@@ -20,8 +19,8 @@ from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.surroundings import surroundings
 from conveyor.runtime.driver.driver import Driver
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import Spawned
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -62,7 +61,7 @@ class LocalHosts:
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        _settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        _settle: Settle,
     ) -> Spawned:
         claim = GpuClaim(self._gpus, options.num_gpus)
         forked = False

@@ -5,7 +5,8 @@ itself first: a stranger that dials learns versions and a nonce, and no more. Pr
 hellos, with the role of the one who proves: none is good for another connection, nor for the other role.
 Versions are compared when both have proved themselves. Nothing is unpickled.
 
-What is said afterwards is not signed: where somebody may sit between the hosts, give a context for TLS.
+What is said afterwards is neither signed nor encrypted, unless all of it goes over TLS. Then the proofs cover
+its certificates: who sits between the hosts shows other ones.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from contextlib import suppress
 from msgspec import Struct
 
 from conveyor import _core
+from conveyor.engine.net.relay import relayed
+from conveyor.engine.net.tls import Tls, reason
 from conveyor.exceptions import ConveyorError
 
 #: Of the handshake and of what pumps say afterwards.
@@ -39,6 +42,10 @@ _VERDICT = struct.Struct("!32sB")
 _NEXT_TRY, _MOST_TRIES = 0.15, 8
 #: Seconds before a listener is asked again that was too busy to hear.
 _AGAIN = 0.05
+#: What a connection over TLS that ends too early may mean.
+_ENDED = (
+    "it has ended the connection. It may not take this side's certificate, or know another token"
+)
 _FINE, _OTHER_VERSION, _NOT_WANTED = 1, 2, 3
 #: What a connection is for: all that pumps say to each other, or fetching what lies in a depot.
 FOR_PUMPS, FOR_FETCHING = 0, 1
@@ -49,7 +56,7 @@ class HandshakeError(ConveyorError):
 
 
 class _GoneError(HandshakeError):
-    """The connection has ended."""
+    """The other side has ended the connection."""
 
 
 class NotHeardError(HandshakeError):
@@ -85,7 +92,7 @@ def dial(
     token: bytes,
     own: Identity,
     timeout: float,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
 ) -> tuple[socket.socket, Identity]:
     """A connection to the listener there, which has let this side in and is what it should be. ``OSError``
     where nobody answers, :class:`HandshakeError` where the two do not belong together. One that has no time
@@ -94,17 +101,41 @@ def dial(
     while True:
         sock = _connected(address, deadline)
         try:
-            if tls is not None:
-                sock = secured(sock, tls, deadline, server=False, name=address[0])
-            return sock, introduce(sock, token, own, deadline)
-        except (NotHeardError, ConnectionResetError, ssl.SSLEOFError):
-            hang_up(sock)
+            return _introduced(sock, address, token, own, deadline, tls)
+        except (NotHeardError, ConnectionResetError, ssl.SSLEOFError) as error:
             if time.monotonic() + _AGAIN >= deadline:
-                raise
-        except BaseException:
-            hang_up(sock)
-            raise
+                if tls is None:
+                    raise
+                raise _refused(address, _ENDED) from error
         time.sleep(_AGAIN)
+
+
+def _introduced(
+    sock: socket.socket,
+    address: tuple[str, int],
+    token: bytes,
+    own: Identity,
+    deadline: float,
+    tls: Tls | None,
+) -> tuple[socket.socket, Identity]:
+    """What :func:`dial` gives, of a connection that it has made; it is ended if that fails."""
+    try:
+        if tls is None:
+            return sock, introduce(sock, token, own, deadline)
+        sock = secure = secured(sock, tls.client, deadline, server=False)
+        binding = tls.binding(secure, listens=False)
+        try:
+            other = introduce(secure, token, own, deadline, binding)
+        except ssl.SSLEOFError:
+            raise
+        except ssl.SSLError as error:  # by now it has looked at this side's certificate
+            raise _refused(address, reason(error)) from error
+        except (_GoneError, BrokenPipeError) as error:
+            raise _refused(address, _ENDED) from error
+        return relayed(secure), other
+    except BaseException:
+        hang_up(sock)
+        raise
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -124,6 +155,10 @@ def hand_over(sock: socket.socket, pump: _core.HostPump, host: int) -> None:
         hang_up(sock)
         raise
     sock.close()
+
+
+def _refused(address: tuple[str, int], why: str) -> HandshakeError:
+    return HandshakeError(f"host {address[0]}:{address[1]} does not let this one in: {why}")
 
 
 def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
@@ -163,8 +198,10 @@ def _connected(address: tuple[str, int], deadline: float) -> socket.socket:
     return found
 
 
-def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float) -> Identity:
-    """The side that has dialled."""
+def introduce(
+    sock: socket.socket, token: bytes, own: Identity, deadline: float, binding: bytes = b""
+) -> Identity:
+    """The side that has dialled. ``binding``: see :meth:`Tls.binding`."""
     hello = _pack(own)
     _say(sock, hello, deadline)
     try:
@@ -172,9 +209,10 @@ def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float)
     except _GoneError as error:
         raise NotHeardError("the other side has no time for this one") from error
     _unpack(answer)  # that it is one
-    _say(sock, _proof(token, b"dials", hello, answer), deadline)
+    _say(sock, _proof(token, b"dials", binding, hello, answer), deadline)
     proof, verdict = _VERDICT.unpack(_hear(sock, _VERDICT.size, deadline))
-    if not hmac.compare_digest(proof, _proof(token, b"listens", hello, answer, bytes([verdict]))):
+    expected = _proof(token, b"listens", binding, hello, answer, bytes([verdict]))
+    if not hmac.compare_digest(proof, expected):
         raise HandshakeError("the other side does not know this session's token")
     other = _unpack(answer)
     _check(own, other)
@@ -184,7 +222,12 @@ def introduce(sock: socket.socket, token: bytes, own: Identity, deadline: float)
 
 
 def let_in(
-    sock: socket.socket, token: bytes, own: Identity, deadline: float, wanted: frozenset[int] | None
+    sock: socket.socket,
+    token: bytes,
+    own: Identity,
+    deadline: float,
+    wanted: frozenset[int] | None,
+    binding: bytes = b"",
 ) -> Identity:
     """The side that listens. ``wanted``: the hosts that may come; ``None``: all."""
     hello = _hear(sock, _HELLO.size, deadline)
@@ -192,14 +235,14 @@ def let_in(
     answer = _pack(own)
     _say(sock, answer, deadline)
     proof = _hear(sock, _PROOF, deadline)
-    if not hmac.compare_digest(proof, _proof(token, b"dials", hello, answer)):
+    if not hmac.compare_digest(proof, _proof(token, b"dials", binding, hello, answer)):
         raise HandshakeError("somebody who does not know this session's token has connected")
     verdict = _FINE
     if own.difference(other) is not None:
         verdict = _OTHER_VERSION
     elif other.host == own.host or (wanted is not None and other.host not in wanted):
         verdict = _NOT_WANTED
-    said = _proof(token, b"listens", hello, answer, bytes([verdict]))
+    said = _proof(token, b"listens", binding, hello, answer, bytes([verdict]))
     _say(sock, _VERDICT.pack(said, verdict), deadline)
     _check(own, other)
     if verdict != _FINE:
@@ -213,15 +256,9 @@ def secured(
     deadline: float,
     *,
     server: bool,
-    name: str | None = None,
 ) -> ssl.SSLSocket:
     """TLS over a connection, which it owns; its handshake is over by the deadline, however slow."""
-    wrapped = context.wrap_socket(
-        sock,
-        server_side=server,
-        do_handshake_on_connect=False,
-        server_hostname=None if server or not context.check_hostname else name,
-    )
+    wrapped = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
     try:
         wrapped.setblocking(False)
         while True:
@@ -234,6 +271,14 @@ def secured(
                 ready = _ready(wrapped, select.POLLOUT, deadline)
             if not ready:
                 raise HandshakeError("the other side has not finished its handshake in time")
+    except ssl.SSLEOFError:  # the other side has hung up
+        hang_up(wrapped)
+        raise
+    except ssl.SSLError as error:
+        hang_up(wrapped)
+        raise HandshakeError(
+            f"the other side is none of this session's: {reason(error)}"
+        ) from error
     except BaseException:
         hang_up(wrapped)
         raise
@@ -277,8 +322,9 @@ def _unpack(hello: bytes) -> Identity:
     return Identity(host, text, (python >> 8, python & 255), protocol, wire, purpose)
 
 
-def _proof(token: bytes, role: bytes, *said: bytes) -> bytes:
-    return hmac.digest(token, b"conveyor handshake\0" + role + b"\0" + b"".join(said), "sha256")
+def _proof(token: bytes, role: bytes, binding: bytes, *said: bytes) -> bytes:
+    way = role + (b" over TLS\0" if binding else b"\0") + binding
+    return hmac.digest(token, b"conveyor handshake\0" + way + b"".join(said), "sha256")
 
 
 def _left(deadline: float) -> float:

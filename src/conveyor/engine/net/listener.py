@@ -15,7 +15,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from conveyor.engine.net.handshake import HandshakeError, Identity, hang_up, let_in, secured
+from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
+from conveyor.engine.net.tls import Tls
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 
@@ -64,7 +66,7 @@ class Listener:
         on_host: Callable[[socket.socket, Identity], None],
         *,
         wanted: frozenset[int] | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         patience: float = PATIENCE,
         most_pending: int = MOST_PENDING,
     ) -> None:
@@ -173,11 +175,13 @@ class Listener:
         deadline = time.monotonic() + self._patience
         other: Identity | None = None
         try:
+            binding = b""
             if self._tls is not None:
-                speaks = secured(one.sock, self._tls, deadline, server=True)
+                secure = secured(one.sock, self._tls.server, deadline, server=True)
                 with self._lock:
-                    one.sock = speaks
-            other = let_in(one.sock, self._token, self._own, deadline, self._wanted)
+                    one.sock = secure
+                binding = self._tls.binding(secure, listens=True)
+            other = let_in(one.sock, self._token, self._own, deadline, self._wanted, binding)
         except (HandshakeError, OSError) as error:
             if not one.dropped:
                 self._note(str(error))
@@ -192,7 +196,18 @@ class Listener:
                 hang_up(one.sock)
         if good:
             assert other is not None
-            self._on_host(one.sock, other)
+            self._hand_over(one, other)
+
+    def _hand_over(self, one: _Pending, other: Identity) -> None:
+        came = one.sock
+        if isinstance(came, ssl.SSLSocket):
+            try:
+                came = relayed(came)
+            except OSError as error:
+                self._note(str(error))
+                hang_up(one.sock)
+                return
+        self._on_host(came, other)
 
     def _note(self, reason: str) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import ssl
@@ -13,8 +14,16 @@ _PIECE = 256 << 10
 
 def relayed(secure: ssl.SSLSocket) -> socket.socket:
     """A plain socket that stands for ``secure``, which the relay owns now; either's end ends the other."""
+    # The pump sends what belongs together at once, and knows no more of the network than the pair.
+    secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     own, pumps = socket.socketpair()
-    threading.Thread(target=_relay, args=(secure, own), name="conveyor-tls", daemon=True).start()
+    thread = threading.Thread(target=_relay, args=(secure, own), name="conveyor-tls", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system has no more threads
+        own.close()
+        pumps.close()
+        raise OSError(errno.EAGAIN, f"a connection over TLS needs a thread: {error}") from error
     return pumps
 
 

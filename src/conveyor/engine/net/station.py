@@ -23,6 +23,7 @@ from conveyor.runtime.driver.deaths import DeathWatches
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
     Cut,
     FarOrder,
@@ -33,11 +34,13 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.driver.hosts import Page as LastPage
 from conveyor.runtime.driver.table import BOARD_SLOTS
+from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.runtime.status import Page
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.
@@ -114,6 +117,7 @@ class Station:
         self.board = _core.Board.create(BOARD_SLOTS)
         self.pump = _core.HostPump(self.board, number, window)
         self._fired = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lookout = Lookout(self.board)
         self._watches = DeathWatches(self.board, self._fired)
         self._locals: dict[int, Local] = {}
         self._proxies: dict[int, Proxy] = {}
@@ -124,6 +128,18 @@ class Station:
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
         return self.orders[type(order)](self, order)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of this host are doing; on any thread."""
+        segment = self._segments.get(look.segment)
+        if segment is None:
+            raise LookupError("the graph is laid anew just now, or has been torn down")
+        return self._lookout.look(look, segment)
+
+    def look_at_all(self, look: LookAtAll) -> list[Page]:
+        """What all processes of this host are doing; on any thread."""
+        processes = [one.process for one in list(self._locals.values())]
+        return [self._lookout.page(*process, stack=look.stacks) for process in processes]
 
     def local(self, slot: int) -> Local:
         """The process of this host that has that slot."""
@@ -147,7 +163,7 @@ class Station:
             *(self._segments[number].fd for number in segments),
         ]
 
-    def last_page(self, slot: int) -> tuple[Page, bool]:
+    def last_page(self, slot: int) -> tuple[LastPage, bool]:
         """What the slot says of its process, and whether it was left by ``sys.exit``."""
         self.board.announce_death(slot)
         return self.board.status(slot), self.board.leaving(slot)
@@ -187,8 +203,12 @@ class Station:
         slot = order.slot
         arena_fd = _core.Arena.create_fd(self.arena.file)
         size = self.arena
-        arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
-        self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        try:
+            arena = _core.Arena(arena_fd, size.file, size.cap, self.board, slot, size.idle)
+            self.pump.add_proxy(slot, order.incarnation, order.host, order.name, arena)
+        except BaseException:
+            os.close(arena_fd)
+            raise
         self._watches.add(slot)
         self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
 
@@ -231,12 +251,20 @@ class Station:
         one = self._locals.get(slot)
         return None if one is None else one.view
 
+    def _break_group(self, order: BreakGroup) -> None:
+        segment = self._segments.get(order.number)
+        if segment is not None:
+            _core.CollectiveGroup.destroy(segment, self.board, order.members, order.session)
+
     def _forget(self, order: Forget) -> None:
         self._segments.pop(order.number, None)
+        self._lookout.forget(order.number)
         self.pump.unmirror(order.number)
 
     def _given(self, segment: int, processes: tuple[Reader, ...]) -> list[int]:
         """The descriptors of a segment, and those that introduce processes."""
+        if segment and segment not in self._segments:
+            raise ProcessLookupError(f"segment {segment} has been given up")
         fds = [self._segments[segment].fd] if segment else []
         for slot, incarnation in processes:
             one, proxy = self._locals.get(slot), self._proxies.get(slot)
@@ -286,6 +314,7 @@ class Station:
         Bury: _bury,
         Reach: _reach,
         Spread: _spread,
+        BreakGroup: _break_group,
         Forget: _forget,
         Hand: _hand,
         Answer: _answer,

@@ -36,15 +36,18 @@ from conveyor.engine.net.handshake import (
 )
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
+from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import threads
+from conveyor.runtime import status, threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.memory_limit import memory_limit
-from conveyor.runtime.process import ArenaSize, close_all, dup_all
+from conveyor.runtime.process import ArenaSize
 
 #: Seconds for the first connection to another host, and between two tries to have one again.
 _PATIENCE, _PAUSE = 10.0, 0.05
@@ -57,7 +60,7 @@ _NO_PAGE: Page = (0, 0, 0, 0, 0, 0, "")
 class Terms(Struct, frozen=True):
     """What an agent is told at its start. ``version``: of the driver's Conveyor and Python. ``window``:
     seconds without a connection, after which a host is taken for lost. ``address``: where the driver's
-    host lets others in."""
+    host lets others in. ``tls``: what it shows and takes, where connections are over TLS."""
 
     number: int
     version: str
@@ -66,14 +69,16 @@ class Terms(Struct, frozen=True):
     address: tuple[str, int]
     arena: ArenaSize
     window: float
+    tls: Credentials | None = None
 
 
 class Ready(Struct, frozen=True):
     """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
-    do."""
+    do, and ``door``: those that are guests."""
 
     address: tuple[str, int]
     courier: str
+    door: str
     arena: ArenaSize
 
 
@@ -132,7 +137,7 @@ class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
     incarnation: int
-    fds: list[int]
+    visits: bool = False
     stderr: str = ""
 
 
@@ -147,6 +152,7 @@ class Agent:
         system_limits.raise_descriptor_limit()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
+        self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -155,6 +161,7 @@ class Agent:
         told = Told(self._asked, self._headless, self._reach, self._line)
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
+        self._visitors = Visitors(self._events)
         self._expected: dict[int, _Expected] = {}  # by the number that they come under
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
@@ -170,13 +177,25 @@ class Agent:
         import ray
 
         pump = self._station.pump
+        if self._terms.tls is not None:
+            self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0), self._terms.token, self._identity, self._let_in
+            (ray.util.get_node_ip_address(), 0),
+            self._terms.token,
+            self._identity,
+            self._let_in,
+            tls=self._tls,
         )
         self._events.add(pump.notice_fd, self._on_notice)
         self._reach(_DRIVER, self._terms.address)
         self._processes.courier.start()
-        return Ready(self._listener.address, self._processes.courier.address, self._station.arena)
+        self._visitors.courier.start()
+        return Ready(
+            self._listener.address,
+            self._processes.courier.address,
+            self._visitors.courier.address,
+            self._station.arena,
+        )
 
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
@@ -186,23 +205,27 @@ class Agent:
         """What comes from the driver's host over connections of processes."""
         self._carrier.receive(parcel)
 
-    def expect(self, number: int, slot: int, told: greeting.Told, segments: list[int]) -> bytes:
+    def expect(
+        self,
+        number: int,
+        slot: int,
+        told: greeting.Told,
+        segments: list[int],
+        visits: bool = False,
+    ) -> bytes:
         """A process will come under that number, for that slot: the secret that it has to know. It is told
-        that, and given its ends of these segments."""
+        that, and given its ends of these segments. ``visits``: it is a guest, and not ours to end."""
         incarnation = self._station.local(slot).incarnation
-        fds: list[int] = []
+        fds = greeting.made_for(told, self._station.given_at_birth(slot, segments))
+        one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds, visits=visits)
+        one.on_end = partial(self._ended, one)
+        self._expected[number] = one
+        courier = self._hosts_of(one).courier
         try:
-            fds.append(greeting.write_file(told))
-            fds.append(os.pidfd_open(os.getpid()))
-            fds += dup_all(self._station.given_at_birth(slot, segments))
-            one = _Expected(number=number, slot=slot, incarnation=incarnation, fds=fds)
-            one.on_end = partial(self._ended, one)
-            self._expected[number] = one
-            courier = self._processes.courier
             return courier.expect(number, partial(self._arrived, one), partial(self._refused, one))
         except BaseException:
-            self._expected.pop(number, None)
-            close_all(fds)
+            del self._expected[number]
+            one.close_fds()
             raise
 
     def disown(self, number: int) -> bool:
@@ -214,20 +237,36 @@ class Agent:
         return one is not None
 
     def _disown(self, one: _Expected) -> None:
-        self._processes.courier.forget(one.number)
+        self._hosts_of(one).courier.forget(one.number)
         self._close(one)
 
+    def _hosts_of(self, one: _Expected) -> Processes | Visitors:
+        return self._visitors if one.visits else self._processes
+
     def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process."""
+        """Kill a process. A guest leaves instead, when its method has returned."""
         one = self._living.get(slot)
-        if one is not None and one.incarnation == incarnation:
+        if one is None or one.incarnation != incarnation:
+            return
+        if one.visits:
+            self._visitors.tell_to_leave(one.pid)
+        else:
             self._processes.signal(one, signal.SIGKILL)
+
+    def look(self, look: Look) -> Seen:
+        """What actors of a graph are doing here."""
+        return self._station.look(look)
+
+    def look_at_all(self, look: LookAtAll) -> list[status.Page]:
+        """What all processes here are doing."""
+        return self._station.look_at_all(look)
 
     def leave(self) -> None:
         """The session is over, and all processes gone."""
         import ray
 
         self._station.pump.stop()
+        self._events.call(self._visitors.see_off)  # else they see that this process is gone
         self._news.put(None)
         ray.actor.exit_actor()
 
@@ -244,8 +283,9 @@ class Agent:
     def _arrived(self, one: _Expected, pid: int, stderr: str) -> list[int]:
         if self._expected.pop(one.number, None) is None:
             raise OSError("nobody wants it any more")
-        self._processes.add(one, pid)
-        one.stderr = stderr
+        self._hosts_of(one).add(one, pid)
+        if not one.visits:
+            one.stderr = stderr  # of a guest it is the program's own
         self._living[one.slot] = one
         self._events.call(partial(self._sent, one))
         return one.fds
@@ -260,9 +300,7 @@ class Agent:
         self._news.put(Arrived(one.number, 0, why))
 
     def _close(self, one: _Expected) -> None:
-        for fd in one.fds:
-            os.close(fd)
-        one.fds.clear()
+        one.close_fds()
         if self._station.has(one.slot, one.incarnation):  # else it is buried already
             self._station.local(one.slot).close_passed()
 
@@ -281,7 +319,7 @@ class Agent:
 
     def _headless(self, slot: int) -> None:
         one = self._living.get(slot)
-        if one is not None:
+        if one is not None and not one.visits:
             self._processes.end_headless(one)
 
     # Other hosts
@@ -297,7 +335,8 @@ class Agent:
 
     def _dial_depot(self) -> socket.socket:
         own = replace(self._identity, purpose=FOR_FETCHING)
-        return dial(self._addresses[_DRIVER], self._terms.token, own, self._terms.window)[0]
+        address, terms = self._addresses[_DRIVER], self._terms
+        return dial(address, terms.token, own, terms.window, self._tls)[0]
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
@@ -312,7 +351,8 @@ class Agent:
         self._dial(host, _PATIENCE)
 
     def _dial(self, host: int, patience: float) -> None:
-        sock, other = dial(self._addresses[host], self._terms.token, self._identity, patience)
+        address, token = self._addresses[host], self._terms.token
+        sock, other = dial(address, token, self._identity, patience, self._tls)
         if other.host != host:
             hang_up(sock)
             raise HandshakeError(f"host {other.host} is where host {host} was")

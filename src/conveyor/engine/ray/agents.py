@@ -17,141 +17,26 @@ from conveyor import __version__, _core
 from conveyor.codec import Reader, claims
 from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
-from conveyor.engine.net.carrier import Carrier, Parcel
-from conveyor.engine.net.depot import Depot, Supply
+from conveyor.engine.net.depot import Depot
+from conveyor.engine.net.display import Display, NodeSeen
 from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial, hand_over, new_token
 from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, News, Ready, Sent, Terms, Unclaimed
-from conveyor.engine.ray.greeting import Elsewhere, Told
-from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
-from conveyor.runtime.driver.far import FarOrder, Home
-from conveyor.runtime.process import ArenaSize
+from conveyor.engine.ray.agent_host import AgentHost
+from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.exceptions import ActorStartError
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
+from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
 
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
-
-
-class AgentHost:
-    """One node, by its agent. See :class:`conveyor.runtime.driver.far.FarHost`."""
-
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        agent: Any,
-        ready: Ready,
-        lose: Callable[[AgentHost, str], object],
-        depot: Depot,
-        dial_depot: Callable[[], socket.socket],
-    ) -> None:
-        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to. ``depot``: of the
-        driver's host; ``dial_depot()``: a connection to this one's."""
-        self.number, self.name = number, name
-        self.arena: ArenaSize = ready.arena
-        self.address = ready.address
-        #: Where the node's processes come.
-        self.courier = ready.courier
-        self.agent = agent
-        #: Why it is no more.
-        self.lost = ""
-        self._lose = lose
-        # Reentrant: a signal handler may have the host do something in the middle of this.
-        self._lock = threading.RLock()
-        self._awaited: set[Future[Any]] = set()
-        self._lines = itertools.count(1)
-        self.carrier = Carrier(depot, Supply(dial_depot), self._carry)
-
-    def send(self, order: FarOrder) -> Future[Any]:
-        """Have it do something; what comes of it."""
-        return self._call(self.agent.do, order)
-
-    def tell(self, order: FarOrder) -> None:
-        """The same where nobody waits for it."""
-        self._unawaited(self.send(order))
-
-    def carry(self, sock: socket.socket) -> int:
-        """See :class:`conveyor.runtime.driver.far.FarHost`, also for what follows."""
-        number = next(self._lines)
-        self.carrier.open(number, sock)
-        return number
-
-    def hold(self, fd: int) -> None:
-        self.carrier.hold(fd)
-
-    def let_go(self, fd: int) -> None:
-        self.carrier.let_go(fd)
-
-    def _carry(self, parcel: Parcel) -> None:
-        self._unawaited(self._call(self.agent.receive, parcel))
-
-    def expect(self, number: int, slot: int, told: Told, segments: list[int]) -> bytes:
-        """See :meth:`Agent.expect`."""
-        key: bytes = self._call(self.agent.expect, number, slot, told, segments).result()
-        return key
-
-    def disown(self, number: int) -> Future[Any]:
-        """See :meth:`Agent.disown`."""
-        return self._call(self.agent.disown, number)
-
-    def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process there."""
-        self._unawaited(self._call(self.agent.kill, slot, incarnation))
-
-    def leave(self) -> Future[Any]:
-        """Have it end; done when it has."""
-        return self._call(self.agent.leave)
-
-    def forget(self, why: str) -> None:
-        """It is no more: nobody waits for it any longer."""
-        with self._lock:
-            self.lost = self.lost or why
-            awaited, self._awaited = self._awaited, set()
-        for future in awaited:
-            future.set_exception(self._loss())
-        self.carrier.close()
-
-    def _loss(self) -> ConveyorError:
-        return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
-
-    def _call(self, method: Any, *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._lock:
-            if self.lost:
-                future.set_exception(self._loss())
-                return future
-            self._awaited.add(future)
-            # With the lock: orders come as they were given.
-            try:
-                ref = method.options(concurrency_group="orders").remote(*args)
-            except Exception as error:
-                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
-                self._awaited.discard(future)
-                future.set_exception(error)
-                return future
-        ref.future().add_done_callback(partial(self._done, future))
-        return future
-
-    def _done(self, future: Future[Any], result: Any) -> None:
-        with self._lock:
-            if future not in self._awaited:
-                return
-            self._awaited.discard(future)
-        error = result.exception()
-        if error is None:
-            future.set_result(result.result())
-        else:
-            future.set_exception(getattr(error, "cause", None) or error)
-
-    def _unawaited(self, future: Future[Any]) -> None:
-        def look(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is not None and not self.lost:
-                self._lose(self, f"it could not do what it had to ({error})")
-
-        future.add_done_callback(look)
+#: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
+_GROUPS = {"orders": 1, "news": 1, "looks": 1}
 
 
 class Agents:
@@ -164,10 +49,13 @@ class Agents:
         window: float,
         on_news: Callable[[AgentHost, News], object],
         on_loss: Callable[[AgentHost], object],
+        tls: Credentials | None = None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes."""
         self._ray, self._events, self._window = ray, events, window
+        self._credentials = tls
+        self._tls = None if tls is None else Tls(tls)
         self._on_news, self._on_loss = on_news, on_loss
         self._home: Home | None = None
         self._token = new_token()
@@ -175,6 +63,7 @@ class Agents:
         #: Held while one is started.
         self._starting = threading.Lock()
         self._listener: Listener | None = None
+        self._display: Display | None = None
         self._pump: _core.HostPump | None = None
         self._depot = Depot()
         self._by_node: dict[str, AgentHost] = {}
@@ -224,11 +113,12 @@ class Agents:
             address,
             self._home.arena,
             self._window,
+            self._credentials,
         )
         name = f"{node.address} ({node.node[:8]})"
         strategy = NodeAffinitySchedulingStrategy(node.node, soft=False)
         made = self._ray.remote(
-            num_cpus=0, concurrency_groups={"orders": 1, "news": 1}, scheduling_strategy=strategy
+            num_cpus=0, concurrency_groups=_GROUPS, scheduling_strategy=strategy
         )(Agent)
         agent = made.remote(terms)
         try:
@@ -244,7 +134,7 @@ class Agents:
                 f"cannot be connected: {cause}"
             ) from error
         identity = Identity(0, __version__, purpose=FOR_FETCHING)
-        dial_depot = partial(dial, ready.address, self._token, identity, self._window)
+        dial_depot = partial(dial, ready.address, self._token, identity, self._window, self._tls)
         host = AgentHost(
             number, name, agent, ready, self.lose, self._depot, lambda: dial_depot()[0]
         )
@@ -280,8 +170,20 @@ class Agents:
                 self._token,
                 Identity(0, __version__),
                 self._let_in,
+                tls=self._tls,
             )
+            self._display = Display(self._events, self._gather)
         return self._listener.address
+
+    def _gather(self, stacks: bool) -> list[NodeSeen]:
+        """What the processes of all nodes are doing, as far as they answer in time."""
+        patience = STACKS if stacks else PATIENCE
+        asked = [(host, host.look_at_all(LookAtAll(stacks))) for host in self._hosts()]
+        wait([answer for _, answer in asked], patience)
+        return [_node_seen(host.name, answer, patience) for host, answer in asked]
+
+    def _hosts(self) -> list[AgentHost]:
+        return list(self._by_node.values())
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
@@ -330,7 +232,7 @@ class Agents:
 
     def by_number(self, number: int) -> AgentHost | None:
         """The one with that number, while there is one."""
-        return next((one for one in list(self._by_node.values()) if one.number == number), None)
+        return next((one for one in self._hosts() if one.number == number), None)
 
     def _lose(self, host: AgentHost, why: str) -> None:
         if host.lost or self._closed:
@@ -361,13 +263,15 @@ class Agents:
         self.refuse()
         with self._adding:
             self._closed = True
-            hosts = list(self._by_node.values())
+            hosts = self._hosts()
         left = [host.leave() for host in hosts]
         wait(left, _LEAVE_SECONDS)
         for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
         self._depot.close()
+        if self._display is not None:
+            self._display.close()
         if self._listener is not None:
             self._listener.close()
         if self._pump is not None:
@@ -378,3 +282,12 @@ def _withdraw(header: bytes, process: Reader) -> None:
     """That process does not come for what a frame with that header claims for it."""
     _, made, _ = unpack(header)
     claims.withdraw(made, (process,))
+
+
+def _node_seen(name: str, answer: Future[list[Page]], patience: float) -> NodeSeen:
+    if not answer.done():
+        return NodeSeen(name, (), f"it has not answered for {patience:g} s")
+    error = answer.exception()
+    if error is not None:
+        return NodeSeen(name, (), str(error) or type(error).__name__)
+    return NodeSeen(name, tuple(answer.result()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import select
 import struct
-from contextlib import suppress
 
 _SIZE = 64  # of the structure's first version
 _GET_INFO = 3 << 30 | _SIZE << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -33,9 +32,10 @@ def exit_status(pidfd: int) -> int | None:
     return status & 0xFFFF if said & _EXIT else None
 
 
-def wait_until_reaped(pidfd: int, seconds: float) -> None:
-    """Of a process that has ended. Kernels that do not tell the status do not tell this either."""
+def status_once_reaped(pidfd: int, seconds: float) -> int | None:
+    """The wait status of a process that has ended, for which its parent may take so many seconds.
+    Kernels that do not tell it do not tell when it could be had either."""
     poll = select.poll()
-    with suppress(OSError):  # the descriptor is closed: it has been reported
-        poll.register(pidfd, 0)
-        poll.poll(int(seconds * 1000))
+    poll.register(pidfd, 0)
+    poll.poll(int(seconds * 1000))
+    return exit_status(pidfd)

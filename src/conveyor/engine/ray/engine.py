@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from conveyor import system_limits
+from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
 from conveyor.engine.ray.guests import RayHostsWithGuests
@@ -19,13 +20,17 @@ from conveyor.runtime.driver.driver import Driver
 _CONNECT_SECONDS = 10.0
 #: Settings of this package that actors read from their environment, and that Ray does not pass on.
 _SETTINGS = "CONVEYOR_"
+#: Seconds without a word after which a node is lost. Over TLS a thread of Python carries the words, which
+#: waits for whatever native code of the program's keeps the interpreter to itself.
+_NODE_TIMEOUT, _TLS_TIMEOUT = 1.0, 10.0
 
 
 def start(
     address: str | None = None,
     cluster: Mapping[str, Any] | None = None,
     shared_memory: str = "machine",
-    node_timeout: float = 1.0,
+    node_timeout: float | None = None,
+    tls: bool | Mapping[str, Any] | None = None,
     **given: Any,
 ) -> Driver:
     """Start a session on Ray, with the options of ``engine.options`` beside these.
@@ -36,8 +41,13 @@ def start(
     shared_memory: among whom there is any: all processes of a ``"machine"``, whatever node they are of, or
     only those of one ``"node"``, so that two nodes of one machine are connected as two machines are.
     node_timeout: seconds after which a node that nothing comes from is taken for lost.
+    tls: whether connections between nodes are over TLS. ``True``: with a certificate that is made for this
+    session. A mapping: with files of each node, by the names ``certificate``, ``key`` and ``ca``.
     """
+    if node_timeout is None:
+        node_timeout = _TLS_TIMEOUT if tls else _NODE_TIMEOUT
     check_sharing(shared_memory, node_timeout)
+    shows = credentials(tls)
     options = session_options("ray", **given)
     if options.raise_descriptor_limit:
         system_limits.raise_descriptor_limit()
@@ -46,7 +56,12 @@ def start(
     try:
         own_node = ray.get_runtime_context().get_node_id() if shared_memory == "node" else ""
         hosts = RayHostsWithGuests(
-            ray, {**environ, **options.env_vars}, disconnect, own_node, float(node_timeout)
+            ray,
+            {**environ, **options.env_vars},
+            disconnect,
+            own_node,
+            float(node_timeout),
+            shows,
         )
         driver = Driver(hosts, options.arena, options.grace)
     except BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from conveyor import __version__
 from conveyor.engine.files import anonymous_file
 from conveyor.engine.surroundings import Surroundings
 from conveyor.runtime.message import PROTOCOL
+from conveyor.runtime.process import close_all, dup_all
 
 #: More than any message takes.
 MESSAGE_BYTES = 4096
@@ -109,6 +111,20 @@ def write_file(told: Told) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def made_for(told: Told, fds: Sequence[int]) -> list[int]:
+    """What a process is given with its welcome: the birth's file, the pidfd of this one, and ``fds``. All are
+    duplicates, since whoever waits may be interrupted, and close his own, while they are sent. The caller
+    closes them."""
+    made = [write_file(told)]
+    try:
+        made.append(os.pidfd_open(os.getpid()))
+        made += dup_all(fds)
+    except BaseException:
+        close_all(made)
+        raise
+    return made
 
 
 def read_file(fd: int) -> Told:

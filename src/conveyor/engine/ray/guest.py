@@ -19,7 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 from conveyor.engine.ray import shell
-from conveyor.engine.ray.greeting import MESSAGE_BYTES, Birth, Farewell, read_file, write
+from conveyor.engine.ray.greeting import (
+    MESSAGE_BYTES,
+    Birth,
+    Elsewhere,
+    Farewell,
+    read_file,
+    write,
+)
 from conveyor.engine.ray.turns import Turn
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context, threads
@@ -104,9 +111,10 @@ class GuestWorker(Worker):
         self.process.ring()
 
 
-def join(made: Any, birth: Birth, in_turn: bool) -> bool:
+def join(made: Any, birth: Birth, in_turn: bool) -> bool | Elsewhere:
     """Take part in the session of that birth; ``made`` is the actor's instance. Whether Ray's own calls take
-    turns with its methods, as far as there is need. Ray runs this beside the actor's calls.
+    turns with its methods, as far as there is need. If it is on another host, say so instead. Ray runs this
+    beside the actor's calls.
 
     Raises:
         ActorStartError: it cannot take part.
@@ -130,14 +138,11 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool:
     try:
         connection = shell.meet_at(birth)
         if connection is None:
-            raise ActorStartError(
-                f"it is on another host than the driver ({socket.gethostname()}, pid {os.getpid()}), and "
-                "only actors of the driver's host can be attached: have Ray place it there, or make it a "
-                "class of conveyor.remote"
-            )
+            _host = None
+            return shell.where()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PID.size)
         (_host,) = _PID.unpack(credentials)
-        fds = shell._welcome(connection)
+        fds = shell.welcomed(connection)
         takes_turns = turn is None or turn.begin()
         threads.start(_take_part, "guest", made, turn, connection, fds)
     except BaseException:

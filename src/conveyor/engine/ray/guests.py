@@ -2,34 +2,27 @@
 
 The process is there, and runs methods for Ray. A thread of it becomes the actor's loop (``guest.py``). From
 then on it is a process of the session like any other, but that nobody here ends it: it leaves, and goes on.
+One on another host is its agent's guest, as other actors there are the agent's processes.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from msgspec import Struct, field
-
-from conveyor.codec import Reader
-from conveyor.engine.events import guarded
-from conveyor.engine.ray import guest
-from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.ends import exit_status, wait_until_reaped
-from conveyor.engine.ray.greeting import Birth, Told, write_file
+from conveyor.engine.ray import guest as there
+from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.hosts import RayHosts
-from conveyor.engine.ray.processes import WORD_TIMEOUT
+from conveyor.engine.ray.started import Started
 from conveyor.engine.ray.starts import ENDED
+from conveyor.engine.ray.visitors import Visitors
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime import threads
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import UNKNOWN_END, Spawned
-from conveyor.runtime.process import dup_all
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -39,33 +32,10 @@ _log = logging.getLogger("conveyor")
 SYSTEM_CALLS = "_ray_system"
 
 
-class _Guest(Struct, eq=False):
-    """One of them, from the wish for it until it has left. All but ``done`` changes on the hosts' thread."""
+class _Guest(Started, eq=False, kw_only=True):
+    """One of them, from the wish for it until it has left."""
 
-    number: int
-    name: str
     attached: Attached
-    on_spawned: Callable[[int], object]
-    #: Of what it gets: the birth's file, and the driver's descriptors. Closed once they are sent.
-    fds: list[int] = field(default_factory=list)
-    pid: int = 0
-    pidfd: int = -1
-    error: str = ""
-    unwanted: bool = False
-    #: Set once there is a pid or an error.
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def close_fds(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-
-    def refuse(self, why: str) -> None:
-        """It will not take part."""
-        self.close_fds()
-        if not self.done.is_set():
-            self.error = why
-            self.done.set()
 
 
 class RayHostsWithGuests(RayHosts):
@@ -73,13 +43,11 @@ class RayHostsWithGuests(RayHosts):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        #: Theirs alone: what they say when they go does not say that a process ends.
-        self._door = Courier(self._events, self._on_guest_left)
-        self._guests: dict[int, _Guest] = {}
+        self._visitors = Visitors(self._events)
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
         super().start(on_exit, home)
-        self._door.start()
+        self._visitors.courier.start()
 
     def spawn(
         self,
@@ -88,41 +56,75 @@ class RayHostsWithGuests(RayHosts):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> Spawned:
         if options.attached is None:
             return super().spawn(name, payload, fds, options, on_spawned, settle)
         self._check_connected(name)
-        guest = _Guest(next(self._numbers), name, options.attached, on_spawned)
+        guest = _Guest(
+            number=next(self._numbers),
+            name=name,
+            wants="",
+            on_spawned=on_spawned,
+            attached=options.attached,
+        )
+        told = Told(name, surroundings(), payload)
         try:
-            told = Told(name, surroundings(), payload)
             # Ray may not have placed it, or its process may be busy: the session's end is the wait's, too.
             with self._starts.under_way(guest.number, partial(self._end_attaching, guest)):
                 uninterrupted(partial(self._invite, guest, told, fds))
                 guest.done.wait()
+                if guest.elsewhere is not None and not guest.error:
+                    guest.done.clear()
+                    uninterrupted(partial(self._invite_abroad, guest, told, settle))
+                    guest.done.wait()
             if guest.error:
                 raise ActorStartError(f"cannot attach Ray's actor {name!r}: {guest.error}")
         except BaseException:
             self._events.call(partial(self._turn_away, guest))
             raise
-        return Spawned(guest.pid, str, lambda: None, lambda: None, lambda: False, stays=True)
+        host = guest.host
+        return Spawned(
+            guest.key,
+            str,
+            lambda: None,
+            lambda: None,
+            lambda: False,
+            "" if host is None else host.name,
+            lambda: None if guest.ended is None else (guest.ended.page, guest.ended.left),
+            lambda: "" if host is None or guest.ended is not None else host.lost,
+            stays=True,
+        )
 
-    def _invite(self, guest_: _Guest, told: Told, fds: Sequence[int]) -> None:
-        attached = guest_.attached
-        with self._starts.asking(f"attach Ray's actor {guest_.name!r}"):
-            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-            guest_.fds.append(write_file(told))
-            guest_.fds.append(os.pidfd_open(os.getpid()))
-            guest_.fds.extend(dup_all(fds))
-            key = self._door.expect(guest_.number, partial(self._comes, guest_), guest_.refuse)
-            birth = Birth(self._door.address, guest_.number, key, {}, node=self._own_node)
-            call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
-            joined = call.remote(guest.join, birth, attached.in_turn)
+    def _invite(self, guest: _Guest, told: Told, fds: Sequence[int]) -> None:
+        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
+            guest.fds += made_for(told, fds)
+            door = self._visitors.courier
+            key = door.expect(guest.number, partial(self._comes, guest), guest.refuse)
+            self._call_in(guest, Birth(door.address, guest.number, key, {}, node=self._own_node))
+
+    def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
+        """Have the agent of its node let it in."""
+        assert guest.elsewhere is not None
+        with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
+            host = self._agents.at(guest.elsewhere)
+            place, payload, segments = settle(host)
+            guest.host, guest.place = host, place
+            self._abroad[guest.number] = guest
+            told = Told(told.name, told.around, payload)
+            key = host.expect(guest.number, place[0], told, segments, visits=True)
+            self._call_in(guest, Birth(host.door, guest.number, key, {}, stay=True))
+
+    def _call_in(self, guest: _Guest, birth: Birth) -> None:
+        """Have Ray tell it where it is waited for."""
+        attached = guest.attached
+        call = attached.handle.__ray_call__.options(concurrency_group=SYSTEM_CALLS)
+        joined = call.remote(there.join, birth, attached.in_turn)
 
         def tell(future: Any) -> None:
             error = None if future.cancelled() else future.exception()
-            in_turn = error is None and future.result()
-            self._events.call(partial(self._has_joined, guest_, error, in_turn))
+            said = future.result() if error is None and not future.cancelled() else None
+            self._events.call(partial(self._has_joined, guest, error, said))
 
         joined.future().add_done_callback(tell)
 
@@ -131,33 +133,41 @@ class RayHostsWithGuests(RayHosts):
     def _comes(self, guest: _Guest, pid: int, _stderr: str) -> Sequence[int]:
         if guest.unwanted:
             raise OSError("nobody wants it any more")
-        if pid in self._guests:  # it has left, and its farewell has not been heard yet
-            self._door.last_words(pid)
-        guest.pidfd = os.pidfd_open(pid)  # it waits for our answer, so the number is still its own
-        guest.pid = pid
-        self._guests[pid] = guest
-        self._events.add(guest.pidfd, partial(self._guest_died, guest))
-        self._events.call(partial(self._is_in, guest))
+        self._visitors.add(guest, pid)
+        guest.on_end = partial(self._report, guest)
+        self._living[pid] = guest
+        self._events.call(partial(self._sent, guest))
         return guest.fds
 
-    def _is_in(self, guest: _Guest) -> None:
-        guest.close_fds()
-        if not guest.error:
-            guarded(partial(guest.on_spawned, guest.pid))
-            guest.done.set()
-
-    def _has_joined(self, guest: _Guest, error: BaseException | None, in_turn: bool) -> None:
-        """Ray says how the call has ended that was to bring it here."""
-        if not guest.pid:
-            self._door.forget(guest.number)
-            cause = getattr(error, "cause", None)
-            guest.refuse(str(cause if isinstance(cause, ActorStartError) else error))
-        elif error is None and guest.attached.in_turn and not in_turn:
+    def _has_joined(
+        self, guest: _Guest, error: BaseException | None, said: bool | Elsewhere | None
+    ) -> None:
+        """Ray says how the call has ended that was to bring it here: whether its calls take turns, or where
+        it is."""
+        if said is False and guest.attached.in_turn:
             _log.warning(
                 "Ray's own calls of actor %s may run while a method of it does that was called or bound "
                 "here: this version of Ray does not let them take turns",
                 guest.name,
             )
+        if guest.pid or guest.error or (error is None and guest.host is not None):
+            return  # of one elsewhere its agent tells
+        self._visitors.courier.forget(guest.number)
+        guest.close_fds()
+        if isinstance(said, Elsewhere):
+            guest.elsewhere = said
+            guest.done.set()
+        elif guest.host is None:
+            guest.refuse(_why(error))
+        else:  # what its agent tells of it may be on its way still
+            guest.host.disown(guest.number).add_done_callback(
+                lambda asked: self._events.call(partial(self._not_come, guest, error, asked))
+            )
+
+    def _not_come(self, guest: _Guest, error: BaseException | None, asked: Future[bool]) -> None:
+        if asked.exception() is not None or asked.result():
+            self._abroad.pop(guest.number, None)
+            guest.refuse(_why(error))
 
     def _end_attaching(self, guest: _Guest) -> None:
         """The session is over."""
@@ -167,63 +177,40 @@ class RayHostsWithGuests(RayHosts):
     def _turn_away(self, guest: _Guest) -> None:
         """Whoever asked for it does not want it any more."""
         guest.unwanted = True
-        self._door.forget(guest.number)
+        self._visitors.courier.forget(guest.number)
         guest.close_fds()
-        if guest.pid:
-            self._door.tell_to_leave(guest.pid)
-
-    def _on_guest_left(self, pid: int, code: int) -> None:
-        guest = self._guests.get(pid)
-        if guest is not None:
-            self._guest_gone(guest, code << 8)
-
-    def _guest_died(self, guest: _Guest) -> None:
-        """Its process has ended, whose parent is Ray."""
-        self._events.remove(guest.pidfd)
-        self._door.last_words(guest.pid)
-        if guest.pid not in self._guests:  # it has left just before
-            return
-        status = exit_status(guest.pidfd)
-        if status is not None:
-            self._guest_gone(guest, status)
-        else:  # how it ended its parent knows, which has not looked yet
-            threads.start_or_run(self._see_guests_end, "how-it-ended", guest, os.dup(guest.pidfd))
-
-    def _see_guests_end(self, guest: _Guest, pidfd: int) -> None:
-        try:
-            wait_until_reaped(pidfd, WORD_TIMEOUT)
-            status = exit_status(pidfd)
-        finally:
-            os.close(pidfd)
-        ended = UNKNOWN_END if status is None else status
-        self._events.call(partial(self._guest_gone, guest, ended))
-
-    def _guest_gone(self, guest: _Guest, status: int) -> None:
-        if self._guests.pop(guest.pid, None) is None:
-            return
-        self._close_pidfd(guest)
-        guarded(partial(self._on_exit, guest.pid, status))
-
-    def _close_pidfd(self, guest: _Guest) -> None:
-        self._events.remove(guest.pidfd)
-        os.close(guest.pidfd)
-        guest.pidfd = -1
+        if guest.host is not None and not guest.pid:
+            self._abroad.pop(guest.number, None)
+            guest.host.disown(guest.number)
+            guest.host.kill(*guest.place)  # it may have come before that
+        elif guest.pid:
+            self._kill(guest)
 
     # On any thread.
 
-    def kill(self, pid: int) -> None:
-        if pid in self._guests:
-            self._events.call(partial(self._door.tell_to_leave, pid))
+    def _kill(self, actor: Started) -> None:
+        if isinstance(actor, _Guest) and actor.host is None:
+            self._visitors.tell_to_leave(actor.pid)
         else:
-            super().kill(pid)
+            super()._kill(actor)  # an agent knows its guests
+
+    def end_headless(self, pid: int) -> None:
+        if not isinstance(self._living.get(pid), _Guest):
+            super().end_headless(pid)
 
     def close(self) -> None:
         self._events.call(self._see_off)
         super().close()
 
     def _see_off(self) -> None:
-        """The session is over: who has not left yet does so when its method has returned."""
-        self._door.close()
-        while self._guests:
-            _, guest = self._guests.popitem()
-            self._close_pidfd(guest)
+        """The session is over: nobody waits for them."""
+        self._visitors.see_off()
+        for key, actor in list(self._living.items()):
+            if isinstance(actor, _Guest):
+                del self._living[key]
+
+
+def _why(error: BaseException | None) -> str:
+    """Why it does not take part, by what Ray says of the call."""
+    cause = getattr(error, "cause", None)
+    return str(cause if isinstance(cause, ActorStartError) else error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
 import signal
 import threading
@@ -14,11 +13,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent import Arrived, Asked, LostHost, News
-from conveyor.engine.ray.agents import AgentHost, Agents
-from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, write_file
+from conveyor.engine.ray.agent_host import AgentHost
+from conveyor.engine.ray.agents import Agents
+from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell
@@ -27,9 +27,8 @@ from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far import FarHost, Home
-from conveyor.runtime.driver.hosts import Spawned
-from conveyor.runtime.process import dup_all
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
 
@@ -55,10 +54,11 @@ class RayHosts:
         disconnect: Callable[[], object],
         own_node: str,
         window: float,
+        tls: Credentials | None,
     ) -> None:
         """``ray``: the module, connected. ``environ``: variables of all actors. ``disconnect`` is called when
-        all of them are gone. ``own_node``: the only node whose processes share memory with the driver; "":
-        all on its machine do. ``window``: seconds after which a node without a connection is lost."""
+        all are gone. ``own_node``: the only node whose processes share memory with the driver; "": all of
+        its machine's do. ``window``, ``tls``: see :class:`Agents`."""
         self._ray = ray
         self._environ = environ
         self._disconnect = disconnect
@@ -66,7 +66,7 @@ class RayHosts:
         self._events = EventLoop()
         self._processes = Processes(self._events)
         self._courier = self._processes.courier
-        self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss)
+        self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss, tls)
         self._home: Home | None = None
         self._starts = Starts()
         self._numbers = itertools.count(1)
@@ -93,7 +93,7 @@ class RayHosts:
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> Spawned:
         self._check_connected(name)
         asked = ray_options(options)
@@ -138,7 +138,7 @@ class RayHosts:
         fds: Sequence[int],
         environ: dict[str, str],
         last: bool,
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> bool:
         """Whether there is such a process. Raises why there is none, unless it is worth while to try again:
         nothing of the user's has run in one that has died with its node before it came here."""
@@ -166,13 +166,8 @@ class RayHosts:
         environ: dict[str, str],
     ) -> None:
         with self._starts.asking(f"start actor {actor.name!r}"):
-            # Duplicates: whoever waits may be interrupted and close his own while they are sent.
-            actor.fds.append(write_file(told))
-            actor.fds.append(os.pidfd_open(os.getpid()))
-            actor.fds.extend(dup_all(fds))
-            key = self._courier.expect(
-                actor.number, partial(self._arrived, actor), partial(self._refused, actor)
-            )
+            actor.fds += made_for(told, fds)
+            key = self._courier.expect(actor.number, partial(self._arrived, actor), actor.refuse)
             birth = Birth(self._courier.address, actor.number, key, environ, node=self._own_node)
             actor.handle = self._class(actor.name).options(**asked).remote()
             self._run(actor, birth)
@@ -192,7 +187,7 @@ class RayHosts:
         actor: Started,
         told: Told,
         environ: dict[str, str],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> None:
         """Have the agent of its node wait for it."""
         assert actor.elsewhere is not None
@@ -251,10 +246,6 @@ class RayHosts:
             return
         guarded(partial(actor.on_spawned, actor.key))
         actor.done.set()
-
-    def _refused(self, actor: Started, why: str) -> None:
-        actor.close_fds()
-        actor.refuse(why)
 
     def _give_up(self, actor: Started) -> None:
         """Whoever asked for it does not want it any more."""
@@ -328,9 +319,8 @@ class RayHosts:
             other = self._agents.by_number(news.number)
             later = host if other is None or other.number < host.number else other
             if other is not None and not other.lost:
-                self._agents.lose(
-                    later, f"it has no connection to node {other.name}: {news.reason}"
-                )
+                why = f"it has no connection to node {other.name}: {news.reason}"
+                self._agents.lose(later, why)
         elif isinstance(news, Arrived):
             self._come_abroad(host, news)
         else:

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.headless import SETTLED, goes_on
 from conveyor.engine.ray.courier import Courier
-from conveyor.engine.ray.ends import exit_status, wait_until_reaped
+from conveyor.engine.ray.ends import exit_status, status_once_reaped
 from conveyor.runtime import threads
 from conveyor.runtime.driver.hosts import UNKNOWN_END
+from conveyor.runtime.process import close_all
 
 #: Seconds that Ray's word about how a process has ended may take.
 WORD_TIMEOUT = 1.0
@@ -31,6 +32,8 @@ class Resident(Struct, eq=False):
 
     pid: int = 0
     pidfd: int = -1
+    #: What it gets with its welcome, until that is sent: see :func:`greeting.made_for`.
+    fds: list[int] = field(default_factory=list)
     killed: bool = False
     went_on: bool = False
     #: What it ends with, by what it has said itself, by the kernel, and by Ray.
@@ -40,6 +43,11 @@ class Resident(Struct, eq=False):
     over: bool = False
     #: Is told, on the thread of the events, that it has ended, and how as far as that can be known.
     on_end: Callable[[], object] = lambda: None
+
+    def close_fds(self) -> None:
+        """It has them, or never will."""
+        close_all(self.fds)
+        self.fds.clear()
 
     def wait_status(self) -> int:
         """As far as it can be known of a process that is Ray's child."""
@@ -124,12 +132,8 @@ class Processes:
             threads.start_or_run(self._see_end, "how-it-ended", one)
 
     def _see_end(self, one: Resident) -> None:
-        pidfd = os.dup(one.pidfd)
-        try:
-            wait_until_reaped(pidfd, WORD_TIMEOUT)
-            one.status = exit_status(pidfd)
-        finally:
-            os.close(pidfd)
+        # Its pidfd is there until it is reported.
+        one.status = status_once_reaped(one.pidfd, WORD_TIMEOUT)
         self._events.call(partial(self._report, one))
 
     def _report(self, one: Resident) -> None:

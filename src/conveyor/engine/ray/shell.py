@@ -51,8 +51,7 @@ class Shell:
 
         connection = meet_at(birth)
         if connection is None:
-            node = ray.get_runtime_context().get_node_id()
-            return Elsewhere(node, ray.util.get_node_ip_address())
+            return where()
         become_actor(birth, connection)
         ray.actor.exit_actor()
         return None
@@ -68,7 +67,7 @@ def become_actor(birth: Birth, connection: socket.socket) -> None:
     os.environ.update(birth.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")
     with connection:
-        fds = _welcome(connection)
+        fds = welcomed(connection)
         code = 1
         try:
             told_fd, driver, *handed = fds
@@ -95,6 +94,13 @@ def meet_at(birth: Birth) -> socket.socket | None:
     return _meet(birth)
 
 
+def where() -> Elsewhere:
+    """Where this process is."""
+    import ray
+
+    return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+
 def _meet(birth: Birth) -> socket.socket | None:
     """A connection to who waits for this process; ``None`` if that is on another machine, or in another
     network namespace."""
@@ -116,7 +122,7 @@ def _meet(birth: Birth) -> socket.socket | None:
     return connection
 
 
-def _welcome(connection: socket.socket) -> list[int]:
+def welcomed(connection: socket.socket) -> list[int]:
     """The descriptors that the driver gives to this process."""
     space = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)

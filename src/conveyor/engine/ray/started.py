@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from msgspec import field
 
 from conveyor.codec import Reader
 from conveyor.engine.ray.agent import Ended
-from conveyor.engine.ray.agents import AgentHost
+from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.processes import Resident
 from conveyor.engine.ray.tail import tail
@@ -25,23 +24,28 @@ class Started(Resident, eq=False, kw_only=True):
     name: str
     wants: str
     on_spawned: Callable[[int], object]
-    #: Of what it gets: the birth's file, and the driver's descriptors. Closed once they are sent.
-    fds: list[int] = field(default_factory=list)
+    error: str = ""
+    unwanted: bool = False
+    #: Set once there is a pid or an error, or it is elsewhere.
+    done: threading.Event = field(default_factory=threading.Event)
     #: Ray's handle, and the ref of the call that lasts as long as the process.
     handle: Any = None
     ran: Any = None
     stderr: str = ""
-    error: str = ""
     #: Ray says that it has died, and it had not come to the driver.
     died_early: bool = False
-    unwanted: bool = False
     #: Where it is, if not on the driver's host; which process it is there, and how it has ended.
     elsewhere: Elsewhere | None = None
     host: AgentHost | None = None
     place: Reader = (0, 0)
     ended: Ended | None = None
-    #: Set once there is a pid or an error, or it is elsewhere.
-    done: threading.Event = field(default_factory=threading.Event)
+
+    def refuse(self, why: str) -> None:
+        """There will be no such process."""
+        self.close_fds()
+        if not self.done.is_set():
+            self.error = why
+            self.done.set()
 
     @property
     def key(self) -> int:
@@ -53,17 +57,6 @@ class Started(Resident, eq=False, kw_only=True):
         if self.host is None:
             return tail(self.stderr)
         return "" if self.ended is None else self.ended.tail
-
-    def close_fds(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-
-    def refuse(self, why: str) -> None:
-        """There will be no such process."""
-        if not self.done.is_set():
-            self.error = why
-            self.done.set()
 
 
 def said(error: BaseException | None) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from conveyor.exceptions import ConveyorError
     from conveyor.plan.model import Plan
     from conveyor.runtime.calls.constructor import Constructor
+    from conveyor.runtime.graph.afar import Question
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
 
@@ -118,6 +119,15 @@ class Unlay(Request, frozen=True):
 
     number: int
     wait: bool
+
+
+class LookAfar(Request, frozen=True):
+    """What other hosts than the asking actor's say of their actors of graph ``number``, in so many seconds at
+    most: ``Afar``."""
+
+    number: int
+    question: Question
+    patience: float
 
 
 class Staying(Request, frozen=True):

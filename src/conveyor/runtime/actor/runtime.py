@@ -37,6 +37,7 @@ from conveyor.runtime.actor.requests import (
     Kill,
     Lay,
     LayAgain,
+    LookAfar,
     OpenGraph,
     OpenRefs,
     Refuse,
@@ -50,6 +51,7 @@ from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
@@ -279,6 +281,11 @@ class ActorRuntime(CallingRuntime):
     def comes_back(self, number: int) -> bool:
         answer, _ = self._requests.ask(ComesBack(number))
         return bool(answer)
+
+    def afar(self, number: int, question: Question, patience: float) -> Afar:
+        answer, _ = self._requests.ask(LookAfar(number, question, patience))
+        assert isinstance(answer, Afar)
+        return answer
 
     def _laid(self, channels: LaidChannels, fds: list[int]) -> Laid:
         members, labels = channels.members, self._labels[channels.number]

@@ -22,6 +22,7 @@ from conveyor.runtime.driver.birth import Birth
 from conveyor.runtime.driver.far import (
     Adopt,
     Answer,
+    BreakGroup,
     Bury,
     Cut,
     FarHost,
@@ -34,6 +35,7 @@ from conveyor.runtime.driver.far import (
     Stand,
 )
 from conveyor.runtime.driver.record import ActorRecord
+from conveyor.runtime.graph.afar import Look, Lookout, Seen
 from conveyor.runtime.process import Process
 
 #: The driver's own host.
@@ -62,6 +64,7 @@ class Abroad:
         self._joined: dict[tuple[int, int], Future[Any]] = {}
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
+        self._lookout = Lookout(process.board)
 
     def open(self, window: float) -> _core.HostPump:
         """The pump of the driver's host, from now on: a host that is so long without a connection is lost."""
@@ -82,8 +85,20 @@ class Abroad:
 
     def host_name(self, slot: int) -> str:
         """What that host is called."""
-        host = self._hosts.get(self.host_of(slot))
-        return "the driver's node" if host is None else host.name
+        return self.name_of(self.host_of(slot))
+
+    def name_of(self, host: int) -> str:
+        """What a host is called, by its number."""
+        known = self._hosts.get(host)
+        return "the driver's node" if known is None else known.name
+
+    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
+        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
+        if host != HERE:
+            return self._hosts[host].look(look)
+        here: Future[Seen] = Future()
+        here.set_result(self._lookout.look(look, segment))
+        return here
 
     # A process
 
@@ -94,10 +109,12 @@ class Abroad:
         size, board = self._process.arena_size, self._process.board
         arena = _core.Arena(record.arena_fd, size.file, size.cap, board, slot, size.idle)
         with self._lock:
-            self._hosts[host.number] = host
+            self._hosts[host.number] = record.host = (
+                host  # first: what fails is buried as one of that host
+            )
             self._arenas[slot], self._host_of[slot] = arena, host.number
             self.pump.add_proxy(slot, incarnation, host.number, record.id.name, arena)
-            record.host, record.eventfd = host, board.eventfd(slot)
+            record.eventfd = board.eventfd(slot)
             done = [host.send(Adopt(slot, incarnation, record.id.name))]
             links = self._links[slot] = []
             for blueprint, segment in birth.links:
@@ -213,6 +230,14 @@ class Abroad:
             return self._own_view()
         return self._process.arena_of(slot, self._process.board.incarnation(slot))
 
+    def break_group(self, number: int, members: tuple[Reader, ...], session: bool) -> None:
+        """Have whoever is on another host be told that nothing goes on in the collective group of that
+        segment."""
+        with self._lock:
+            for host in self._segments.get(number, ()):
+                if host != HERE:
+                    self._hosts[host].tell(BreakGroup(number, members, session))
+
     def forget(self, number: int) -> None:
         """Nobody uses the segment any more; 0: there is none."""
         if number:
@@ -220,6 +245,7 @@ class Abroad:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
+        self._lookout.forget(number)
         for host in self._segments.pop(number, ()):
             if host != HERE:
                 self._hosts[host].tell(Forget(number))

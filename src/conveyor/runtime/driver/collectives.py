@@ -11,13 +11,16 @@ from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.blueprint import hosts_among
+from conveyor.runtime.driver.abroad import HERE, Abroad
+from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.process import Process, close_all
 from conveyor.runtime.protocol import ActorId
-from conveyor.runtime.rank_ends import enter
+from conveyor.runtime.rank_ends import enter, group_blueprint
 from conveyor.runtime.ranks import Joined, Membership, doing
 from conveyor.system_limits import explained
 
@@ -26,8 +29,12 @@ _DRIVER = ActorId(-1, "the driver")
 
 
 class _Group(Struct, frozen=True):
-    #: Its descriptor is open as long as anybody here has the group.
-    segment: _core.Segment
+    #: Its descriptor is open as long as anybody here has the group; ``None``: no rank is on this host.
+    segment: _core.Segment | None
+    #: The number by which hosts know the segment; 0: all ranks are on this one.
+    shared: int
+    #: Of each rank, counted from 0 on.
+    hosts: tuple[int, ...]
     records: tuple[ActorRecord, ...]
     #: Of all ranks, the driver's included.
     actors: tuple[ActorId, ...]
@@ -54,6 +61,7 @@ class DriverCollectives:
         table: Table,
         supervisor: Supervisor,
         network: Network,
+        abroad: Abroad,
         process: Process,
         own_view: Callable[[], _core.ArenaView],
     ) -> None:
@@ -65,6 +73,7 @@ class DriverCollectives:
         self._table = table
         self._supervisor = supervisor
         self._network = network
+        self._abroad = abroad
         self._numbers = itertools.count(1)
         self._groups: dict[int, _Group] = {}
         self._joined: list[Joined] = []
@@ -80,30 +89,42 @@ class DriverCollectives:
         records = tuple([self._supervisor.current(actor) for actor in actors])
         for record in records:
             record.check_alive()
-            record.check_near("collective operations as calls")
         names, members = [record.id for record in records], [record.reader for record in records]
         if driver is not None:
             names.insert(driver, _DRIVER)
             members.insert(driver, (DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)))
+        among = hosts_among(members, self._abroad.host_of)
+        hosts = tuple([among.index(self._abroad.host_of(slot)) for slot, _ in members])
+        blueprint = group_blueprint(members, hosts)
         with explained(f"create a collective group of {len(members)} ranks"):
-            segment = _core.Segment.create(_core.CollectiveGroup.bytes(len(members)))
-            _core.CollectiveGroup.prepare(segment, len(members))
+            segment = blueprint.make() if HERE in among else None
+            shared = self._abroad.spread(blueprint, segment)
         number = next(self._numbers)
-        group = _Group(segment, records, tuple(names), tuple(members), driver, creator)
+        group = _Group(
+            segment, shared, hosts, records, tuple(names), tuple(members), driver, creator
+        )
         self._groups[number] = group
         if group.forsaken:  # since then: its burial may have looked before
             self.close(number)
         return number
 
-    def joined_by(self, record: ActorRecord, number: int) -> tuple[Membership, list[int]]:
+    def joined_by(self, record: ActorRecord, number: int) -> tuple[Membership, list[int] | Handed]:
         """An actor's process takes its place: what it learns, and the descriptors of the segment and of the
-        actors' processes, its own included, which are the caller's to close."""
+        actors' processes, its own included, which are the caller's to close. One of another host gets its
+        own of these there."""
         group = self._existing(number)
         if record not in group.records:
             raise RuntimeStateError(
                 f"{record.id.name} has another process than when the collective group was created: it was "
                 "started again. Create another group"
             )
+        rank = group.members.index(record.reader)
+        membership = Membership(rank, group.actors, group.members, group.driver, group.hosts)
+        if record.host is not None:
+            for other in group.records:
+                other.check_alive()
+            return membership, Handed(group.shared, tuple([r.reader for r in group.records]))
+        assert group.segment is not None, "a rank of it is here"
         fds = self._network.duplicates(group.records)
         try:
             if len(fds) < 2 * len(group.records):
@@ -113,8 +134,7 @@ class DriverCollectives:
         except BaseException:
             close_all(fds)
             raise
-        rank = group.members.index(record.reader)
-        return Membership(rank, group.actors, group.members, group.driver), fds
+        return membership, fds
 
     def _existing(self, number: int) -> _Group:
         group = self._groups.get(number)
@@ -125,6 +145,7 @@ class DriverCollectives:
     def join(self, number: int) -> Joined:
         group = self._existing(number)
         assert group.driver is not None, "the driver is in the group"
+        assert group.segment is not None, "one of its ranks is here"
         arenas = []
         for actor, (slot, incarnation) in zip(group.actors, group.members, strict=True):
             if slot == DRIVER_SLOT:
@@ -133,7 +154,9 @@ class DriverCollectives:
                 raise self._table.death_of(actor, slot, incarnation)
             else:
                 arenas.append(self._process.arena_of(slot, incarnation))
-        membership = Membership(group.driver, group.actors, group.members, group.driver)
+        membership = Membership(
+            group.driver, group.actors, group.members, group.driver, group.hosts
+        )
         joined = enter(self._process, group.segment, membership, arenas)
         self._joined.append(joined)
         return joined
@@ -146,8 +169,12 @@ class DriverCollectives:
     def close(self, number: int, session: bool = False) -> None:
         """``session``: it ends with the session."""
         group = self._groups.pop(number, None)
-        if group is not None:
+        if group is None:
+            return
+        if group.segment is not None:
             _core.CollectiveGroup.destroy(group.segment, self._table.board, group.members, session)
+        self._abroad.break_group(group.shared, group.members, session)
+        self._abroad.forget(group.shared)
 
     def actor_ended(self, _record: ActorRecord) -> None:
         """A process of an actor is dead: groups that are nobody's any more are closed."""
@@ -183,7 +210,7 @@ class DriverCollectives:
         return {
             record.reader: (number, barrier, tuple([group.members[rank] for rank in absent]))
             for number, group in list(self._groups.items())
-            if group.driver is None
+            if group.driver is None and group.segment is not None and not group.shared
             for record, (barrier, absent) in zip(
                 group.records, _core.CollectiveGroup.waits(group.segment), strict=True
             )

@@ -127,10 +127,11 @@ class Driver(CallingRuntime):
         )
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
+        self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
         self._connections = Connections(self.exports, self._shared_graphs)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
-            self.table, self.supervisor, self.network, process, own_view
+            self.table, self.supervisor, self.network, self.abroad, process, own_view
         )
         self.switchboard = Switchboard(
             hosts,
@@ -202,7 +203,7 @@ class Driver(CallingRuntime):
             Step("nothing is kept for its channels", self.introductions.actor_ended, unborn=True),
             Step("groups of it alone are closed", self.collectives.actor_ended, unborn=True),
             # After `exited`: whoever lays a link for it just now looks at that.
-            Step("its callees are told to hang up", self.network.hang_up),
+            Step("its links are nobody's any more", self.network.ended),
             Step("its successor is started", supervisor.succeed),
         )
 
@@ -292,9 +293,6 @@ class Driver(CallingRuntime):
 
     def lay_again(self, number: int, first: int) -> Laid:
         return self._laid(self.layer.lay_again(number, first))
-
-    def comes_back(self, number: int) -> bool:
-        return self.layer.comes_back(number)
 
     def _laid(self, laying: Laying) -> Laid:
         return Laid(laying.channels(), list(laying.records), laying.layout.segment)

@@ -16,6 +16,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.graph.afar import Look, Seen
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 
@@ -63,6 +64,14 @@ class Spread(FarOrder, frozen=True):
     blueprint: Blueprint
     homes: dict[int, int]
     joined: bool
+
+
+class BreakGroup(FarOrder, frozen=True):
+    """Nothing goes on any more in the collective group of that segment. ``session``: as it ends."""
+
+    number: int
+    members: tuple[Reader, ...]
+    session: bool
 
 
 class Forget(FarOrder, frozen=True):
@@ -145,6 +154,10 @@ class FarHost(Protocol):
 
     def send(self, order: FarOrder) -> Future[Any]:
         """Have it do something; what comes of it. Its loss is an error."""
+        ...
+
+    def look(self, look: Look) -> Future[Seen]:
+        """Have it look at actors of a graph that are there. No order has to wait for that."""
         ...
 
     def tell(self, order: FarOrder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -14,8 +14,10 @@ from conveyor.runtime.protocol import ProcessOptions
 #: In place of a wait status: the process was nobody's child here, and how it has ended is not known.
 UNKNOWN_END = -1
 
+Settle: TypeAlias = "Callable[[FarHost], tuple[Reader, bytes, list[int]]]"
+"""Has a host make the endpoints of a process that comes to be there: see :meth:`Hosts.spawn`."""
 
-Page = tuple[int, int, int, int, int, int, str]
+Page: TypeAlias = tuple[int, int, int, int, int, int, str]
 """What a slot of a board says of its process: see ``Board.status``."""
 
 
@@ -70,7 +72,7 @@ class Hosts(Protocol):
         fds: Sequence[int],
         options: ProcessOptions,
         on_spawned: Callable[[int], object],
-        settle: Callable[[FarHost], tuple[Reader, bytes, list[int]]],
+        settle: Settle,
     ) -> Spawned:
         """Start a process that runs ``worker.main(payload, fds)``. ``on_spawned(pid)`` is called, on a thread
         of the hosts', before ``on_exit`` for this process, and both may be before this returns.

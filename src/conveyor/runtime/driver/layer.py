@@ -15,6 +15,7 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.roster import Roster
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import Tasks
 from conveyor.runtime.process import Place, Process
@@ -96,6 +97,13 @@ class Layer:
         """Whether the dead actors of graph ``number`` are started again without being asked."""
         laying = self._layings.get(number)
         return laying is not None and laying.comes_back()
+
+    def afar(self, number: int, question: Question, patience: float) -> Afar:
+        """What other hosts than the executor's say of their actors of graph ``number``."""
+        laying = self._layings.get(number)
+        if laying is None:
+            return Afar(why="the graph has been torn down")
+        return laying.afar(question, 0 if self._table.on_hosts_thread() else patience)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; the acknowledgements that are still to come."""

@@ -29,6 +29,7 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord, Life
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.assigning import assign
 from conveyor.runtime.graph.beside import transports_of
 from conveyor.runtime.graph.executor import LaidChannels
@@ -261,6 +262,14 @@ class Laying:
             places = {EXECUTOR: self.executor, **self._places}
             hosts = {actor: self._network.host_name(place.slot) for actor, place in places.items()}
         return LaidChannels.of(self.number, self.records, self.layout, self.bits, hosts)
+
+    def afar(self, question: Question, patience: float) -> Afar:
+        """What other hosts than the executor's say of their actors of it."""
+        if not self.shared:
+            return Afar(why="the graph is on one host")
+        return self._network.look_afar(
+            question, patience, self.shared, self.layout, self.records, self.executor
+        )
 
     def comes_back(self) -> bool:
         """Whether the driver starts every dead actor of the graph again by itself, or has done so."""

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 from conveyor.codec import Reader
 from conveyor.runtime.actor.requests import (
-    CreateGroup,
     HoldEnd,
-    JoinGroup,
     Meet,
     OpenChannel,
     Request,
@@ -38,8 +36,6 @@ _NEAR_ONLY: dict[type[Request], str] = {
     OpenChannel: "channels of conveyor.channel",
     HoldEnd: "channels of conveyor.channel",
     Meet: "channels of conveyor.channel",
-    CreateGroup: "collective operations as calls",
-    JoinGroup: "collective operations as calls",
 }
 
 

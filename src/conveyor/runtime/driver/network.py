@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conveyor import _core
@@ -15,9 +15,11 @@ from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_de
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.looking import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.layout import Assignment
+from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.layout import Assignment, Layout
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
 if TYPE_CHECKING:
@@ -41,6 +43,18 @@ class Network:
     def host_name(self, slot: int) -> str:
         """What the host of that process is called."""
         return self._abroad.host_name(slot)
+
+    def look_afar(
+        self,
+        question: Question,
+        patience: float,
+        number: int,
+        layout: Layout,
+        records: Sequence[ActorRecord],
+        executor: Place,
+    ) -> Afar:
+        """What other hosts than the executor's say of their actors of a graph: see ``looking.look_afar``."""
+        return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
 
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""
@@ -106,8 +120,10 @@ class Network:
             callee.introduced = [i for i in callee.introduced if not _accepted(i.ack)]
             callee.introduced.append(laid)
         caller.mailboxes[laid.number] = callee, bit, shared
-        if caller.exited.is_set():  # meanwhile
-            self.hang_up(caller)
+        callee.callers[laid.number] = caller
+        for record in (caller, callee):
+            if record.exited.is_set():  # meanwhile
+                self.ended(record)
         segment.close_fd()
         if caller.host is not None:
             close_all(own)
@@ -128,22 +144,33 @@ class Network:
             callee.introduced.remove(laid)
         if laid.caller.mailboxes.pop(laid.number, None) is None:
             return  # the caller is dead, or has let go of it
+        callee.callers.pop(laid.number, None)
         callee.bits.give_back(laid.bit)
         laid.caller.refusals[laid.number] = error
         if laid.caller.host is not None:
             self._abroad.mark_refused(laid.caller, laid.shared)
-            return
-        Refusal(laid.segment).mark()
-        self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+        else:
+            Refusal(laid.segment).mark()
+            self._board.ring(laid.caller.slot, _core.ATTENTION_BIT)
+        self._abroad.forget(laid.shared)
 
-    def hang_up(self, caller: ActorRecord, number: int | None = None) -> None:
+    def ended(self, record: ActorRecord) -> None:
+        """A process is dead: nothing is kept for links to it, nor by whom it has called for those from it."""
+        for number, caller in list(record.callers.items()):
+            record.callers.pop(number, None)
+            _, _, shared = caller.mailboxes.pop(number, (None, 0, 0))
+            self._abroad.forget(shared)
+        for number in list(record.mailboxes):
+            self.hang_up(record, number)
+
+    def hang_up(self, caller: ActorRecord, number: int) -> None:
         """A caller is dead, or could not open its end of link ``number``: whom it has called need not
         keep room for it."""
-        for known in list(caller.mailboxes) if number is None else [number]:
-            callee, bit, shared = caller.mailboxes.pop(known, (None, 0, 0))
-            if callee is not None:
-                self._hang_up(callee, bit)
-                self._abroad.forget(shared)
+        callee, bit, shared = caller.mailboxes.pop(number, (None, 0, 0))
+        if callee is not None:
+            callee.callers.pop(number, None)
+            self._hang_up(callee, bit)
+            self._abroad.forget(shared)
 
     def _hang_up(self, callee: ActorRecord, bit: int) -> None:
         try:

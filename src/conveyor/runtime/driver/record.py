@@ -156,6 +156,8 @@ class ActorRecord:
         #: Mailboxes that other actors have for this process's calls, by the number of the link: their bits,
         #: to be given back, and the numbers of their segments on other hosts.
         self.mailboxes: dict[int, tuple[ActorRecord, int, int]] = {}
+        #: Those who have such mailboxes for calls of this process, by the number of the link.
+        self.callers: dict[int, ActorRecord] = {}
         #: Callers that it has been told of, and may not have accepted yet; under `control_lock`.
         self.introduced: list[Introduced] = []
         #: Why others could not accept this process as a caller, by the number of the link.

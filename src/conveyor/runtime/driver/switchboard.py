@@ -35,6 +35,7 @@ from conveyor.runtime.actor.requests import (
     Kill,
     Lay,
     LayAgain,
+    LookAfar,
     Meet,
     Met,
     Notice,
@@ -194,6 +195,9 @@ class Switchboard:
         try:
             line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
         except Exception as error:
+            if isinstance(given, Handed) and record.alive:  # its host has not what it was to get
+                self._reply(line, number, Failed(error))
+                return
             if record.host is not None and isinstance(reply, Done):
                 # What its host was to give it has ended meanwhile, say: that is the answer then.
                 self._reply(line, number, Failed(error))
@@ -308,6 +312,9 @@ class Switchboard:
                 self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
         return None, []
 
+    def _look_afar(self, _caller: ActorRecord, request: LookAfar) -> _Answer:
+        return self._layer.afar(request.number, request.question, request.patience), []
+
     def _staying(self, caller: ActorRecord, request: Staying) -> _Answer:
         acks = self._leaving[caller, request.number]
         staying = [record.slot for record, ack in acks if not ack.done()]
@@ -377,6 +384,7 @@ class Switchboard:
         LayAgain: _lay_again,
         ComesBack: _comes_back,
         Unlay: _unlay,
+        LookAfar: _look_afar,
         Staying: _staying,
         OpenRefs: _open,
         OpenGraph: _open,

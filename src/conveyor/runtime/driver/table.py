@@ -62,6 +62,10 @@ class Table:
         """Processes for which there is room."""
         return len(self._free_slots)
 
+    def on_hosts_thread(self) -> bool:
+        """Whether the caller is who hears from the hosts, and so must not wait for what they say."""
+        return self._tells()
+
     def close(self) -> None:
         """The session ends."""
         with self.lock:

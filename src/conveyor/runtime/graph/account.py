@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 from conveyor.plan.model import EXECUTOR
+from conveyor.runtime.graph.afar import PATIENCE, STACKS, Afar, Question
 from conveyor.runtime.graph.recording import Progress, Recording, Track, result_edges
-from conveyor.runtime.graph.status import GraphState, GraphStatus, graph_status
+from conveyor.runtime.graph.status import NOTHING_AFAR, GraphState, GraphStatus, graph_status
 from conveyor.runtime.graph.supervision import Supervision
 
 
 class ProcessAccount:
-    """Reads shared memory; the actors are asked nothing.
+    """Reads shared memory; the actors are asked nothing. Of actors on other hosts it asks those.
 
     Who executes a graph, and each of its refs, has its account: it lasts as long as any of them.
     """
@@ -60,7 +61,14 @@ class ProcessAccount:
             tracks.append(Track(info.index, info.name, member.pid, member.pid))
         return tracks
 
-    def status(self, stacks: bool = False) -> GraphStatus:
+    def afar(self, question: Question, patience: float) -> Afar:
+        hosts = self.hosts
+        # A forked child has neither Ray's connections nor the pump's.
+        if not hosts or self.supervision.process.inbox.inherited:
+            return NOTHING_AFAR
+        return self.supervision.afar(question, patience)
+
+    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
         self.supervision.closed_or_failed()  # it may not have been noticed
         return graph_status(
             self.name,
@@ -72,4 +80,5 @@ class ProcessAccount:
             result_edges(self.plan),
             self.supervision.name_node,
             stacks,
+            self.afar(Question(stacks=stacks), STACKS if stacks else patience),
         )

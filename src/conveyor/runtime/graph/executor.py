@@ -10,6 +10,7 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.exceptions import ActorDiedError, GraphError
 from conveyor.plan.model import EXECUTOR
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.layout import Layout, LimitsPlace
@@ -150,6 +151,10 @@ class Executor(Protocol):
 
     def label(self, graph: int, node: int) -> str | None:
         """What node ``node`` of graph ``graph`` is called, if that is known here."""
+        ...
+
+    def afar(self, number: int, question: Question, patience: float) -> Afar:
+        """What other hosts say of their actors of graph ``number``, in so many seconds at most."""
         ...
 
     def origins(self) -> Origins:

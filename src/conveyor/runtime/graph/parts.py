@@ -10,6 +10,7 @@ from typing import Protocol
 
 from conveyor.config import Config
 from conveyor.plan.model import Plan
+from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
 from conveyor.runtime.graph.recording import Progress, Recording, Track
 from conveyor.runtime.graph.status import GraphState, GraphStatus
 
@@ -74,4 +75,10 @@ class Account(Protocol):
         """Its processes, the executing one first."""
         ...
 
-    def status(self, stacks: bool = False) -> GraphStatus: ...
+    def afar(self, question: Question, patience: float) -> Afar:
+        """What other hosts say of its actors there, in so many seconds at most."""
+        ...
+
+    def status(self, stacks: bool = False, patience: float = PATIENCE) -> GraphStatus:
+        """``patience``: seconds that other hosts have to answer."""
+        ...

@@ -11,6 +11,7 @@ from conveyor.exceptions import ArenaFullError, ConveyorError, SessionEndedError
 from conveyor.plan.model import Plan
 from conveyor.runtime import ending
 from conveyor.runtime.graph.account import ProcessAccount
+from conveyor.runtime.graph.afar import HASTE
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import RingProgress
@@ -179,7 +180,7 @@ class GraphSource:
 
     def doing(self) -> str:
         """What each actor of the graph is doing now."""
-        return self.account.status().summary()
+        return self.account.status(patience=HASTE).summary()
 
     # In debug mode
 

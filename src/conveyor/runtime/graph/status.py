@@ -15,14 +15,16 @@ from conveyor import _core
 from conveyor.codec import summarize_error
 from conveyor.plan.model import EXECUTOR, Plan
 from conveyor.plan.reading import Outline
+from conveyor.runtime.graph.afar import Afar, Rings
 from conveyor.runtime.graph.stacks import stack_of
 from conveyor.runtime.protocol import PID_MASK
-from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status
+from conveyor.runtime.status import ActorStatus, EdgeWait, Label, actor_status, status_of
 
 if TYPE_CHECKING:
     from conveyor.runtime.graph.epoch import Epoch
 
 GraphState = Literal["ready", "failed", "torn down"]
+NOTHING_AFAR = Afar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +160,17 @@ def executions_in_flight(
     submitted: int,
     actors: Sequence[ActorStatus],
     failures: Mapping[int, Sequence[bytes]],
+    afar: Afar = NOTHING_AFAR,
 ) -> tuple[tuple[ExecutionStatus, ...], tuple[ActorStatus, ...]]:
     """The executions in flight, and the actors with what they wait for. ``failures``: the errors of
-    executions, encoded."""
+    executions, encoded. ``afar``: what other hosts say of theirs."""
     at: dict[int, list[str]] = {}
     found: list[ActorStatus] = []
     for i, actor in enumerate(actors):
-        if actor.state == "elsewhere":  # nor are all of its channels' counters here
+        if actor.state == "elsewhere":  # nor are its channels' counters known
             found.append(actor)
             continue
-        number, wait = progress.at(i)
+        number, wait = replace_rings(progress, afar.rings.get(i)).at(i)
         if actor.state == "idle" and number < submitted:
             actor = (
                 replace(actor, state="waiting", waits_for=wait)
@@ -189,6 +192,28 @@ def executions_in_flight(
     return executions, tuple(found)
 
 
+def replace_rings(progress: RingProgress, rings: Rings | None) -> RingProgress:
+    """``progress`` as another host knows it, which says so much of the rings."""
+    if rings is None:
+        return progress
+    edges = zip(progress.plan.edges, rings, strict=True)
+    known = tuple((head, dict(zip(e.readers, taken, strict=True))) for e, (head, taken) in edges)
+    return RingProgress(progress.plan, known, progress.first)
+
+
+def _far_status(
+    actor: ActorStatus, afar: Afar, index: int, hosts: Mapping[int, str], label: Label
+) -> ActorStatus:
+    """What its host says of an actor, of which it is known here that it lives."""
+    host = hosts.get(index, "another host")
+    sight = afar.seen.get(index)
+    if sight is None:
+        return replace(actor, host=host, unknown=afar.why_unknown(host))
+    if sight.page.state == "dead":  # just now: here it lives, so far
+        return replace(actor, host=host, unknown="it has just died")
+    return replace(status_of(sight.page, label), name=actor.name, host=host)
+
+
 def graph_status(
     name: str,
     state: GraphState,
@@ -199,15 +224,17 @@ def graph_status(
     outputs: Sequence[int],
     label: Label,
     stacks: bool,
+    afar: Afar,
 ) -> GraphStatus:
     """Of a graph over processes; see :meth:`CompiledGraph.status`."""
     actors = []
-    for member in epoch.members:
+    for index, member in enumerate(epoch.members):
         actor = actor_status(board, member.slot, member.incarnation, label)
         if actor.state == "dead":
             death = str(member.death(label))
             actor = ActorStatus(member.id.name, member.pid & PID_MASK, "dead", error=death)
         elif actor.state == "elsewhere":
+            actor = _far_status(actor, afar, index, epoch.hosts, label)
             actor = replace(actor, pid=member.pid & PID_MASK)
         elif stacks:
             actor = replace(actor, stack=stack_of(member.pid))
@@ -216,7 +243,7 @@ def graph_status(
     completed, submitted = epoch.gate.completed, epoch.gate.submitted
     failures = dict(epoch.gate.failures())
     executions, now = executions_in_flight(
-        progress, outputs, completed, submitted, actors, failures
+        progress, outputs, completed, submitted, actors, failures, afar
     )
     text = None if error is None else str(error)
     return GraphStatus(name, state, plan.depth, submitted, completed, executions, now, text)

@@ -20,6 +20,7 @@ from conveyor.exceptions import (
 )
 from conveyor.plan.model import Plan
 from conveyor.runtime import ending
+from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor, Member, first_death
 from conveyor.runtime.graph.status import GraphState
@@ -152,6 +153,10 @@ class Supervision:
     def name_node(self, graph: int, node: int) -> str | None:
         """What a node of this graph, or of another one that this process knows, is called."""
         return self.label(graph, node) or self._executor.label(graph, node)
+
+    def afar(self, question: Question, patience: float) -> Afar:
+        """What other hosts say of its actors there, in so many seconds at most."""
+        return self._executor.afar(self.number, question, patience)
 
     def check_turn(self) -> None:
         """Refuse what would wait for a submission that this very thread is in the middle of."""

@@ -18,7 +18,8 @@ class Completions:
     serve."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may ask for a future in the middle of this.
+        self._lock = threading.RLock()
         self._ahead: deque[Callable[[], object]] = deque()
         self._runs = False
 
@@ -40,6 +41,8 @@ class Completions:
                 work = self._ahead.popleft()
             try:
                 work()
-            except Exception:  # the others are still to be told
+            except (
+                BaseException
+            ):  # the others are still to be told, also where a callback has left by sys.exit
                 logger.exception("a future could not be told that its reference is done")
             del work  # it may be the last that holds a value

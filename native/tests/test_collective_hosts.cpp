@@ -1,0 +1,239 @@
+// Collective operations of ranks that are on several hosts, which share nothing but a connection.
+#include <latch>
+
+#include "collective_setup.h"
+#include "net_setup.h"
+
+using namespace conveyor;
+
+namespace {
+
+constexpr uint64_t kNumber = 7;
+
+// Rank r has slot r + 1 everywhere. Each host has a board, a pump and a segment of its own.
+struct Worlds {
+  explicit Worlds(std::vector<uint32_t> of, uint64_t window_ns = 20 * kSecond) : hosts(of) {
+    Homes homes = {0};
+    homes.insert(homes.end(), of.begin(), of.end());
+    for (uint32_t r = 0; r < of.size(); ++r) members.push_back({r + 1, 1});
+    for (uint32_t h = 0; h < hosts.hosts(); ++h) all.push_back(std::make_unique<Host>(h, homes, window_ns));
+    for (const auto& host : all) mirror(*host);
+    for (uint32_t a = 0; a < all.size(); ++a)
+      for (uint32_t b = a + 1; b < all.size(); ++b) join(*all[a], *all[b]);
+  }
+  void mirror(Host& host) {
+    const auto segment = host.segments[kNumber] = Segment::create(CollectiveGroup::bytes(hosts));
+    CollectiveGroup::prepare(*segment, hosts);
+    std::vector<net::RingSpec> specs;
+    for (uint32_t r = 0; r < hosts.ranks(); ++r)
+      for (uint32_t h = 0; h < hosts.hosts(); ++h) {
+        if (h == hosts[r]) continue;
+        net::RingSpec spec{CollectiveGroup::links_at(hosts.ranks()) + CollectiveLinks::ring_at(hosts, r, h), {r + 1, 3}, {}, hosts[r] == host.self ? host.view(r + 1) : nullptr};
+        for (const uint32_t reader : hosts.on(h)) spec.readers.push_back({reader + 1, 3});
+        specs.push_back(spec);
+      }
+    host.pump->mirror(kNumber, segment, specs, {});
+  }
+  Host& of(uint32_t rank) { return *all[hosts[rank]]; }
+  std::unique_ptr<Rank> rank(uint32_t r) {
+    Host& host = of(r);
+    std::vector<Target> bells;
+    std::vector<std::shared_ptr<ArenaView>> views;
+    for (uint32_t other = 0; other < hosts.ranks(); ++other) {
+      bells.push_back({other + 1, 3});
+      views.push_back(host.view(other + 1));
+    }
+    const auto segment = host.segments[kNumber];
+    auto links = std::make_unique<CollectiveLinks>(segment, CollectiveGroup::links_at(hosts.ranks()), host.board, hosts, r, bells, host.arenas[r + 1], views);
+    return std::make_unique<Rank>(host.board, segment, r, members, std::move(links));
+  }
+  template <class Body>
+  void in_threads(Body body) {
+    std::vector<std::thread> threads;
+    // All of them have their ends before one begins, as where a group is made.
+    std::latch ready(hosts.ranks());
+    for (uint32_t r = 0; r < hosts.ranks(); ++r)
+      threads.emplace_back([&, r] {
+        check::guarded("rank", [&] {
+          const auto made = rank(r);
+          ready.arrive_and_wait();
+          body(*made);
+        });
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  RankHosts hosts;
+  std::vector<CollectiveGroup::Member> members;
+  std::vector<std::unique_ptr<Host>> all;
+};
+
+bool broken_by(const Rank& rank, Cause cause, uint32_t at, const char* why) {
+  const auto broken = rank.group.broken();
+  return CHECK(broken.has_value()) && CHECK(broken->cause == cause) && CHECK_EQ(broken->rank, at) && CHECK(broken->why == why);
+}
+
+}  // namespace
+
+TEST(every_operation_over_hosts) {
+  const std::vector<std::vector<uint32_t>> shapes = {{0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {2, 0, 1, 2, 0}};
+  for (const auto& shape : shapes) {
+    Worlds worlds(shape);
+    worlds.in_threads([&](Rank& rank) {
+      for (size_t count : {size_t(0), size_t(1), size_t(17), size_t(4096), size_t(8193), size_t(200'001)}) every_operation(rank, rank.group.ranks(), count);
+    });
+  }
+}
+
+// Each host has reduced its own before; of 16-bit floats it does not.
+TEST(averages_over_hosts) {
+  Worlds worlds({0, 1, 1, 0, 1});
+  worlds.in_threads([&](Rank& rank) {
+    for (const int root : {-1, 1}) {
+      std::vector<float> own(300'001, float(rank.group.rank()));
+      CollectiveCall call = call_of(root < 0 ? Collective::kAllReduce : Collective::kReduce, own.size(), root, ReduceOp::kAvg);
+      call.type = ElementType::kF32;
+      CollectiveData data = {{reinterpret_cast<char*>(own.data())}, {}};
+      if (root < 0 || uint32_t(root) == rank.group.rank()) data.out = {reinterpret_cast<char*>(own.data())};
+      CHECK(rank.run(call, data) == Progress::kDone);
+      const float wanted = data.out.empty() ? float(rank.group.rank()) : 2.0f;
+      CHECK(std::ranges::all_of(own, [&](float one) { return one == wanted; }));
+    }
+    // 1.0, 2.0, 3.0, 4.0 and 5.0 as upper halves of f32.
+    const uint16_t bf16[] = {0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0};
+    std::vector<uint16_t> own(300'001, bf16[rank.group.rank()]);
+    CollectiveCall call = call_of(Collective::kAllReduce, own.size(), -1, ReduceOp::kAvg);
+    call.type = ElementType::kBf16;
+    CHECK(rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}}) == Progress::kDone);
+    CHECK(std::ranges::all_of(own, [&](uint16_t one) { return one == bf16[2]; }));
+  });
+}
+
+TEST(what_ranks_of_other_hosts_have_called_differs) {
+  Worlds worlds({0, 1, 1});
+  worlds.in_threads([&](Rank& rank) {
+    const uint32_t me = rank.group.rank();
+    Elements own = numbers(10'000, 1);
+    const Elements before = own;
+    CollectiveCall call = call_of(Collective::kAllReduce, me == 1 ? 9'999 : 10'000);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(rank.run(call, {{reinterpret_cast<char*>(own.data())}, {reinterpret_cast<char*>(own.data())}}) == Progress::kMismatch);
+      for (uint32_t r = 0; r < 3; ++r) CHECK_EQ(rank.group.called(r).count, r == 1 ? 9'999u : 10'000u);
+      CHECK(own == before);
+      CHECK(rank.barrier() == Progress::kDone);
+    }
+  });
+}
+
+TEST(a_connection_that_breaks_in_an_operation_changes_nothing) {
+  Worlds worlds({0, 1, 0, 1});
+  std::atomic<bool> over{false};
+  std::thread breaker([&] {
+    for (int i = 0; i < 10 && !over; ++i) {
+      ::usleep(20'000);
+      worlds.all[0]->pump->disconnect(1, "a test");
+      worlds.all[1]->pump->disconnect(0, "a test");
+      join(*worlds.all[0], *worlds.all[1]);
+    }
+  });
+  worlds.in_threads([&](Rank& rank) {
+    for (int i = 0; i < 4; ++i) every_operation(rank, 4, 300'001);
+  });
+  over = true;
+  breaker.join();
+}
+
+TEST(a_rank_that_leaves_is_known_to_all_hosts) {
+  Worlds worlds({0, 1, 2, 1});
+  worlds.in_threads([&](Rank& rank) {
+    CHECK(rank.barrier() == Progress::kDone);
+    // Rank 2 does not come; rank 0 does not wait for it as long as the others.
+    if (rank.group.rank() == 2) return;
+    CHECK(rank.barrier(rank.group.rank() == 0 ? kSecond / 5 : 0) == Progress::kBroken);
+    broken_by(rank, Cause::kTimedOut, 0, "2");
+    CHECK(rank.barrier() == Progress::kBroken);
+  });
+}
+
+TEST(a_failure_is_told_to_who_waits_on_another_host) {
+  Worlds worlds({0, 1, 1});
+  worlds.in_threads([&](Rank& rank) {
+    rank.begins();
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 1) {
+      rank.fails();
+      return;
+    }
+    CHECK(rank.barrier() == Progress::kBroken);
+    broken_by(rank, Cause::kRaised, 1, "has raised");
+  });
+}
+
+// What has failed at all ranks alike is the same step of all.
+TEST(what_fails_on_all_hosts_alike_breaks_nothing) {
+  Worlds worlds({0, 1, 1});
+  worlds.in_threads([&](Rank& rank) {
+    for (int i = 0; i < 50; ++i) {
+      rank.begins();
+      if (i % 3 == 2) rank.fails();
+      if (i % 6 == 5) rank.fails("other");
+      rank.begins();
+      CHECK(rank.barrier() == Progress::kDone);
+    }
+  });
+}
+
+// More failures than the others can be told of are the end of the group, and not of anybody's wait.
+TEST(failures_that_nobody_can_be_told_of_any_more) {
+  Worlds worlds({0, 1});
+  std::latch failed(2);
+  worlds.in_threads([&](Rank& rank) {
+    rank.begins();
+    if (rank.group.rank() == 1)
+      for (int i = 0; i < 100; ++i) rank.fails();
+    failed.arrive_and_wait();
+    if (rank.group.rank() == 0) CHECK(rank.barrier() == Progress::kBroken);
+    broken_by(rank, Cause::kRaised, 1, "has raised");
+  });
+}
+
+TEST(a_process_of_another_host_that_dies) {
+  Worlds worlds({0, 1, 1});
+  worlds.in_threads([&](Rank& rank) {
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 1) {
+      worlds.of(1).board->announce_death(2);
+      return;
+    }
+    CHECK(rank.barrier() == Progress::kBroken);
+    broken_by(rank, Cause::kDied, 1, "");
+  });
+}
+
+TEST(a_host_that_is_lost) {
+  Worlds worlds({0, 1, 0});
+  worlds.in_threads([&](Rank& rank) {
+    CHECK(rank.barrier() == Progress::kDone);
+    if (rank.group.rank() == 1) {
+      worlds.all[1]->pump->stop();
+      return;
+    }
+    CHECK(rank.barrier() == Progress::kBroken);
+    broken_by(rank, Cause::kDied, 1, "");
+  });
+}
+
+TEST(nothing_of_an_operation_stays_in_the_arena) {
+  Worlds worlds({0, 1, 1});
+  worlds.in_threads([&](Rank& rank) {
+    for (int i = 0; i < 5; ++i) every_operation(rank, 3, 100'000);
+    // Behind the next operation all have read what came before.
+    CHECK(rank.barrier() == Progress::kDone);
+    CHECK(rank.barrier() == Progress::kDone);
+    Arena& arena = *worlds.of(rank.group.rank()).arenas[rank.group.rank() + 1];
+    Session::await([&] {
+      arena.give_back(0);
+      return arena.blocks_out() == 0;
+    });
+  });
+}

@@ -1,0 +1,98 @@
+"""What processes of other hosts are doing, for who looks at a session from outside (``conveyor status``).
+
+Their boards are in the memory of their hosts, so somebody has to ask those: the driver, which answers at a
+Unix socket without a place in the file system. It is there once there is another host, and answers whoever is
+of the driver's user, or root. It takes one byte of a question, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from conveyor.engine.events import EventLoop
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime import threads
+from conveyor.runtime.status import Page
+
+#: What the socket's name begins with, in the abstract namespace.
+PREFIX = "conveyor-status-"
+#: The question: with Python's stacks, or without.
+WITH_STACKS, PLAIN = b"s", b"-"
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
+#: Answers that are under way at once, and seconds for what goes over the socket.
+_MOST, _SECONDS = 4, 5.0
+
+
+class NodeSeen(Struct, frozen=True):
+    """One host. unknown: why nothing is known of what is there."""
+
+    name: str
+    pages: tuple[Page, ...] = ()
+    unknown: str = ""
+
+
+class Display:
+    """The driver's."""
+
+    def __init__(self, events: EventLoop, gather: Callable[[bool], Sequence[NodeSeen]]) -> None:
+        """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
+        self._events, self._gather = events, gather
+        self._free = threading.BoundedSemaphore(_MOST)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
+            self._listener.listen(_MOST)
+        except BaseException:
+            self._listener.close()
+            raise
+        events.add(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """The session is over."""
+        self._events.remove(self._listener.fileno())
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError):  # who has come has gone again
+            connection, _ = self._listener.accept()
+            if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(
+                blocking=False
+            ):
+                connection.close()
+                return
+            try:
+                threads.start(self._answer, "status", connection)
+            except SystemLimitError:
+                self._free.release()
+                connection.close()
+                raise
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            # Whoever has asked may be gone by now.
+            with connection, suppress(OSError):
+                connection.settimeout(_SECONDS)
+                question = connection.recv(1)
+                if question:
+                    connection.sendall(
+                        msgspec.msgpack.encode(self._gather(question == WITH_STACKS))
+                    )
+        finally:
+            self._free.release()
+
+
+def owner(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a Unix socket, and its user, by the kernel."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid

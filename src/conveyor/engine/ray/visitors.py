@@ -1,0 +1,86 @@
+"""Processes of this machine that take part in the session, and are not ours to end: they leave, and go on."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.ray.courier import Courier
+from conveyor.engine.ray.ends import exit_status, status_once_reaped
+from conveyor.engine.ray.processes import WORD_TIMEOUT, Resident
+from conveyor.runtime import threads
+
+
+class Visitors:
+    """All of them. What one says when it goes is its end here; :class:`Processes` waits for that of the
+    process. All of it but :meth:`tell_to_leave` happens on the thread of the events."""
+
+    def __init__(self, events: EventLoop) -> None:
+        self._events = events
+        self.courier = Courier(events, self._left)
+        self._present: dict[int, Resident] = {}
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._present
+
+    def add(self, one: Resident, pid: int) -> None:
+        """It has come, and waits for an answer: so the number is still its own."""
+        if pid in self._present:  # it has left, and its farewell has not been heard yet
+            self.courier.last_words(pid)
+        one.pidfd = os.pidfd_open(pid)
+        one.pid = pid
+        self._present[pid] = one
+        self._events.add(one.pidfd, partial(self._died, one))
+
+    def tell_to_leave(self, pid: int) -> None:
+        """Have it leave, if it has not yet. On any thread."""
+        self._events.call(partial(self.courier.tell_to_leave, pid))
+
+    def see_off(self) -> None:
+        """The session is over: who has not left yet does so when its method has returned."""
+        self.courier.close()
+        while self._present:
+            _, one = self._present.popitem()
+            self._close_pidfd(one)
+
+    def _left(self, pid: int, code: int) -> None:
+        one = self._present.get(pid)
+        if one is not None:
+            one.code = code
+            self._report(one)
+
+    def _died(self, one: Resident) -> None:
+        """Its process has ended, whose parent is Ray."""
+        self._events.remove(one.pidfd)
+        self.courier.last_words(one.pid)
+        if self._present.get(one.pid) is not one:  # it has left just before
+            return
+        one.status = exit_status(one.pidfd)
+        if one.status is not None:
+            self._report(one)
+        else:  # how it ended its parent knows, which has not looked yet
+            threads.start_or_run(self._see_end, "how-it-ended", one, os.dup(one.pidfd))
+
+    def _see_end(self, one: Resident, pidfd: int) -> None:
+        try:
+            one.status = status_once_reaped(pidfd, WORD_TIMEOUT)
+        finally:
+            os.close(pidfd)
+        self._events.call(partial(self._report, one))
+
+    def _report(self, one: Resident) -> None:
+        if self._present.get(one.pid) is not one:
+            return
+        del self._present[one.pid]
+        one.over = True
+        self._close_pidfd(one)
+        guarded(one.on_end)
+
+    def _close_pidfd(self, one: Resident) -> None:
+        self._events.remove(one.pidfd)
+        os.close(one.pidfd)
+        one.pidfd = -1
