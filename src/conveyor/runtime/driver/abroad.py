@@ -294,11 +294,11 @@ class Abroad:
         """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
         which is told when a host is lost, must not."""
         assert record.host is not None
-        given = handed or Handed(0, ())
+        given = handed or Handed()
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
-            order = Answer(*record.reader, data, given.segment, given.processes)
+            order = Answer(*record.reader, data, given.segment, given.processes, given.line)
             if wait:
                 done.append(record.host.send(order))
             else:

@@ -38,7 +38,12 @@ class Connections:
     ) -> Connection:
         if isinstance(request, OpenRefs):
             return Peer(
-                self._exports, caller.id.index, caller.reader, here, caller.silence
+                self._exports,
+                caller.id.index,
+                caller.reader,
+                here,
+                caller.silence,
+                caller.host,
             ).connection
         graph = self._graphs.load(request.number, request.name)
         return GraphService(graph, here, caller.reader).connection

@@ -6,6 +6,7 @@ Such a host has a board and a pump of its own, and somebody who does there what 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -92,13 +93,15 @@ class Hand(FarOrder, frozen=True):
 
 
 class Answer(FarOrder, frozen=True):
-    """Send a process the pickled answer to a request of its, with such descriptors, if there are any."""
+    """Send a process the pickled answer to a request of its, with such descriptors, if there are any.
+    ``line``: with its end of that connection; see :meth:`FarHost.carry`."""
 
     slot: int
     incarnation: int
     data: bytes
     segment: int = 0
     processes: tuple[Reader, ...] = ()
+    line: int = 0
 
 
 class Cut(FarOrder, frozen=True):
@@ -118,8 +121,9 @@ class MarkRefused(FarOrder, frozen=True):
 class Handed(Struct, frozen=True):
     """What a process of another host is given instead of descriptors: see :class:`Answer`."""
 
-    segment: int
-    processes: tuple[Reader, ...]
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+    line: int = 0
 
 
 class Home(Struct, frozen=True):
@@ -163,4 +167,17 @@ class FarHost(Protocol):
 
     def tell(self, order: FarOrder) -> None:
         """The same where nobody waits for it: a host that cannot do it is given up."""
+        ...
+
+    def carry(self, sock: socket.socket) -> int:
+        """Have what comes over ``sock``, which is the host's from now on, carried to a process there, and
+        back. The number under which that process is given its end."""
+        ...
+
+    def hold(self, fd: int) -> None:
+        """Processes there are sent messages with that file: it has to come there once."""
+        ...
+
+    def let_go(self, fd: int) -> None:
+        """None of them has anything of it any more."""
         ...

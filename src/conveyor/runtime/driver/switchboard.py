@@ -329,7 +329,10 @@ class Switchboard:
         return staying, []
 
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
-        return None, [self._connections.open(caller, request).detach()]
+        sock = self._connections.open(caller, request)
+        if caller.host is not None:
+            return None, Handed(line=caller.host.carry(sock))
+        return None, [sock.detach()]
 
     # Channels
 
