@@ -329,10 +329,7 @@ class Switchboard:
         return staying, []
 
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
-        sock = self._connections.open(caller, request)
-        if caller.host is not None:
-            return None, Handed(line=caller.host.carry(sock))
-        return None, [sock.detach()]
+        return None, self._connections.open(caller, request)
 
     # Channels
 
