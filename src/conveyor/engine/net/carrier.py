@@ -65,15 +65,17 @@ class Released(Parcel, frozen=True):
     number: int
 
 
-class _Known(Struct):
-    """A file of the other host: how many messages with it are on their way to a process here, and whether
-    more may come. ``turn`` is held by whoever fetches it."""
+class _Known:
+    """A file of the other host, which messages on their way to processes here come with."""
 
-    size: int
-    stays: bool
-    turn: threading.Lock
-    uses: int = 0
-    fd: int = -1
+    def __init__(self, size: int, stays: bool) -> None:
+        self.size = size
+        #: Whether more may come with it.
+        self.stays = stays
+        #: Held by whoever fetches it.
+        self.turn = threading.Lock()
+        self.uses = 0
+        self.fd = -1
 
 
 class _Line(Struct, eq=False):
@@ -251,7 +253,7 @@ class Carrier:
             for body in parcel.bodies:
                 known = self._known.get(body.number)
                 if known is None:
-                    known = _Known(body.size, body.stays, threading.Lock())
+                    known = _Known(body.size, body.stays)
                     self._known[body.number] = known
                 known.uses += 1
             line = self._lines.get(parcel.line)

@@ -195,9 +195,6 @@ class Switchboard:
         try:
             line.send(Numbered(number, pickle.dumps(reply)), given or [], patience)
         except Exception as error:
-            if isinstance(given, Handed) and record.alive:  # its host has not what it was to get
-                self._reply(line, number, Failed(error))
-                return
             if record.host is not None and isinstance(reply, Done):
                 # What its host was to give it has ended meanwhile, say: that is the answer then.
                 self._reply(line, number, Failed(error))
