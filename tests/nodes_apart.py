@@ -27,7 +27,13 @@ _DOING = "what an actor on another node does is known there alone"
 _INSIDE = "references inside of values do not reach from host to host"
 _COUNTERS = "the counters of an actor on another node are 0"
 _PROGRAM = "a program of its own, whose sessions are not spread"
+_RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
+    "test_actors": {
+        "test_a_reference_inside_a_container_stays_one": _INSIDE,
+        "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
+        "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
+    },
     "test_failures": {
         "test_get_timeout_says_what_is_waited_for": _DOING,
         "test_execute_timeout_says_what_is_waited_for": _DOING,
