@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-nodes test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-ray test-nodes test-netns soak-netns test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -38,6 +38,8 @@ help:
 	@echo 'make fuzz         the frame decoder on arbitrary bytes (ARGS=seconds, 600 if not said)'
 	@echo 'make test-ray     the tests of the engine on Ray, and what is the same on all engines there'
 	@echo 'make test-nodes   what is the same on all engines, with actors on nodes that share no memory'
+	@echo 'make test-netns   hosts in network namespaces: delay, loss, reordering, partitions; skipped where these are not allowed'
+	@echo 'make soak-netns   100,000 executions and five minutes over a bad network (ARGS="--seconds 60 --executions 0")'
 	@echo 'make test-gpu     tensors of a GPU between actors, on a machine with one; into its own Python (docs/gpu.md)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
@@ -147,7 +149,7 @@ NODE_TESTS := $(patsubst %,tests/integration/test_%.py,graphs graph_collectives 
 	first_cause graceful_kill sys_exit asyncio concurrency actors)
 NODES_FIRST := tests/integration/test_graphs.py
 
-test quick pytest test-ray test-nodes: DEBUG := 1
+test quick pytest test-ray test-nodes test-netns: DEBUG := 1
 test: lint $(STAMPS)/tools
 	$(build)
 	@set -m; nice -n 19 env CONVEYOR_TEST_LIMIT=900 TEST_TIMEOUT=1800 native/tests/run.sh build/native-tests >$(NATIVE_LOG) 2>&1 & native=$$!; set +m; \
@@ -181,6 +183,17 @@ test-ray: $(STAMPS)/dev
 test-nodes: $(STAMPS)/dev
 	$(build)
 	$(APART) python -m pytest $(NODE_TESTS) $(ARGS)
+
+# As root, or in a user namespace where one may be had. Where neither may, the tests say so and are skipped.
+netns = if [ $$(id -u) = 0 ] || ! unshare -rn true 2>/dev/null; then $(1); else unshare -rn $(1); fi
+
+test-netns: $(STAMPS)/dev
+	$(build)
+	@$(call netns,env CONVEYOR_TEST_NETNS=1 python -m pytest tests/netns $(ARGS))
+
+soak-netns: $(STAMPS)/dev
+	$(build)
+	@$(call netns,python tests/netns $(ARGS))
 
 # Into the Python that is there, whose torch is for the GPU.
 test-gpu:

@@ -10,6 +10,9 @@ from benchmarks.model import Direct
 
 _ONES = 0x0101010101010101
 
+FILLED = 64 << 20
+"""Bytes that are filled before each value that is made in place, there or elsewhere."""
+
 
 def read(value: Any) -> int:
     """Read all of a tensor, or of a list of them, once."""

@@ -25,8 +25,8 @@ from conveyor.runtime.driver import record
 SOURCE = Path(conveyor.__file__).parents[1]
 
 # What an error says of how an actor ended must not depend on how busy this machine is: users' errors do
-# not wait for it longer than 50 ms.
-record._EXIT_CODE_WAIT = 10.0
+# not wait for it longer than 50 ms, or a quarter of a second where another host tells.
+record._EXIT_CODE_WAIT = record._REPORT_WAIT = 10.0
 # Nor may what one says of a value that cannot be sent: its part, where that is found in time.
 blame._SECONDS = 20.0
 

@@ -16,6 +16,7 @@ SECONDS = 0.6
 MOST = 5_000
 BEGIN_S = 0.05  # until which a maker has begun to compute
 MOVED = 512 << 20  # bytes, for each case
+IN_PLACE = 60  # values, for each case
 
 
 def direct(bench: Bench, spec: Direct) -> Figures:
@@ -80,6 +81,8 @@ def _fresh(bench: Bench, spec: Direct, path: DirectPath) -> Figures:
     rounds = max(3, min(100, int(MOVED * bench.effort) // spec.nbytes))
     if spec.use == "cold":
         rounds = min(rounds, 6)
+    elif spec.use == "in-place":  # nothing is moved
+        rounds = IN_PLACE
     had: list[int] = []
     used: list[int] = []
     cpu: list[int] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benchmarks.making import FILLED
 from benchmarks.measure.bench import Bench, Figures, sampled, spread
 from benchmarks.model import InPlace, Topology, Transfer
 from benchmarks.worker import PAGE, sweep
 
 TINY = 64  # sent first, so that the worker has imported numpy or torch
 WAKE = 10
-FILLED = 64 << 20  # before each send, in place or elsewhere
 COLD = 12  # Ray has ten buffers, each of which is cold once
 SECONDS = 0.8
 MOST = 5_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import conveyor
-from benchmarks.making import Maker
+from benchmarks.making import FILLED, Maker
 from benchmarks.model import AllReduce, Direct, Overlap
 from benchmarks.reducing import bind_to_core, time_allreduce
 from benchmarks.systems.actors import GraphSystem
@@ -22,16 +22,21 @@ class _Rank:
 
 
 class _InPlaceMaker(Maker):
-    """Makes each value in memory that others may read."""
+    """Makes each value in memory that others may read. It fills as much for each, the rest elsewhere, so the
+    caches are in the same state whatever the size."""
 
     def __init__(self, spec: Direct) -> None:
+        import torch
+
         super().__init__(spec)
         self._size = spec.size
+        self._rest = torch.ones(max(0, FILLED - spec.size), dtype=torch.uint8)
 
     def make(self, number: int) -> Any:
         import torch
 
         made = conveyor.empty_tensor((self._size,), torch.uint8)
+        self._rest.fill_(number)
         made.fill_(number)
         return made
 

@@ -18,9 +18,11 @@ std::bitset<kMaxReaders> close_elsewhere(const Ring& ring, const std::bitset<kMa
 }  // namespace
 
 InRing::InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena)
+               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed)
     : index(index), ring_(segment->ring(offset)), sender_(segment, offset, board, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
-      readers_(uint32_t(readers.size())) {}
+      readers_(uint32_t(readers.size())), unclaimed_(std::move(unclaimed)) {
+  for (const Target& t : readers) processes_.emplace_back(t.slot, board->slot(t.slot)->incarnation.load(std::memory_order_relaxed));
+}
 
 char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
   if (in_slot_ != 0) throw Violation("a frame inside of another");
@@ -34,7 +36,7 @@ char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
                 : external || head.block == 0 ? head.size != head.in_slot || (external && head.block == 0)
                                               : head.size != head.block || head.in_slot != 0)
     throw Violation("a frame of a wrong size");
-  if (!stands_in && (head.flags & (kRefs | kKeeps))) throw Violation("a frame that cannot be between hosts");
+  if (!stands_in && (head.flags & kKeeps)) throw Violation("a frame that cannot be between hosts");
   // Begun anew after a reconnect: the block may be there.
   const bool again = begun_ && out_.block != nullptr && head.block == head_.block;
   head_ = head;
@@ -105,9 +107,21 @@ void InRing::publish() {
   }
   // The arena counts what lies beside the body.
   out_.beside = out_.block != nullptr && (out_.flags & kExternal) ? head_.block : 0;
+  const auto header = claims();  // before a reader may end its lease
   sender_.publish(out_);
   out_.arena.reset();
   ++frames;
+  if (!header) return;
+  const auto left = sender_.ring.left_behind(sender_.ring.head() - 1) & here_;
+  for (uint32_t r = 0; r < readers_; ++r)
+    if (left.test(r)) unclaimed_(*header, processes_[r].first, processes_[r].second);
+}
+
+std::optional<std::string> InRing::claims() const {
+  if (!(out_.flags & kRefs)) return std::nullopt;
+  const bool external = out_.block != nullptr && (out_.flags & kExternal);
+  const char* body = out_.block != nullptr && !external ? out_.block->data() : reinterpret_cast<const char*>(ring_.slot(head_.number)) + sizeof(SlotHeader);
+  return header_in(body, out_.size, external ? head_.block : 0);
 }
 
 bool InRing::ask(uint64_t told) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../sender.h"
+#include "unclaimed.h"
 #include "wire.h"
 
 namespace conveyor::net {
@@ -16,9 +17,9 @@ constexpr const char* kHostIsFull = "conveyor:host-full";       // this host has
 
 class InRing {
  public:
-  // `here`: which of its readers are on this host.
+  // `here`: which of its readers are on this host. `unclaimed` is told of claims of those that have left.
   InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena);
+         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed);
 
   // All of these throw Violation. What follows the head, `size` bytes, is to be written to what they return (null: to
   // be dropped); then to received().
@@ -45,10 +46,14 @@ class InRing {
 
  private:
   void publish();
+  // The header of the frame that is about to be published, if it claims anything.
+  std::optional<std::string> claims() const;
   Ring ring_;
   Sender sender_;
   std::bitset<kMaxReaders> here_;
   uint32_t readers_;
+  const Unclaimed unclaimed_;
+  std::vector<std::pair<uint32_t, uint32_t>> processes_;  // of the readers: slot and incarnation
   bool begun_ = false;    // a frame has begun to come
   bool refused_ = false;  // with no block for it: an error stands for it
   const char* error_ = nullptr;

@@ -6,7 +6,7 @@
 namespace conveyor::net {
 
 Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
-               const std::vector<LimitsSpec>& limits, uint32_t self, const Whereabouts& where)
+               const std::vector<LimitsSpec>& limits, uint32_t self, Whereabouts& where)
     : id(id), self_(self), segment_(std::move(segment)) {
   if (rings.size() > kMostRings) throw std::system_error(E2BIG, std::generic_category(), "rings of a segment");
   std::set<uint32_t> hosts;
@@ -34,13 +34,13 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
       if (entry.writer_host != self) told_.emplace_back(index, r);
     }
     if (entry.writer_host != self) {
-      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot));
+      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot), where.unclaimed());
       continue;
     }
     for (const auto& [host, of] : readings) {
       if (host == self) continue;
       if (!spec.view) throw std::system_error(EINVAL, std::generic_category(), "a ring that is sent needs the arena of its writer");
-      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view);
+      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view, where.unclaimed());
     }
   }
   for (size_t lead = 0; lead < rings.size(); ++lead)

@@ -25,13 +25,14 @@ class Whereabouts {
  public:
   virtual uint32_t host_of(uint32_t slot) const = 0;
   virtual std::shared_ptr<Arena> arena_of(uint32_t slot) const = 0;  // of a process of another host
+  virtual Unclaimed unclaimed() = 0;
   virtual ~Whereabouts() = default;
 };
 
 class Mirror {
  public:
   Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_ptr<Board>& board, const std::vector<RingSpec>& rings,
-         const std::vector<LimitsSpec>& limits, uint32_t self, const Whereabouts& where);
+         const std::vector<LimitsSpec>& limits, uint32_t self, Whereabouts& where);
 
   const uint64_t id;
   uint32_t rings() const { return uint32_t(rings_.size()); }

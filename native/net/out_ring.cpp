@@ -7,8 +7,8 @@
 namespace conveyor::net {
 
 OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-                 Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view)
-    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)) {
+                 Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, Unclaimed unclaimed)
+    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)), unclaimed_(std::move(unclaimed)) {
   for (const Reading& r : readers) ends_.push_back({r.reader, segment->ring(offset), std::make_unique<RingReader>(segment, offset, r.reader, board, writer),
                      r.target.slot, board->slot(r.target.slot)->incarnation.load(std::memory_order_relaxed)});
   sent_ = most_ = have_ = ends_.front().end->next();
@@ -98,7 +98,7 @@ void OutRing::begin(Connection& to) {
   const SlotHeader slot = read_once(*shared);
   const char* body = reinterpret_cast<const char*>(shared + 1);
   FrameHead head = {index, uint16_t(slot.kind), slot.codec, sent_, slot.tag, slot.flags, 0, slot.size, 0};
-  bool whole = !(slot.flags & (kRefs | kKeeps));
+  bool whole = !(slot.flags & kKeeps);
   if (whole && (slot.block == 0 || (slot.flags & kExternal))) {
     whole = slot.size <= ring.capacity();
     head.in_slot = uint32_t(slot.size);
@@ -174,12 +174,36 @@ void OutRing::leave(End& end) {
       // Those that are under way have leases of their own, which end when they have arrived.
       const uint64_t number = end.end->next();
       const bool loaded = std::any_of(loaded_.begin(), loaded_.end(), [&](const Loaded& l) { return l.head.number == number; });
-      const SlotHeader slot = read_once(*end.end->at(number));
-      if (slot.block != 0 && !loaded && number >= most_) view_->forgo(slot.block - 1, slot.block_size, end.reader);
+      const SlotHeader* slot = end.end->at(number);
+      if (!loaded && number >= most_) pass_over(read_once(*slot), reinterpret_cast<const char*>(slot + 1), end);
     }
   } catch (const std::system_error&) {  // a broken ring: its writer's to see
   }
   end.end->close();
+}
+
+void OutRing::pass_over(const SlotHeader& slot, const char* body, const End& end) {
+  const bool external = slot.flags & kExternal;
+  if (slot.flags & kRefs) {
+    std::optional<std::string> header;
+    try {
+      if (slot.block == 0 || external) {
+        if (slot.size <= end.ring.capacity()) {
+          const std::string copy(body, slot.size);  // the slot may be written by anybody
+          header = header_in(copy.data(), copy.size(), slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader);
+        }
+      } else if (slot.size <= slot.block_size - std::min<uint64_t>(slot.block_size, kBlockHeader)) {
+        const Lease lease(*view_, slot.block - 1, slot.block_size, end.reader);  // ends with this
+        header = header_in(lease.data(), slot.size, 0);
+        if (header) unclaimed_(*header, end.slot, end.incarnation);
+        return;
+      }
+      if (header) unclaimed_(*header, end.slot, end.incarnation);
+    } catch (const std::exception&) {
+      // It cannot be mapped, or noted: then its claims end with the reader's process.
+    }
+  }
+  if (slot.block != 0) view_->forgo(slot.block - 1, slot.block_size, end.reader);
 }
 
 }  // namespace conveyor::net

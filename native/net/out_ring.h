@@ -16,6 +16,7 @@
 #include "../lease.h"
 #include "../ring.h"
 #include "connection.h"
+#include "unclaimed.h"
 #include "wire.h"
 
 namespace conveyor::net {
@@ -26,9 +27,9 @@ class OutRing {
     uint32_t reader;  // of the ring
     Target target;    // that it has here: its proxy
   };
-  // `view`: of the writer's arena.
+  // `view`: of the writer's arena. `unclaimed` is told of claims in frames that are not sent.
   OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-          Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view);
+          Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, Unclaimed unclaimed);
   // Nobody takes for these readers any more what was not sent: no block waits for it.
   ~OutRing();
   OutRing(const OutRing&) = delete;
@@ -82,11 +83,14 @@ class OutRing {
   // Sets `loaded` for a frame with a block. False: the frame cannot be sent.
   bool load(const SlotHeader& slot, FrameHead& head, const char* body);
   void leave(End& end);
+  // A frame that nobody has sent yet is not sent to that reader: its block is not needed, nor what it claims.
+  void pass_over(const SlotHeader& slot, const char* body, const End& end);
 
   const std::shared_ptr<Segment> segment_;
   const std::shared_ptr<Board> board_;
   const uint64_t id_;
   const std::shared_ptr<ArenaView> view_;
+  const Unclaimed unclaimed_;
   std::vector<End> ends_;
   std::vector<OutRing*> leads_;
   // What is sent now, and what was found since, which takes its place: others that never pause hold up neither.

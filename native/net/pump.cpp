@@ -121,7 +121,7 @@ void HostPump::remove_proxy(uint32_t slot) {
 void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits) {
   call([&] {
     if (mirrors_.count(id) != 0) throw std::system_error(EEXIST, std::generic_category(), "a segment of this number");
-    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<const Whereabouts&>(*this));
+    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<Whereabouts&>(*this));
     for (const uint32_t host : made->hosts()) peer(host);
     for (const Mirror::Bell& bell : made->bells()) by_bell_[{bell.target.slot, bell.target.bit}].insert(made.get());
     Mirror& mirror = *made;
@@ -177,6 +177,21 @@ std::vector<Event> HostPump::events() {
   drain(notice_.get());
   std::lock_guard lock(mutex_);
   return std::exchange(events_, {});
+}
+
+std::vector<Left> HostPump::left() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(left_, {});
+}
+
+Unclaimed HostPump::unclaimed() {
+  return [this](const std::string& header, uint32_t slot, uint32_t incarnation) {
+    {
+      std::lock_guard lock(mutex_);
+      left_.push_back({header, slot, incarnation});
+    }
+    write_event(notice_.get());
+  };
 }
 
 void HostPump::note(Event::Kind kind, uint32_t host, const std::string& reason) {

@@ -20,6 +20,12 @@ struct Event {
   std::string reason;
 };
 
+// Somebody has to give up what a frame claims for a process: see unclaimed.h.
+struct Left {
+  std::string header;
+  uint32_t slot, incarnation;
+};
+
 class HostPump final : private Hub {
  public:
   static constexpr uint64_t kWindowNs = 1'000'000'000;
@@ -46,13 +52,16 @@ class HostPump final : private Hub {
 
   // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).
   int eventfd() const { return proxies_.eventfd(); }
-  // Becomes readable when there are events.
+  // Becomes readable when there are events, or there is something of the others.
   int notice_fd() const { return notice_.get(); }
   std::vector<Event> events();
+  // To be asked behind events(): what comes later makes notice_fd() readable again.
+  std::vector<Left> left();
 
  private:
   uint32_t host_of(uint32_t slot) const override;
   std::shared_ptr<Arena> arena_of(uint32_t slot) const override;
+  Unclaimed unclaimed() override;
   const std::shared_ptr<Board>& board() const override { return board_; }
   uint32_t self() const override { return self_; }
   uint64_t instance() const override { return instance_; }
@@ -103,6 +112,7 @@ class HostPump final : private Hub {
   std::vector<std::function<void()>> orders_;
   std::atomic<bool> ordered_{false};
   std::vector<Event> events_;
+  std::vector<Left> left_;
   std::map<uint32_t, uint64_t> clock_answers_;  // by host, for who waits for some
   bool stop_ = false, stopped_ = false;
   std::thread thread_;

@@ -8,8 +8,8 @@
 // cursors and limits. So whoever reads a frame sees what its sender had seen, on whatever way it has come: on one host
 // the memory does that.
 //
-// Not sent yet are frames that stand for something in the processes that have published them: those with refs (kRefs),
-// and those for which values are kept (kKeeps). Their readers get an error in their place (kStandIn).
+// Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. Not sent are frames for
+// which their writers keep something (kKeeps): their readers get an error in their place (kStandIn).
 #pragma once
 
 #include <cstdint>

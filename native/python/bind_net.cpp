@@ -86,6 +86,11 @@ void bind_net(nb::module_& m) {
              for (const net::Event& e : p.events()) events.append(nb::make_tuple(int(e.kind), e.host, nb::str(e.reason.c_str())));
              return events;
            })
+      .def("left", [](HostPump& p) {
+             nb::list left;
+             for (const net::Left& l : p.left()) left.append(nb::make_tuple(nb::bytes(l.header.data(), l.header.size()), l.slot, l.incarnation));
+             return left;
+           })
       .def("counts", [](HostPump& p, uint32_t host) {
              net::PeerCounts counts;
              {

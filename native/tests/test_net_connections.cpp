@@ -362,7 +362,7 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, 0)); });
   refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, 99)); });
   refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, uint64_t(1) << 60)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, kRefs)); });
+  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, kKeeps)); });
   refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, kExternal)); });
   refused([&](Stranger& s) {
     s.say(What::kFrame, frame(0, 0, 0, 1000, 1000));

@@ -1660,6 +1660,10 @@ class HostPump:
     def connected(self, host: int) -> bool:
         """Whether its pump has greeted this one over the present connection."""
 
+    def left(self) -> list[tuple[bytes, int, int]]:
+        """What frames have claimed for processes that had left before they came: their headers, slots and
+        incarnations. To be asked behind ``events``: what comes later makes ``notice_fd`` readable again."""
+
     def events(self) -> list[tuple[int, int, str]]:
         """What has happened since: ``HOST_CONNECTED``, ``HOST_DISCONNECTED`` (connect again) or
         ``HOST_LOST``, to which host, and why."""

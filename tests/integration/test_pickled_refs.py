@@ -365,9 +365,9 @@ def test_a_thousand_rounds_leave_nothing(a, b, wait_until):
 
 
 def test_pickles_that_are_never_loaded_are_forgotten_at_last(a, monkeypatch):
-    from conveyor.runtime.refs import exports
+    from conveyor.runtime.refs import tickets
 
-    monkeypatch.setattr(exports, "MAX_TICKETS", 10)
+    monkeypatch.setattr(tickets, "MAX_TICKETS", 10)
     pickles = [pickle.dumps(conveyor.put(i)) for i in range(30)]
     assert kept() == 10
     with pytest.raises(RuntimeStateError, match="kept as long as"):

@@ -1,13 +1,16 @@
 """Nodes that share no memory, when one of them, or the program, is lost."""
 
+import gc
 import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
 
 import cloudpickle
+import numpy as np
 import pytest
 import ray
+from ray_refs_helpers import LARGE, holder, kept, total
 
 import conveyor
 from conveyor import collective
@@ -76,6 +79,28 @@ def test_a_node_that_is_lost(two_nodes, leaves_nothing, tmp_path, wait_until):
         with pytest.raises(ActorDiedError):
             get(lost.run.remote(1))
         assert get([stays.run.remote(1), other.run.remote(1)]) == [2, 101]
+        conveyor.shutdown()
+
+
+def test_a_node_with_holders_and_makers_is_lost(two_nodes, leaves_nothing, wait_until):
+    with leaves_nothing():
+        node = two_nodes.add_node(num_cpus=1, resources={"lost": 1})
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
+        here, there, slow = holder(HERE), holder(THERE), holder(HERE)
+        lost = holder({"resources": {"lost": 0.1}})
+        get(lost.keep.remote([conveyor.put(np.arange(LARGE))]))
+        (made,) = get(lost.put.remote(LARGE))
+        assert get(there.total.remote([made])) == [total(LARGE)]
+        (pending,) = get(lost.asked_to_stay.remote(slow, ""))
+        waiting = [a.total.remote([pending]) for a in (here, there)]
+        two_nodes.remove_node(node, allow_graceful=False)
+        for ref in [pending, *waiting]:
+            with pytest.raises(ActorDiedError):
+                get(ref)
+        assert get(here.total.remote([made])) == [total(LARGE)]
+        del made, pending, waiting, ref
+        gc.collect()
+        wait_until(lambda: kept() == 0, WAIT)
         conveyor.shutdown()
 
 

@@ -151,6 +151,22 @@ def test_what_actors_of_another_node_do(nodes, tmp_path, wait_until):
             os.kill(pid, signal.SIGCONT)
 
 
+def test_a_call_that_is_waited_for_says_what_its_actor_waits_for(nodes, tmp_path, wait_until):
+    _, (one, two) = nodes
+    inside, go = tmp_path / "inside", tmp_path / "go"
+    ref = one.ask.remote(two, 1, str(inside), str(go))
+    wait_until(inside.exists, WAIT)
+
+    def said():
+        with pytest.raises(WaitTimeoutError) as caught:
+            conveyor.get(ref, timeout=0.05)
+        return str(caught.value)
+
+    until(said, lambda text: re.search(r"there 0 is running ask .* which waits for there 1", text))
+    go.touch()
+    assert get(ref) == 1
+
+
 def test_a_node_that_does_not_answer_is_not_known(nodes):
     """Its agent is stopped: it says so, and nobody waits for long."""
     (here, _), (one, _) = nodes

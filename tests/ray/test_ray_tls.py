@@ -30,6 +30,9 @@ class Stage:
     def echo(self, x):
         return x
 
+    def got(self, refs):
+        return conveyor.get(refs)
+
 
 def get(ref):
     return conveyor.get(ref, timeout=WAIT)
@@ -86,6 +89,7 @@ def test_what_goes_between_nodes_is_encrypted(two_nodes, leaves_nothing, monkeyp
         here, there = Stage.options(**HERE).remote(), Stage.options(**THERE).remote()
         assert get(there.echo.remote(SECRET)) == SECRET
         array = np.frombuffer(SECRET.encode() * 40_000, np.uint8)
+        assert np.array_equal(get(there.got.remote([conveyor.put(array)]))[0], array)
         with InputNode() as inp:
             dag = there.echo.bind(here.echo.bind(inp))
         with dag.compile() as graph:

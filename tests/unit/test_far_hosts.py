@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from conveyor import _core
+from conveyor.engine.net.depot import Depot
 from conveyor.engine.ray import greeting
 from conveyor.engine.ray.agent import Agent, Ended, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
@@ -157,6 +158,8 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
         SimpleNamespace(do=method, kill=method, leave=method),
         Ready(("192.0.2.1", 1), "", "", ARENA),
         lambda host, why: lost.append(why),
+        Depot(),
+        None,
     )
     host.tell(Forget(1))
     host.kill(5, 1)
@@ -345,7 +348,7 @@ def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():
         started.append(node)
         agents.close()  # meanwhile
         ready = Ready(("192.0.2.1", 1), "", "", ARENA)
-        return AgentHost(1, "a node", "its agent", ready, lambda host, why: None)
+        return AgentHost(1, "a node", "its agent", ready, lambda host, why: None, Depot(), None)
 
     agents._start = start
     for _ in range(2):

@@ -22,6 +22,8 @@ SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambd
 class Peer:
     """An actor's connection."""
 
+    node = None
+
     def __init__(self, reader):
         self.number = reader[0]
         self.reader = reader
@@ -301,7 +303,7 @@ class Rendezvous(RuleBasedStateMachine):
         self.exports.tidy()
         assert set(self.exports._entries) == self.needed()
         assert set(self.exports._tickets) == {t for t, (_, r) in self.tickets.items() if r}
-        assert set(self.exports._readers) == set(self.exports._tickets)
+        assert set(self.exports._tickets._readers) == set(self.exports._tickets)
 
 
 TestRendezvous = Rendezvous.TestCase

@@ -9,7 +9,6 @@ from conveyor.codec import byvalue, claims
 from conveyor.codec.byvalue import Group
 from conveyor.codec.claims import Reader
 from conveyor.codec.header import Definition, Token, unpack
-from conveyor.exceptions import SerializationError
 
 if TYPE_CHECKING:
     from conveyor.codec.beside import Collected
@@ -39,16 +38,6 @@ class SentDefinitions:
         self.keeper: Keeper | None = None
         # While a value is pickled into one string: memory that it refers to is read at once.
         self.in_band = False
-
-    def check_near(self, what: str) -> None:
-        """Refuse to send what refers to this process (``what``) to readers on other hosts."""
-        names = self.elsewhere()
-        if names:
-            raise SerializationError(
-                f"{what} cannot be sent to {names}, on another host: what it refers to is in a process of "
-                f"this one. Get the value first, or pass the reference as an argument of its own, which "
-                f"stands for its value"
-            )
 
     def forget(self) -> None:
         """A reader has lost a frame with definitions: they are all sent again."""

@@ -14,7 +14,7 @@ from conveyor.runtime import context
 from conveyor.runtime.calls.call import FUNCTION
 from conveyor.runtime.protocol import Runtime
 
-#: Ray's names of backends, and our own: all are served by shared memory.
+#: Ray's names of backends, and our own: all are served by the same means.
 _BACKENDS = ("shm", "gloo", "torch_gloo", "nccl")
 
 
@@ -80,8 +80,8 @@ def create_collective_group(
     Args:
         actors: rank 0 first.
         backend: ``"shm"``. Ray's ``"gloo"``, ``"torch_gloo"`` and ``"nccl"``, in any case, mean the same:
-            all actors of a session are on one host, where shared memory does what those do. Operations take
-            tensors of the CPU, whatever the name.
+            shared memory where ranks are on one host, and the session's connections between hosts. Operations
+            take tensors of the CPU, whatever the name.
         name: what operations call the group. Without one it is an arbitrary one, and operations that name no
             group find it, as long as their actor is in no other.
         driver_rank: the driver is in the group too, with this rank: the actors have the others, in their

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
+from conveyor.runtime.status import Label, Page, actor_status, status_of
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
@@ -138,7 +140,23 @@ class Process:
         self.arenas = OthersArenas(self)
         self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
+        #: Asks the host of the process in that slot, which is another one, what it is doing; or why that is
+        #: not known. Only the driver's process has it.
+        self.look_afar: Callable[[int], Page | str] | None = None
         self._closed = False
+
+    def describe(self, slot: int, label: Label | None = None) -> str:
+        """What the process in ``slot`` is doing, in words, for an error. ``label`` names a (graph, node)."""
+        status = actor_status(self.board, slot, None, label)
+        # A forked child has no connection to other hosts.
+        if status.state == "elsewhere" and self.look_afar is not None and not self.inbox.inherited:
+            found = self.look_afar(slot)
+            status = (
+                replace(status, unknown=found)
+                if isinstance(found, str)
+                else status_of(found, label)
+            )
+        return status.describe()
 
     def ring(self) -> None:
         """Have whoever waits in this process look again."""

@@ -34,7 +34,8 @@ from conveyor.exceptions import ConveyorError
 PROTOCOL = 2
 
 _MAGIC = b"conveyor"
-_HELLO = struct.Struct("!8sHHIH6x24s32s")  # magic, protocol, wire, host, python, version, nonce
+# magic, protocol, wire, host, python, purpose, version, nonce
+_HELLO = struct.Struct("!8sHHIHH4x24s32s")
 _PROOF = 32
 _VERDICT = struct.Struct("!32sB")
 #: Seconds after which another try to connect is made beside the first, and how many there are.
@@ -51,6 +52,8 @@ _HUNG_UP = (
     "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
     "(it is of another session), or has just ended"
 )
+#: What a connection is for: all that pumps say to each other, or fetching what lies in a depot.
+FOR_PUMPS, FOR_FETCHING = 0, 1
 
 
 class HandshakeError(ConveyorError):
@@ -66,13 +69,14 @@ class NotHeardError(HandshakeError):
 
 
 class Identity(Struct, frozen=True):
-    """What one side says of itself: its host's number, and what it runs."""
+    """What one side says of itself: its host's number, what it runs, and what it connects for."""
 
     host: int
     conveyor: str
     python: tuple[int, int] = sys.version_info[:2]
     protocol: int = PROTOCOL
     wire: int = _core.WIRE_VERSION
+    purpose: int = FOR_PUMPS
 
     def difference(self, other: Identity) -> str | None:
         """What keeps the two from working together."""
@@ -304,16 +308,23 @@ def _pack(own: Identity) -> bytes:
     version = own.conveyor.encode()[:24]
     python = own.python[0] << 8 | own.python[1]
     return _HELLO.pack(
-        _MAGIC, own.protocol, own.wire, own.host, python, version, secrets.token_bytes(32)
+        _MAGIC,
+        own.protocol,
+        own.wire,
+        own.host,
+        python,
+        own.purpose,
+        version,
+        secrets.token_bytes(32),
     )
 
 
 def _unpack(hello: bytes) -> Identity:
-    magic, protocol, wire, host, python, version, _ = _HELLO.unpack(hello)
+    magic, protocol, wire, host, python, purpose, version, _ = _HELLO.unpack(hello)
     if magic != _MAGIC:
         raise HandshakeError("something has connected that does not speak Conveyor's protocol")
     text = version.rstrip(b"\0").decode("ascii", "replace")
-    return Identity(host, text, (python >> 8, python & 255), protocol, wire)
+    return Identity(host, text, (python >> 8, python & 255), protocol, wire, purpose)
 
 
 def _proof(token: bytes, role: bytes, binding: bytes, *said: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -86,15 +86,17 @@ class Proxy(Struct, eq=False):
 
 
 class Told(Struct):
-    """Whom a station tells of what. All are called on the events' thread but ``reach``.
+    """Whom a station tells of what. All are called on the events' thread but ``reach`` and ``line``.
 
     asked: a process has asked the driver for something. headless: the main thread of a process is gone.
-    reach: connect to that host, there, from now on.
+    reach: connect to that host, there, from now on. line: open the connection of that number, which a
+    process of another host has the other end of; this host's process gets what comes back.
     """
 
     asked: Callable[[int, int, bytes], object]
     headless: Callable[[int], object]
     reach: Callable[[int, tuple[str, int]], object]
+    line: Callable[[int], socket.socket]
 
 
 class Station:
@@ -282,14 +284,18 @@ class Station:
             send_with_ticket(self._locals[order.slot].control, order.ticket, fds)
 
     def _answer(self, order: Answer) -> None:
-        if not self.has(order.slot, order.incarnation):
-            return
-        one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
-        try:
-            send_pickled(one.requests, order.data, fds)
-        except OSError:
-            one.cut()  # what comes next would be taken for the rest of it
-            raise
+        # Opened in any case: where nobody gets it, the other end hears that it is over.
+        line = self._told.line(order.line) if order.line else None
+        with nullcontext() if line is None else line:
+            if not self.has(order.slot, order.incarnation):
+                return
+            one, fds = self._locals[order.slot], self._given(order.segment, order.processes)
+            fds += [line.fileno()] if line is not None else []
+            try:
+                send_pickled(one.requests, order.data, fds)
+            except OSError:
+                one.cut()  # what comes next would be taken for the rest of it
+                raise
 
     def _cut(self, order: Cut) -> None:
         if self.has(order.slot, order.incarnation):

@@ -24,7 +24,16 @@ from msgspec.structs import replace
 from conveyor import __version__, _core, system_limits
 from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.handshake import HandshakeError, Identity, dial, hand_over, hang_up
+from conveyor.engine.net.carrier import Carrier, HungUp, Parcel
+from conveyor.engine.net.depot import Depot, Supply
+from conveyor.engine.net.handshake import (
+    FOR_FETCHING,
+    HandshakeError,
+    Identity,
+    dial,
+    hand_over,
+    hang_up,
+)
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
@@ -108,6 +117,19 @@ class LostHost(Struct, frozen=True):
     reason: str
 
 
+class Sent(Struct, frozen=True):
+    """What goes to the driver's host over connections of processes."""
+
+    parcel: Parcel
+
+
+class Unclaimed(Struct, frozen=True):
+    """That process has left before a frame came: what the frame's header claims is not claimed by it."""
+
+    header: bytes
+    process: Reader
+
+
 News = Arrived | Asked | Ended | LostHost
 
 
@@ -131,18 +153,24 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._terms = terms
         self._tls: Tls | None = None
-        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
         self._addresses: dict[int, tuple[str, int]] = {}
         self._lost: dict[int, threading.Event] = {}
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
-        told = Told(self._asked, self._headless, self._reach)
+        told = Told(self._asked, self._headless, self._reach, self._line)
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
         self._visitors = Visitors(self._events)
         self._expected: dict[int, _Expected] = {}  # by the number that they come under
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
+        self._depot = Depot()
+        self._carrier = Carrier(
+            self._depot,
+            Supply(self._dial_depot),
+            lambda parcel: self._news.put(Sent(parcel)),
+        )
 
     def begin(self) -> Ready:
         """Let others in, and connect to the driver's host."""
@@ -172,6 +200,10 @@ class Agent:
     def do(self, order: FarOrder) -> Any:
         """What comes of an order."""
         return self._station.do(order)
+
+    def receive(self, parcel: Parcel) -> None:
+        """What comes from the driver's host over connections of processes."""
+        self._carrier.receive(parcel)
 
     def expect(
         self,
@@ -238,7 +270,7 @@ class Agent:
         self._news.put(None)
         ray.actor.exit_actor()
 
-    def news(self) -> list[News]:
+    def news(self) -> list[News | Sent | Unclaimed]:
         """What there is to tell; waits until there is something, or the session is over."""
         found = [self._news.get()]
         with suppress(queue.Empty):
@@ -292,7 +324,24 @@ class Agent:
 
     # Other hosts
 
+    def _line(self, number: int) -> socket.socket:
+        try:
+            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            self._news.put(Sent(HungUp(number)))  # the other end is there already
+            raise
+        self._carrier.open(number, here)
+        return there
+
+    def _dial_depot(self) -> socket.socket:
+        own = replace(self._identity, purpose=FOR_FETCHING)
+        address, terms = self._addresses[_DRIVER], self._terms
+        return dial(address, terms.token, own, terms.window, self._tls)[0]
+
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        if other.purpose == FOR_FETCHING:
+            self._depot.serve(sock)
+            return
         with suppress(OSError):  # it was given up
             hand_over(sock, self._station.pump, other.host)
 
@@ -328,6 +377,8 @@ class Agent:
                 if host == _DRIVER:
                     self._end()
                 self._news.put(LostHost(host, reason))
+        for header, slot, incarnation in self._station.pump.left():
+            self._news.put(Unclaimed(header, (slot, incarnation)))
 
     def _end(self) -> None:
         """The session is over: there is nobody to tell."""

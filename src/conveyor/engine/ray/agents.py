@@ -14,18 +14,21 @@ from functools import partial
 from typing import Any
 
 from conveyor import __version__, _core
+from conveyor.codec import Reader, claims
+from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
+from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.display import Display, NodeSeen
-from conveyor.engine.net.handshake import Identity, hand_over, new_token
+from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, News, Ready, Terms
-from conveyor.engine.ray.greeting import Elsewhere, Told
-from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateError
-from conveyor.runtime.driver.far import FarOrder, Home
-from conveyor.runtime.graph.afar import PATIENCE, STACKS, Look, LookAtAll, Seen
-from conveyor.runtime.process import ArenaSize
+from conveyor.engine.ray.agent import Agent, News, Ready, Sent, Terms, Unclaimed
+from conveyor.engine.ray.agent_host import AgentHost
+from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.exceptions import ActorStartError
+from conveyor.runtime.driver.far import Home
+from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page
 
 _log = logging.getLogger("conveyor")
@@ -34,136 +37,6 @@ _log = logging.getLogger("conveyor")
 _LEAVE_SECONDS = 2.0
 #: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
 _GROUPS = {"orders": 1, "news": 1, "looks": 1}
-#: Looks that a host has not answered yet, with which others are not asked of it.
-_MOST_LOOKS = 4
-
-
-class AgentHost:
-    """One node, by its agent. See :class:`conveyor.runtime.driver.far.FarHost`."""
-
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        agent: Any,
-        ready: Ready,
-        lose: Callable[[AgentHost, str], object],
-    ) -> None:
-        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to."""
-        self.number, self.name = number, name
-        self.arena: ArenaSize = ready.arena
-        self.address = ready.address
-        #: Where the node's processes come.
-        self.courier = ready.courier
-        #: Where those come that are guests.
-        self.door = ready.door
-        self.agent = agent
-        #: Why it is no more.
-        self.lost = ""
-        self._lose = lose
-        # Reentrant: a signal handler may have the host do something in the middle of this.
-        self._lock = threading.RLock()
-        self._awaited: set[Future[Any]] = set()
-        self._looks = 0
-
-    def send(self, order: FarOrder) -> Future[Any]:
-        """Have it do something; what comes of it."""
-        return self._call(self.agent.do, order)
-
-    def tell(self, order: FarOrder) -> None:
-        """The same where nobody waits for it."""
-        self._unawaited(self.send(order))
-
-    def expect(
-        self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False
-    ) -> bytes:
-        """See :meth:`Agent.expect`."""
-        key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
-        return key
-
-    def disown(self, number: int) -> Future[Any]:
-        """See :meth:`Agent.disown`."""
-        return self._call(self.agent.disown, number)
-
-    def kill(self, slot: int, incarnation: int) -> None:
-        """Kill a process there."""
-        self._unawaited(self._call(self.agent.kill, slot, incarnation))
-
-    def look(self, look: Look) -> Future[Seen]:
-        """See :meth:`Agent.look`."""
-        return self._look(self.agent.look, look)
-
-    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
-        """See :meth:`Agent.look_at_all`."""
-        return self._look(self.agent.look_at_all, look)
-
-    def _look(self, method: Any, look: Look | LookAtAll) -> Future[Any]:
-        with self._lock:
-            if self._looks >= _MOST_LOOKS:
-                refused: Future[Any] = Future()
-                text = "its host has not answered the questions before this one"
-                refused.set_exception(RuntimeStateError(text))
-                return refused
-            self._looks += 1
-        future = self._call(method, look, group="looks")
-        future.add_done_callback(self._looked)
-        return future
-
-    def _looked(self, _: Future[Any]) -> None:
-        with self._lock:
-            self._looks -= 1
-
-    def leave(self) -> Future[Any]:
-        """Have it end; done when it has."""
-        return self._call(self.agent.leave)
-
-    def forget(self, why: str) -> None:
-        """It is no more: nobody waits for it any longer."""
-        with self._lock:
-            self.lost = self.lost or why
-            awaited, self._awaited = self._awaited, set()
-        for future in awaited:
-            future.set_exception(self._loss())
-
-    def _loss(self) -> ConveyorError:
-        return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
-
-    def _call(self, method: Any, *args: Any, group: str = "orders") -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._lock:
-            if self.lost:
-                future.set_exception(self._loss())
-                return future
-            self._awaited.add(future)
-            # With the lock: orders come as they were given.
-            try:
-                ref = method.options(concurrency_group=group).remote(*args)
-            except Exception as error:
-                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
-                self._awaited.discard(future)
-                future.set_exception(error)
-                return future
-        ref.future().add_done_callback(partial(self._done, future))
-        return future
-
-    def _done(self, future: Future[Any], result: Any) -> None:
-        with self._lock:
-            if future not in self._awaited:
-                return
-            self._awaited.discard(future)
-        error = result.exception()
-        if error is None:
-            future.set_result(result.result())
-        else:
-            future.set_exception(getattr(error, "cause", None) or error)
-
-    def _unawaited(self, future: Future[Any]) -> None:
-        def look(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is not None and not self.lost:
-                self._lose(self, f"it could not do what it had to ({error})")
-
-        future.add_done_callback(look)
 
 
 class Agents:
@@ -192,6 +65,7 @@ class Agents:
         self._listener: Listener | None = None
         self._display: Display | None = None
         self._pump: _core.HostPump | None = None
+        self._depot = Depot()
         self._by_node: dict[str, AgentHost] = {}
         self._closed = self._refuses = False
         #: What the agent says that is started just now.
@@ -259,7 +133,11 @@ class Agents:
                 f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
                 f"cannot be connected: {cause}"
             ) from error
-        host = AgentHost(number, name, agent, ready, self.lose)
+        identity = Identity(0, __version__, purpose=FOR_FETCHING)
+        dial_depot = partial(dial, ready.address, self._token, identity, self._window, self._tls)
+        host = AgentHost(
+            number, name, agent, ready, self.lose, self._depot, lambda: dial_depot()[0]
+        )
         self._hear(host)
         return host
 
@@ -308,6 +186,9 @@ class Agents:
         return list(self._by_node.values())
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
+        if other.purpose == FOR_FETCHING:
+            self._depot.serve(sock)
+            return
         assert self._pump is not None
         with suppress(OSError):  # it was given up
             hand_over(sock, self._pump, other.host)
@@ -328,7 +209,13 @@ class Agents:
             return
         self._hear(host)
         for news in result.result():
-            guarded(partial(self._on_news, host, news))  # the next are told in any case
+            # The next are told in any case.
+            if isinstance(news, Sent):
+                guarded(partial(host.carrier.receive, news.parcel))
+            elif isinstance(news, Unclaimed):
+                guarded(partial(_withdraw, news.header, news.process))
+            else:
+                guarded(partial(self._on_news, host, news))
 
     def _on_notice(self) -> None:
         assert self._pump is not None
@@ -336,6 +223,8 @@ class Agents:
             host = next((one for one in self._by_node.values() if one.number == number), None)
             if kind == _core.HOST_LOST and host is not None:
                 self.lose(host, reason)
+        for header, slot, incarnation in self._pump.left():
+            guarded(partial(_withdraw, header, (slot, incarnation)))
 
     def lose(self, host: AgentHost, why: str) -> None:
         """Take it for lost. On any thread."""
@@ -380,12 +269,19 @@ class Agents:
         for host in hosts:
             host.forget("the session is over")
             self._kill(host.agent)
+        self._depot.close()
         if self._display is not None:
             self._display.close()
         if self._listener is not None:
             self._listener.close()
         if self._pump is not None:
             self._events.remove(self._pump.notice_fd)
+
+
+def _withdraw(header: bytes, process: Reader) -> None:
+    """That process does not come for what a frame with that header claims for it."""
+    _, made, _ = unpack(header)
+    claims.withdraw(made, (process,))
 
 
 def _node_seen(name: str, answer: Future[list[Page]], patience: float) -> NodeSeen:

@@ -16,7 +16,8 @@ from typing import Any
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent import Arrived, Asked, LostHost, News
-from conveyor.engine.ray.agents import AgentHost, Agents
+from conveyor.engine.ray.agent_host import AgentHost
+from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.processes import Processes
@@ -37,8 +38,8 @@ _log = logging.getLogger("conveyor")
 _SAID_AFTER = 10.0
 #: Ray may go on placing actors on a node that has died, until it has noticed.
 _ATTEMPTS = 3
-#: Seconds that the end of a killed process may take.
-_CLOSE_TIMEOUT = 10.0
+#: Seconds that the end of a killed process may take, and a node's agent to tell of it as the session ends.
+_CLOSE_TIMEOUT, _TOLD_WITHIN = 10.0, 2.0
 
 
 class RayHosts:
@@ -203,7 +204,7 @@ class RayHosts:
             self._run(actor, Birth(host.courier, actor.number, key, environ, stay=True))
 
     def _class(self, name: str) -> Any:
-        """Ray's class for actors of that name: it is what Ray's tools and logs call them."""
+        """Ray's class for actors of that name, by which Ray's tools and logs call them."""
         name = re.sub(r"\W", "_", name.partition("#")[0]) or "Actor"
         made = self._classes.get(name)
         if made is None:
@@ -213,8 +214,7 @@ class RayHosts:
 
     def _wait_for(self, actor: Started) -> None:
         if not actor.done.wait(_SAID_AFTER):
-            # Elsewhere: Ray answers natively, and where it does not answer this thread could neither be
-            # interrupted nor hear that the actor is there.
+            # Elsewhere: where Ray does not answer nobody can be interrupted, nor hear that it is there.
             with suppress(SystemLimitError):  # a line less
                 threads.start(self._say_what_it_wants, "what-it-wants", actor)
             actor.done.wait()
@@ -264,8 +264,7 @@ class RayHosts:
         self._give_up(actor)
 
     def _kill_by_ray(self, actor: Started) -> None:
-        # Ray may be disconnected by now, and its actors with it.
-        with suppress(Exception):
+        with suppress(Exception):  # Ray may be disconnected by now, and its actors with it
             self._ray.kill(actor.handle)
 
     def _has_run(
@@ -382,8 +381,18 @@ class RayHosts:
         for actor in list(self._living.values()):
             self._kill(actor)
         with self._all_gone:
-            self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT)
+            if not self._all_gone.wait_for(lambda: not self._far(), _TOLD_WITHIN):
+                for host in self._far():
+                    # It is not waited for until it is lost by its silence. There it is the driver's that is.
+                    self._agents.lose(host, "it does not end its actors, as the session does")
+            if not self._all_gone.wait_for(lambda: not self._living, _CLOSE_TIMEOUT):
+                left = ", ".join([actor.name for actor in self._living.values()])
+                _log.warning("not ended %g s after they were killed: %s", _CLOSE_TIMEOUT, left)
         self._agents.close()
         self._events.call(self._courier.close)
         self._events.close()
         self._disconnect()
+
+    def _far(self) -> set[AgentHost]:
+        """Those that have processes of the session."""
+        return {actor.host for actor in list(self._living.values()) if actor.host is not None}

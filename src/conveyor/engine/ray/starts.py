@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from conveyor.engine.events import EventLoop
 from conveyor.exceptions import ActorStartError
+
+_log = logging.getLogger("conveyor")
 
 #: Why there is no process.
 ENDED = "the session has ended"
@@ -55,11 +58,12 @@ class Starts:
         ``events``. Whoever is asking is waited for: what he gets is to be ended, too."""
         with self._changed:
             self._closed = True
-            self._changed.wait_for(lambda: not self._asking, _TIMEOUT)
+            if not self._changed.wait_for(lambda: not self._asking, _TIMEOUT):
+                _log.warning("Ray has not answered for %g s who asks it for a process", _TIMEOUT)
             ends = list(self._under_way.values())
         ended = threading.Event()
         for end in ends:
             events.call(end)
         events.call(ended.set)
-        if not events.on_thread() and not events.closed:
-            ended.wait(_TIMEOUT)
+        if not events.on_thread() and not events.closed and not ended.wait(_TIMEOUT):
+            _log.warning("a call of Ray's has taken %g s, and holds up the session's end", _TIMEOUT)

@@ -132,6 +132,7 @@ class ActorRuntime(CallingRuntime):
             process.ring,
             lambda: self.watcher,
             lambda: self._open(OpenRefs()),
+            lambda: process.board.elsewhere(hello.driver_slot),
         )
 
     def link(self, actor: ActorId) -> Link:

@@ -27,7 +27,6 @@ from conveyor.runtime.refs.elements import elements_of
 from conveyor.runtime.refs.ref import EMPTY, Ref, blockers_of, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
-from conveyor.runtime.status import describe_status
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
@@ -389,8 +388,7 @@ class Link:
             return f"{self.actor_name} does not take calls from here"
         if self.gone:
             return f"{self.actor_name} is dead"
-        status = describe_status(self._process.board, self.actor_slot, self._label)
-        return f"{self.actor_name} is {status}"
+        return f"{self.actor_name} is {self._process.describe(self.actor_slot, self._label)}"
 
 
 #: How long a wait may last before it is worth preparing to log and describe it.

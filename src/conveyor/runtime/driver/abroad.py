@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from conveyor import _core
@@ -35,8 +35,9 @@ from conveyor.runtime.driver.far import (
     Stand,
 )
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.afar import Look, Lookout, Seen
+from conveyor.runtime.graph.afar import HASTE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.process import Process
+from conveyor.runtime.status import Page
 
 #: The driver's own host.
 HERE = 0
@@ -99,6 +100,23 @@ class Abroad:
         here: Future[Seen] = Future()
         here.set_result(self._lookout.look(look, segment))
         return here
+
+    def look_at(self, slot: int, hears: bool) -> Page | str:
+        """What the process of another host in that slot is doing, if that host says so at once; else why it
+        is not known. ``hears``: the caller is who hears its answers."""
+        host = self._hosts.get(self.host_of(slot))
+        if host is None or hears:
+            return "it has ended" if host is None else "its host was not asked"
+        answer = host.look_at_all(LookAtAll(False))
+        wait([answer], HASTE)
+        if not answer.done():
+            return f"its host has not answered for {HASTE:g} s"
+        error = answer.exception()
+        if error is not None:
+            return str(error) or type(error).__name__
+        name = self._process.board.name(slot)
+        found = (page for page in answer.result() if page.name == name)
+        return next(found, "its host does not know it")
 
     # A process
 
@@ -276,11 +294,11 @@ class Abroad:
         """Send the process the answer to a request. ``wait``: until its host has done so. The hosts' thread,
         which is told when a host is lost, must not."""
         assert record.host is not None
-        given = handed or Handed(0, ())
+        given = handed or Handed()
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
-            order = Answer(*record.reader, data, given.segment, given.processes)
+            order = Answer(*record.reader, data, given.segment, given.processes, given.line)
             if wait:
                 done.append(record.host.send(order))
             else:

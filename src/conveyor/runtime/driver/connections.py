@@ -7,6 +7,7 @@ import weakref
 
 from conveyor.runtime import ending
 from conveyor.runtime.actor.requests import OpenGraph, OpenRefs
+from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.sharing import SharedGraphs
@@ -22,8 +23,9 @@ class Connections:
         self._graphs = graphs
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
-    def open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> socket.socket:
-        """Serve a connection of ``caller``'s own; its end of it, which is whoever's to close that asks."""
+    def open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> list[int] | Handed:
+        """Serve a connection of ``caller``'s own: its end of it, which is whoever's to close that asks, or
+        what its host gives it."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._open.add(self._serve(caller, request, here))
@@ -31,14 +33,21 @@ class Connections:
             here.close()
             there.close()
             raise
-        return there
+        if caller.host is not None:
+            return Handed(line=caller.host.carry(there))
+        return [there.detach()]
 
     def _serve(
         self, caller: ActorRecord, request: OpenRefs | OpenGraph, here: socket.socket
     ) -> Connection:
         if isinstance(request, OpenRefs):
             return Peer(
-                self._exports, caller.id.index, caller.reader, here, caller.silence
+                self._exports,
+                caller.id.index,
+                caller.reader,
+                here,
+                caller.silence,
+                caller.host,
             ).connection
         graph = self._graphs.load(request.number, request.name)
         return GraphService(graph, here, caller.reader).connection

@@ -6,6 +6,7 @@ Such a host has a board and a pump of its own, and somebody who does there what 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -15,9 +16,10 @@ from msgspec import Struct
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.graph.afar import Look, Seen
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.status import Page
 
 
 class FarOrder(Message, frozen=True):
@@ -91,13 +93,15 @@ class Hand(FarOrder, frozen=True):
 
 
 class Answer(FarOrder, frozen=True):
-    """Send a process the pickled answer to a request of its, with such descriptors, if there are any."""
+    """Send a process the pickled answer to a request of its, with such descriptors, if there are any.
+    ``line``: with its end of that connection; see :meth:`FarHost.carry`."""
 
     slot: int
     incarnation: int
     data: bytes
     segment: int = 0
     processes: tuple[Reader, ...] = ()
+    line: int = 0
 
 
 class Cut(FarOrder, frozen=True):
@@ -117,8 +121,9 @@ class MarkRefused(FarOrder, frozen=True):
 class Handed(Struct, frozen=True):
     """What a process of another host is given instead of descriptors: see :class:`Answer`."""
 
-    segment: int
-    processes: tuple[Reader, ...]
+    segment: int = 0
+    processes: tuple[Reader, ...] = ()
+    line: int = 0
 
 
 class Home(Struct, frozen=True):
@@ -156,6 +161,23 @@ class FarHost(Protocol):
         """Have it look at actors of a graph that are there. No order has to wait for that."""
         ...
 
+    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+        """Have it look at all processes that are there."""
+        ...
+
     def tell(self, order: FarOrder) -> None:
         """The same where nobody waits for it: a host that cannot do it is given up."""
+        ...
+
+    def carry(self, sock: socket.socket) -> int:
+        """Have what comes over ``sock``, which is the host's from now on, carried to a process there, and
+        back. The number under which that process is given its end."""
+        ...
+
+    def hold(self, fd: int) -> None:
+        """Processes there are sent messages with that file: it has to come there once."""
+        ...
+
+    def let_go(self, fd: int) -> None:
+        """None of them has anything of it any more."""
         ...

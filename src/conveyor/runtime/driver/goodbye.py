@@ -19,6 +19,8 @@ logger = logging.getLogger("conveyor")
 #: How long the end of a process that has been killed is waited for; the kernel may take its time to free
 #: the memory.
 _KILLED_PATIENCE = 10.0
+#: The same of one on another host, which it may be that nothing reaches.
+_FAR_PATIENCE = 2.0
 
 
 class Goodbye:
@@ -78,7 +80,14 @@ class Goodbye:
                 self._warn([record for record in left if record.alive])
             for record in left:
                 self._kill(record)
-        _wait_for([r for r in left if not _stays(r)], time.monotonic() + _KILLED_PATIENCE)
+        killed = time.monotonic()
+        _wait_for([r for r in left if r.host is not None], killed + _FAR_PATIENCE)
+        near = [r for r in left if r.host is None and not _stays(r)]
+        if not _wait_for(near, killed + _KILLED_PATIENCE):
+            names = ", ".join(r.id.name for r in near if not r.exited.is_set())
+            logger.warning(
+                "killed, and not known to have ended after %g s: %s", _KILLED_PATIENCE, names
+            )
         return left
 
     def _warn(self, left: list[ActorRecord]) -> None:

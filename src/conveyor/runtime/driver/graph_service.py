@@ -42,8 +42,8 @@ class GraphService:
         assert isinstance(entry, GateEntry)
         self._entry = entry
         self._changed = threading.Condition()
-        # In the order of arrival, with the arguments.
-        self._queue: dict[int, tuple[Execute, _core.Snapshot]] = {}
+        # In the order of arrival, with the arguments and the time.
+        self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
         self._busy = False
         self._ended = False
         self._worker = threads.start(self._work, "graph-executions")
@@ -60,7 +60,7 @@ class GraphService:
 
     def _withdraw(self, message: Withdraw, _fds: list[int]) -> None:
         with self._changed:
-            _, snapshot = self._queue.pop(message.number, (None, None))
+            _, snapshot, _ = self._queue.pop(message.number, (None, None, 0))
         if snapshot is not None:
             _let_go(snapshot)
 
@@ -77,6 +77,7 @@ class GraphService:
         )
 
     def _execute(self, message: Execute, fds: list[int]) -> None:
+        came = _core.monotonic_ns()
         try:
             snapshot = received(message.parts, fds)
         except Exception as error:  # it cannot be mapped
@@ -84,11 +85,12 @@ class GraphService:
             return
         with self._changed:
             if message.patient:
-                self._queue[message.number] = message, snapshot
+                self._queue[message.number] = message, snapshot, came
                 self._changed.notify()
                 return
             waiting = self._busy or bool(self._queue)
-        self._answer(message.number, partial(self._begin, message, snapshot, waiting), snapshot)
+        begin = partial(self._begin, message, snapshot, came, waiting)
+        self._answer(message.number, begin, snapshot)
 
     #: What is done for each kind of message.
     handlers: ClassVar[Mapping[type[ToOwner], Callable[[GraphService, Any, list[int]], None]]] = {
@@ -101,7 +103,7 @@ class GraphService:
     def _on_end(self) -> None:
         with self._changed:
             self._ended = True
-            left = [snapshot for _, snapshot in self._queue.values()]
+            left = [snapshot for _, snapshot, _ in self._queue.values()]
             self._queue.clear()
             self._changed.notify()
         for snapshot in left:
@@ -114,10 +116,11 @@ class GraphService:
                 self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     return
-                message, snapshot = self._queue.pop(next(iter(self._queue)))
+                message, snapshot, came = self._queue.pop(next(iter(self._queue)))
                 self._busy = True
-            self._answer(message.number, partial(self._begin, message, snapshot, False), snapshot)
-            del message, snapshot
+            begin = partial(self._begin, message, snapshot, came, False)
+            self._answer(message.number, begin, snapshot)
+            del message, snapshot, begin
             with self._changed:
                 self._busy = False
 
@@ -160,23 +163,22 @@ class GraphService:
         }
         return answers[asked.question](*asked.args)
 
-    def _begin(self, asked: Execute, snapshot: _core.Snapshot, waiting: bool) -> Any:
-        """``waiting``: other executions come first."""
+    def _begin(self, asked: Execute, snapshot: _core.Snapshot, came: int, waiting: bool) -> Any:
+        """``came``: when it was asked for. ``waiting``: other executions come first."""
         if asked.failed:
             return self._entry.refs_of(snapshot.decode())
         if waiting:
             raise CapacityError(f"{self._graph.name}: others of this handle wait for room")
         args, kwargs = self._arguments(asked.whole, snapshot)
         options: dict[str, Any] = {}
-        if asked.seconds is not None:
-            left = asked.end - _core.monotonic_ns()
-            options["deadline"] = (
-                max(left, 1) / 1e9
-            )  # what has passed on the way is no wrong argument
+        passed = (_core.monotonic_ns() - came) / 1e9
+        if asked.left is not None:
+            # What has passed is no wrong argument.
+            options["deadline"] = max(asked.left - passed, 1e-9)
         if not asked.patient:
             return self._graph.try_execute(*args, **kwargs, **options)
-        if asked.until:
-            options["timeout"] = max((asked.until - _core.monotonic_ns()) / 1e9, 0.0)
+        if asked.patience is not None:
+            options["timeout"] = max(asked.patience - passed, 0.0)
         return self._graph.execute(*args, **kwargs, **options)
 
 

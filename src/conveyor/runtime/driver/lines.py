@@ -11,8 +11,6 @@ from conveyor.runtime.actor.requests import (
     HoldEnd,
     Meet,
     OpenChannel,
-    OpenGraph,
-    OpenRefs,
     Request,
 )
 from conveyor.runtime.driver.abroad import Abroad
@@ -35,8 +33,6 @@ def let_go(given: Given) -> None:
 
 #: What those may not ask for whose host is another one than the driver's, and what that would be for.
 _NEAR_ONLY: dict[type[Request], str] = {
-    OpenRefs: "references inside of values (get them first, or pass them as arguments of their own)",
-    OpenGraph: "handles of graphs",
     OpenChannel: "channels of conveyor.channel",
     HoldEnd: "channels of conveyor.channel",
     Meet: "channels of conveyor.channel",

@@ -329,7 +329,7 @@ class Switchboard:
         return staying, []
 
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
-        return None, [self._connections.open(caller, request).detach()]
+        return None, self._connections.open(caller, request)
 
     # Channels
 

@@ -19,18 +19,17 @@ class ToOwner(Message, frozen=True):
 
 
 class Execute(ToOwner, frozen=True):
-    """Begin an execution. ``patient``: wait for room until ``until`` (monotonic nanoseconds; 0: for ever).
-    It has ``seconds`` for all of it (``None``: no limit), and so until ``end``. The snapshot holds the
-    arguments (``whole``: the only one, as it is), or the error of one of them (``failed``). Answered by
-    :class:`Answered`."""
+    """Begin an execution. ``patient``: wait for room, for ``patience`` seconds (``None``: for ever).
+    ``left``: seconds that it has for all of it (``None``: no limit). These are durations, since clocks of
+    hosts differ. The snapshot holds the arguments (``whole``: the only one, as it is), or the error of one of
+    them (``failed``). Answered by :class:`Answered`."""
 
     number: int
     patient: bool
     whole: bool
     failed: bool
-    until: int
-    seconds: float | None
-    end: int
+    patience: float | None
+    left: float | None
     parts: Parts
 
 

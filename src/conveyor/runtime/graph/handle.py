@@ -274,7 +274,10 @@ class RemoteEntry:
         else:
             # The owner makes the refs of an execution that this is the outcome of.
             snapshot = Outcome.failed(error).snapshot
-        until = _end(terms.patience.left())
+        patience = terms.patience.left()
+        left = None
+        if execution.deadline:
+            left = (execution.deadline - _core.monotonic_ns()) / 1e9
 
         def ask(number: int) -> Execute:
             return Execute(
@@ -282,9 +285,8 @@ class RemoteEntry:
                 terms.way != "refuse",
                 whole,
                 error is not None,
-                until,
-                execution.seconds,
-                execution.deadline,
+                patience,
+                left,
                 snapshot.parts,
             )
 

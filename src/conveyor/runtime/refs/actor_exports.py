@@ -48,12 +48,15 @@ class ActorExports(Imports):
         ring: Callable[[], object],
         watcher: Callable[[], Watcher],
         connect: Callable[[], Any],
+        is_far: Callable[[], bool],
     ) -> None:
-        """``connect()`` gives the socket of a new connection to the driver."""
+        """``connect()`` gives the socket of a new connection to the driver; ``is_far()``: whether that is on
+        another host."""
         super().__init__(session, inbox, ring)
         self._process = number
         self._watcher = watcher
         self._connect = connect
+        self._is_far = is_far
         self._connection: Connection | None = None
         # Reentrant: a signal handler may pickle a ref while its thread waits for the connection.
         self._connecting = threading.RLock()
@@ -80,6 +83,8 @@ class ActorExports(Imports):
         if ref is None:  # nobody wants it
             return
         outcome = Outcome.of(ref)
+        if self._is_far():
+            outcome = outcome.whole()
         if outcome.snapshot.keeps:
             self._kept[export] = outcome  # before the driver can forget it
         outcome.send(self._open(), Made, export)

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from conveyor import _core
 from conveyor.codec.direct import DIRECT, Located
@@ -21,6 +21,18 @@ SHARE_FROM = 32 * 1024
 
 
 _Item: TypeAlias = "tuple[Any, list[int]] | Callable[[], object] | None"
+
+
+class Node(Protocol):
+    """Another host, to which processes are connected: files that go with messages come there once."""
+
+    def hold(self, fd: int) -> None:
+        """Processes there are sent messages with that file, maybe more than one."""
+        ...
+
+    def let_go(self, fd: int) -> None:
+        """None of them has anything of it any more."""
+        ...
 
 
 class Connection:

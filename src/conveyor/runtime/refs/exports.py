@@ -4,7 +4,7 @@ The driver is the rendezvous. It has an entry for every ref that was pickled, wh
 and the entry gets the outcome when it is there. An entry is kept as long as anybody may ask for it:
 
 - a process that holds the ref, or a copy that it has loaded (one count for each process);
-- a pickle that was made and not loaded yet (a *ticket*; at most `MAX_TICKETS`, the oldest are
+- a pickle that was made and not loaded yet (a *ticket*; at most `tickets.MAX_TICKETS`, the oldest are
   forgotten), so that a ref may be garbage at its maker before it arrives. It ends when each of the
   processes that it was made for has loaded it, has given it up, or is dead; where they are not known,
   with the first load;
@@ -16,9 +16,8 @@ actor held.
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.refs.connection import Connection
+from conveyor.runtime.refs.connection import Connection, Node
 from conveyor.runtime.refs.exchange import (
     Answer,
     Arrived,
@@ -45,11 +44,9 @@ from conveyor.runtime.refs.exchange import (
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
 from conveyor.runtime.refs.ref import Ref, blockers_known_here
+from conveyor.runtime.refs.tickets import Tickets
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
-
-#: Pickles of refs that nobody has loaded yet and whose results are kept.
-MAX_TICKETS = 10_000
 
 
 class Exported:
@@ -84,16 +81,12 @@ class Exports(Imports):
         no lock, has :meth:`tidy` called elsewhere."""
         super().__init__(session, inbox, ring)
         self._me = me
-        self._gone = gone
         self._watcher = watcher
         self._soon = soon
         self._garbage: deque[ExportId] = deque()
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
-        self._tickets: OrderedDict[int, ExportId] = OrderedDict()
-        # Of tickets whose readers are known: those that may still come with it.
-        self._readers: dict[int, set[Reader]] = {}
-        self._ticket_numbers = itertools.count(1)
+        self._tickets = Tickets(gone, self._used)
         self._askers: dict[int, Peer] = {}
         self._closed = False
 
@@ -126,7 +119,7 @@ class Exports(Imports):
                 ref._parcel = entry.outcome
                 if entry.outcome is None:
                     self._watch(export, entry)
-            self._use(ticket, (self._me,))
+            self._tickets.use(ticket, (self._me,))
             return ref
 
     def see_out(self) -> None:
@@ -140,7 +133,7 @@ class Exports(Imports):
         """Do what finalizers have noted."""
         while self._given_up:
             with self.lock, suppress(IndexError):
-                self._use(*self._given_up.popleft())
+                self._tickets.use(*self._given_up.popleft())
         while self._garbage:
             with self.lock:
                 try:
@@ -153,39 +146,16 @@ class Exports(Imports):
     # Tickets
 
     def _new_ticket(self, export: ExportId, readers: Sequence[Reader]) -> int:
-        ticket = next(self._ticket_numbers)
-        self._tickets[ticket] = export
-        self._entries[export].tickets.add(ticket)
-        if readers:
-            self._readers[ticket] = set(readers)
-            # Of a death before this, `actor_ended` was told too early; a later one waits for the lock.
-            self._use(ticket, [reader for reader in readers if self._gone(*reader)])
-        while len(self._tickets) > MAX_TICKETS:
-            self._end(next(iter(self._tickets)))
-        return ticket
+        return self._tickets.add(export, readers, self._entries[export].tickets)
 
     def actor_ended(self, reader: Reader) -> None:
         """A process of an actor is dead, for everybody: ``gone`` says so already."""
         with self.lock:
-            for ticket in list(self._readers):
-                if reader in self._readers.get(ticket, ()):
-                    self._use(ticket, (reader,))
+            self._tickets.reader_ended(reader)
 
-    def _use(self, ticket: int, readers: Iterable[Reader]) -> None:
-        """These have loaded it, or will not. May be said of the same reader again, for another reason, and
-        of one that it was not made for, which has got the pickle from another reader."""
-        awaited = self._readers.get(ticket)
-        if awaited is not None:
-            awaited.difference_update(readers)
-            if awaited:
-                return
-        self._end(ticket)
-
-    def _end(self, ticket: int) -> None:
-        self._readers.pop(ticket, None)
-        export = self._tickets.pop(ticket, None)
-        entry = self._entries.get(export) if export is not None else None
-        if entry is not None and export is not None:
+    def _used(self, export: ExportId, ticket: int) -> None:
+        entry = self._entries.get(export)
+        if entry is not None:
             entry.tickets.discard(ticket)
             self._release(export, entry)
 
@@ -195,9 +165,18 @@ class Exports(Imports):
         entry = self._entries.get(export)
         if entry is not None:
             entry.holders.discard(holder)
+            self._look_at_node(entry, holder)
             if holder is not None and holder in entry.subscribers:
                 entry.subscribers.remove(holder)
             self._release(export, entry)
+
+    def _look_at_node(self, entry: Exported, left: Peer | None) -> None:
+        """``left`` has nothing of it any more: has anybody else there?"""
+        if left is None or left.node is None or entry.outcome is None:
+            return
+        nodes = [holder.node for holder in entry.holders if holder is not None]
+        if left.node not in nodes and entry.outcome.snapshot.fd >= 0:
+            left.node.let_go(entry.outcome.snapshot.fd)
 
     def _release(self, export: ExportId, entry: Exported) -> None:
         if entry.holders or entry.tickets:
@@ -260,7 +239,7 @@ class Exports(Imports):
 
     def peer_gives_up(self, peer: Peer, ticket: int, readers: Sequence[Reader] | None) -> None:
         with self.lock:
-            self._use(ticket, (peer.reader,) if readers is None else readers)
+            self._tickets.use(ticket, (peer.reader,) if readers is None else readers)
 
     def peer_loads(self, peer: Peer, export: ExportId, ticket: int, original: bool) -> None:
         with self.lock:
@@ -283,7 +262,7 @@ class Exports(Imports):
                         subscribers, entry.subscribers = entry.subscribers, []
                         for subscriber in subscribers:
                             subscriber.push(export, Outcome.failed(error))
-            self._use(ticket, (peer.reader,))
+            self._tickets.use(ticket, (peer.reader,))
 
     def peer_drops(self, peer: Peer, export: ExportId) -> None:
         with self.lock:
@@ -342,17 +321,30 @@ class Peer:
         reader: Reader,
         sock: Any,
         death: Callable[[str], ConveyorError],
+        node: Node | None = None,
     ) -> None:
         """``number``: the actor's; ``reader``: its process that has connected. ``death(why)``: what has
-        become of the actor; ``why`` says it if the connection has broken here."""
+        become of the actor; ``why`` says it if the connection has broken here. ``node``: its host, where
+        that is another one."""
         self.number = number
         self.reader = reader
         self._exports = exports
         self._death = death
+        self.node = node
         self.connection = Connection(sock, "refs", self._on_message, self._on_end)
 
     def push(self, export: ExportId, outcome: Outcome) -> None:
-        outcome.send(self.connection, Arrived, export)
+        if self.node is None:
+            outcome.send(self.connection, Arrived, export)
+        elif outcome.snapshot.keeps:  # which is fetched, and may take long
+            threads.start_or_run(self._push_whole, "export", export, outcome)
+        else:
+            if outcome.snapshot.fd >= 0:
+                self.node.hold(outcome.snapshot.fd)
+            outcome.send(self.connection, Arrived, export)
+
+    def _push_whole(self, export: ExportId, outcome: Outcome) -> None:
+        outcome.whole((self.reader,)).send(self.connection, Arrived, export)
 
     def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)

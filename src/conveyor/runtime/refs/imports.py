@@ -178,6 +178,17 @@ class Outcome:
         except Exception as error:
             return cls.failed(error)
 
+    def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
+        """The same for ``readers`` on another host, who cannot fetch what has stayed where it was made: that
+        is fetched here, now."""
+        if not self.snapshot.keeps:
+            return self
+        sent = SentDefinitions(readers, lambda: "another host")
+        try:
+            return Outcome(True, _core.Snapshot(self.snapshot.decode(), sent, SHARE_FROM))
+        except Exception as error:
+            return Outcome.failed(error)
+
     @classmethod
     def failed(cls, error: BaseException) -> Outcome:
         error = error.with_traceback(None)

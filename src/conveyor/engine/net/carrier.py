@@ -1,0 +1,285 @@
+"""Connections between processes of two hosts, which both believe to be a pair of sockets.
+
+Each end is a socket of its host, whose other end the process has. A message that comes there is carried to
+the other host, and its files are fetched from there by whoever needs them: a message says only which they
+are. Messages of one connection stay in their order, so one whose files are on their way has the next ones
+wait.
+
+What carries messages from host to host is the engine's, and loses none while both hosts are there.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from conveyor.engine.net.depot import Depot, Supply, break_off
+from conveyor.runtime import threads
+from conveyor.runtime.process import close_all
+from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+
+
+class Body(Struct, frozen=True):
+    """A file that goes with a message: its number in the depot of the host that sends it. ``stays``: more
+    messages with it may come, until the host says that it is unwanted."""
+
+    number: int
+    size: int
+    stays: bool
+
+
+class Parcel(Struct, frozen=True):
+    """What goes from host to host. A line is a connection of two processes."""
+
+
+class Carried(Parcel, frozen=True):
+    """A message."""
+
+    line: int
+    data: bytes
+    bodies: tuple[Body, ...]
+
+
+class HungUp(Parcel, frozen=True):
+    """Nothing comes over that line any more."""
+
+    line: int
+
+
+class Unwanted(Parcel, frozen=True):
+    """No message with that file comes any more."""
+
+    number: int
+
+
+class Released(Parcel, frozen=True):
+    """Nobody asks for that file any more: to the host that has it."""
+
+    number: int
+
+
+class _Known(Struct):
+    """A file of the other host: how many messages with it are on their way to a process here, and whether
+    more may come. ``turn`` is held by whoever fetches it."""
+
+    size: int
+    stays: bool
+    turn: threading.Lock
+    uses: int = 0
+    fd: int = -1
+
+
+class _Line(Struct, eq=False):
+    number: int
+    sock: socket.socket
+    incoming: queue.SimpleQueue[Carried | None]
+    threads: list[threading.Thread]
+
+
+class Carrier:
+    """Of one host, to one other."""
+
+    def __init__(self, depot: Depot, supply: Supply, send: Callable[[Parcel], object]) -> None:
+        """``depot``: this host's; ``supply``: of the other one. ``send(parcel)`` has it come to the other
+        host's :meth:`receive`, behind those before it."""
+        self._depot, self._supply, self._send = depot, supply, send
+        # Reentrant: a finalizer may drop what is held.
+        self._lock = threading.RLock()
+        self._lines: dict[int, _Line] = {}
+        self._known: dict[int, _Known] = {}
+        #: Of files that are held, by their inodes: the number in the depot, and whether the other host has
+        #: heard of it.
+        self._held: dict[int, tuple[int, bool]] = {}
+        # The numbers that the other host may still ask for.
+        self._lent: set[int] = set()
+        self._closed = False
+
+    def open(self, number: int, sock: socket.socket) -> None:
+        """Have line ``number`` end in ``sock``, which is the carrier's from now on."""
+        line = _Line(number, sock, queue.SimpleQueue(), [])
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._lines[number] = line
+        if closed:
+            sock.close()
+            return
+        line.threads.append(threads.start(self._write, "line-out", line))
+        try:
+            line.threads.append(threads.start(self._read, "line-in", line))
+        except BaseException:
+            line.incoming.put(None)
+            self._send(HungUp(number))
+            raise
+
+    def receive(self, parcel: Parcel) -> None:
+        """Take what the other host has sent. Waits for nothing."""
+        self.handlers[type(parcel)](self, parcel)
+
+    def hold(self, fd: int) -> None:
+        """Messages with that file may be sent more than once: it is fetched with the first."""
+        inode = os.fstat(fd).st_ino
+        with self._lock:
+            if inode not in self._held and not self._closed:
+                self._held[inode] = self._put(fd), False
+
+    def let_go(self, fd: int) -> None:
+        """No process of the other host has anything of that file any more."""
+        with self._lock:
+            number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
+        if told:
+            self._send(Unwanted(number))
+        elif number:
+            self._drop(number)
+
+    def close(self) -> None:
+        """The other host is lost, or the session over. Waits for no thread: one may be dialling."""
+        with self._lock:
+            self._closed = True
+            lines = list(self._lines.values())
+            self._held.clear()
+        self._supply.close()
+        for line in lines:
+            break_off(line.sock)
+            line.incoming.put(None)
+        with self._lock:
+            for known in list(self._known.values()):
+                known.stays = False
+            for number, known in list(self._known.items()):
+                self._look(number, known)  # others go with the message that they are used by
+            lent = list(self._lent)
+        for number in lent:
+            self._drop(number)
+
+    # What processes here say
+
+    def _read(self, line: _Line) -> None:
+        with suppress(OSError):
+            while True:
+                data, fds = receive_pickled(line.sock)
+                try:
+                    bodies = tuple([self._body(fd) for fd in fds])
+                finally:
+                    close_all(fds)
+                self._send(Carried(line.number, data, bodies))
+        self._send(HungUp(line.number))
+        line.incoming.put(None)
+
+    def _body(self, fd: int) -> Body:
+        told = os.fstat(fd)
+        with self._lock:
+            held = self._held.get(told.st_ino)
+            if held is not None:
+                self._held[told.st_ino] = held[0], True
+            number = self._put(fd) if held is None else held[0]
+        return Body(number, told.st_size, held is not None)
+
+    def _put(self, fd: int) -> int:
+        """With the lock."""
+        number = self._depot.put(fd)
+        self._lent.add(number)
+        return number
+
+    def _drop(self, number: int) -> None:
+        self._lent.discard(number)
+        self._depot.drop(number)
+
+    # What comes for them
+
+    def _write(self, line: _Line) -> None:
+        over = False
+        while (parcel := line.incoming.get()) is not None:
+            if not over:
+                over = not self._deliver(line, parcel)
+            self._used(parcel)
+        break_off(line.sock)
+        for thread in line.threads[1:]:
+            thread.join()
+        line.sock.close()
+        with self._lock:
+            self._lines.pop(line.number, None)  # and nothing is put there any more
+        while not line.incoming.empty():
+            if (parcel := line.incoming.get()) is not None:
+                self._used(parcel)
+
+    def _deliver(self, line: _Line, parcel: Carried) -> bool:
+        """False: nobody is there, or what goes with it cannot be had, and so the line ends."""
+        try:
+            fds = [self._file(body) for body in parcel.bodies]
+            send_pickled(line.sock, parcel.data, fds)
+        except OSError:
+            break_off(line.sock)
+            return False
+        return True
+
+    def _file(self, body: Body) -> int:
+        with self._lock:
+            known = self._known[body.number]
+        with known.turn:
+            if known.fd < 0:
+                known.fd = self._supply.fetch(body.number, body.size)
+        return known.fd
+
+    def _used(self, parcel: Carried) -> None:
+        for body in parcel.bodies:
+            with self._lock:
+                known = self._known.get(body.number)
+                if known is not None:
+                    known.uses -= 1
+                    self._look(body.number, known)
+
+    def _look(self, number: int, known: _Known) -> None:
+        """With the lock: let go of a file that nobody needs."""
+        if known.uses or known.stays:
+            return
+        del self._known[number]
+        if known.fd >= 0:
+            os.close(known.fd)
+        self._send(Released(number))
+
+    # What the other host says
+
+    def _carried(self, parcel: Carried) -> None:
+        with self._lock:
+            for body in parcel.bodies:
+                known = self._known.get(body.number)
+                if known is None:
+                    known = _Known(body.size, body.stays, threading.Lock())
+                    self._known[body.number] = known
+                known.uses += 1
+            line = self._lines.get(parcel.line)
+            if line is not None:
+                line.incoming.put(parcel)
+                return
+        self._used(parcel)
+
+    def _hung_up(self, parcel: HungUp) -> None:
+        with self._lock:
+            line = self._lines.get(parcel.line)
+        if line is not None:
+            line.incoming.put(None)
+
+    def _unwanted(self, parcel: Unwanted) -> None:
+        with self._lock:
+            known = self._known.get(parcel.number)
+            if known is not None:
+                known.stays = False
+                self._look(parcel.number, known)
+
+    def _released(self, parcel: Released) -> None:
+        self._drop(parcel.number)
+
+    #: What is done with each kind of parcel.
+    handlers: ClassVar[Mapping[type[Parcel], Callable[[Carrier, Any], None]]] = {
+        Carried: _carried,
+        HungUp: _hung_up,
+        Unwanted: _unwanted,
+        Released: _released,
+    }

@@ -1,0 +1,219 @@
+"""Files that lie on one host and are fetched by another, over connections that have nothing else to carry.
+
+Whoever needs a file asks for it from where it has come to. So a connection that breaks costs what was under
+way on it, and nothing has to be remembered where the file lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from conveyor.engine.net.handshake import HandshakeError, hang_up
+from conveyor.runtime import threads
+
+#: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
+_ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
+#: Seconds between two tries to have a connection, and connections that are kept for the next file.
+_PAUSE, _MOST_IDLE = 0.05, 2
+#: Seconds of silence after which a connection is asked whether it lives, and of no answer, after which it
+#: does not. What is sent over it may take as long as it likes.
+_ALIVE_SECONDS = 3
+
+
+class Depot:
+    """The files of this host that others may fetch, by numbers."""
+
+    def __init__(self) -> None:
+        # Reentrant: a finalizer may take something away.
+        self._lock = threading.RLock()
+        self._files: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._serving: set[socket.socket] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def put(self, fd: int) -> int:
+        """Have others fetch that file, which is duplicated, until it is dropped; its number."""
+        own = os.dup(fd)
+        with self._lock:
+            number = next(self._numbers)
+            self._files[number] = own
+        return number
+
+    def drop(self, number: int) -> None:
+        """Nobody asks for it any more."""
+        with self._lock:
+            fd = self._files.pop(number, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def serve(self, sock: socket.socket) -> None:
+        """Answer whoever is at the other end of ``sock``, which is the depot's from now on."""
+        with self._lock:
+            if not self._closed:
+                self._serving.add(sock)
+                threads.start(self._serve, "depot", sock)
+                return
+        hang_up(sock)
+
+    def close(self) -> None:
+        """The session is over."""
+        with self._lock:
+            self._closed = True
+            serving = list(self._serving)
+            files = list(self._files)
+        for sock in serving:
+            break_off(sock)
+        for number in files:
+            self.drop(number)
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                _keep_alive(sock)
+                while True:
+                    self._answer(sock)
+        finally:
+            with self._lock:
+                self._serving.discard(sock)
+            hang_up(sock)
+
+    def _answer(self, sock: socket.socket) -> None:
+        number, at, size = _ASKED.unpack(_hear(sock, _ASKED.size))
+        with self._lock:
+            fd = self._files.get(number, -1)
+            file = None if fd < 0 else open(os.dup(fd), "rb", buffering=0)  # noqa: SIM115
+        if file is None:
+            sock.sendall(_ANSWERED.pack(0))
+            return
+        with file:
+            there = min(size, max(os.fstat(file.fileno()).st_size - at, 0))
+            sock.sendall(_ANSWERED.pack(there))
+            if there:
+                sock.sendfile(file, at, there)
+
+
+class Supply:
+    """What another host's depot has."""
+
+    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+        """``dial()``: a new connection to that depot."""
+        self._dial = dial
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._busy: set[socket.socket] = set()
+        self._closed = threading.Event()
+
+    def fetch(self, number: int, size: int) -> int:
+        """The file of that number, as one of this host. ``OSError`` if it cannot be had."""
+        fd = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            with mmap.mmap(fd, size) as memory, memoryview(memory) as room:
+                at = 0
+                while at < size:
+                    at = self._more(number, room, at)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def close(self) -> None:
+        """Nothing is fetched any more."""
+        with self._lock:
+            self._closed.set()
+            idle, self._idle = self._idle, []
+            for sock in self._busy:
+                break_off(sock)
+        for sock in idle:
+            hang_up(sock)
+
+    def _more(self, number: int, room: memoryview, at: int) -> int:
+        """Until where it has come: all of it, or as far as a connection has lasted."""
+        sock = None
+        try:
+            sock = self._take()
+            sock.sendall(_ASKED.pack(number, at, len(room) - at))
+            (there,) = _ANSWERED.unpack(_hear(sock, _ANSWERED.size))
+            if there != len(room) - at:
+                raise FileNotFoundError(f"the other host does not have value {number} any more")
+            while at < len(room):
+                some = sock.recv_into(room[at:])
+                if not some:
+                    raise ConnectionError("the other host has ended the connection")
+                at += some
+        except FileNotFoundError:
+            self._end(sock)
+            raise
+        except (OSError, HandshakeError) as error:
+            self._end(sock)
+            # It is the host's end that says whether there will be another connection.
+            if self._closed.wait(_PAUSE):
+                raise ConnectionError(f"the other host is lost: {error}") from error
+        else:
+            self._give_back(sock)
+        return at
+
+    def _take(self) -> socket.socket:
+        with self._lock:
+            if self._idle:
+                sock = self._idle.pop()
+                self._busy.add(sock)
+                return sock
+        sock = self._dial()
+        _keep_alive(sock)
+        with self._lock:
+            if not self._closed.is_set():
+                self._busy.add(sock)
+                return sock
+        hang_up(sock)
+        raise ConnectionError("the session is over")
+
+    def _give_back(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(sock)
+            if not self._closed.is_set() and len(self._idle) < _MOST_IDLE:
+                self._idle.append(sock)
+                return
+        hang_up(sock)
+
+    def _end(self, sock: socket.socket | None) -> None:
+        if sock is not None:
+            with self._lock:
+                self._busy.discard(sock)
+            hang_up(sock)
+
+
+def break_off(sock: socket.socket) -> None:
+    """End a connection under whoever waits for something of it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Neither side says anything while it waits: the system finds out whether there still is another."""
+    sock.settimeout(None)
+    if sock.family != socket.AF_UNIX:  # what stands for a connection over TLS
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ALIVE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ALIVE_SECONDS)
+
+
+def _hear(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        some = sock.recv(size - len(data))
+        if not some:
+            raise ConnectionError("the other host has ended the connection")
+        data += some
+    return data

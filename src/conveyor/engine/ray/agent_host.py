@@ -1,0 +1,173 @@
+"""One of the nodes that share no memory with the driver's, by its agent."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from conveyor.engine.net.carrier import Carrier, Parcel
+from conveyor.engine.net.depot import Depot, Supply
+from conveyor.engine.ray.agent import Ready
+from conveyor.engine.ray.greeting import Told
+from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.driver.far import FarOrder
+from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.status import Page
+
+#: Looks that a host has not answered yet, with which others are not asked of it.
+_MOST_LOOKS = 4
+
+
+class AgentHost:
+    """One node, by its agent. See :class:`conveyor.runtime.driver.far.FarHost`."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        agent: Any,
+        ready: Ready,
+        lose: Callable[[AgentHost, str], object],
+        depot: Depot,
+        dial_depot: Callable[[], socket.socket],
+    ) -> None:
+        """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to. ``depot``: of the
+        driver's host; ``dial_depot()``: a connection to this one's."""
+        self.number, self.name = number, name
+        self.arena: ArenaSize = ready.arena
+        self.address = ready.address
+        #: Where the node's processes come.
+        self.courier = ready.courier
+        #: Where those come that are guests.
+        self.door = ready.door
+        self.agent = agent
+        #: Why it is no more.
+        self.lost = ""
+        self._lose = lose
+        # Reentrant: a signal handler may have the host do something in the middle of this.
+        self._lock = threading.RLock()
+        self._awaited: set[Future[Any]] = set()
+        self._lines = itertools.count(1)
+        self.carrier = Carrier(depot, Supply(dial_depot), self._carry)
+        self._looks = 0
+
+    def send(self, order: FarOrder) -> Future[Any]:
+        """Have it do something; what comes of it."""
+        return self._call(self.agent.do, order)
+
+    def tell(self, order: FarOrder) -> None:
+        """The same where nobody waits for it."""
+        self._unawaited(self.send(order))
+
+    def carry(self, sock: socket.socket) -> int:
+        """See :class:`conveyor.runtime.driver.far.FarHost`, also for what follows."""
+        number = next(self._lines)
+        self.carrier.open(number, sock)
+        return number
+
+    def hold(self, fd: int) -> None:
+        self.carrier.hold(fd)
+
+    def let_go(self, fd: int) -> None:
+        self.carrier.let_go(fd)
+
+    def _carry(self, parcel: Parcel) -> None:
+        self._unawaited(self._call(self.agent.receive, parcel))
+
+    def expect(
+        self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False
+    ) -> bytes:
+        """See :meth:`Agent.expect`."""
+        key: bytes = self._call(self.agent.expect, number, slot, told, segments, visits).result()
+        return key
+
+    def disown(self, number: int) -> Future[Any]:
+        """See :meth:`Agent.disown`."""
+        return self._call(self.agent.disown, number)
+
+    def kill(self, slot: int, incarnation: int) -> None:
+        """Kill a process there."""
+        self._unawaited(self._call(self.agent.kill, slot, incarnation))
+
+    def look(self, look: Look) -> Future[Seen]:
+        """See :meth:`Agent.look`."""
+        return self._look(self.agent.look, look)
+
+    def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
+        """See :meth:`Agent.look_at_all`."""
+        return self._look(self.agent.look_at_all, look)
+
+    def _look(self, method: Any, look: Look | LookAtAll) -> Future[Any]:
+        with self._lock:
+            if self._looks >= _MOST_LOOKS:
+                refused: Future[Any] = Future()
+                text = "its host has not answered the questions before this one"
+                refused.set_exception(RuntimeStateError(text))
+                return refused
+            self._looks += 1
+        future = self._call(method, look, group="looks")
+        future.add_done_callback(self._looked)
+        return future
+
+    def _looked(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._looks -= 1
+
+    def leave(self) -> Future[Any]:
+        """Have it end; done when it has."""
+        return self._call(self.agent.leave)
+
+    def forget(self, why: str) -> None:
+        """It is no more: nobody waits for it any longer."""
+        with self._lock:
+            self.lost = self.lost or why
+            awaited, self._awaited = self._awaited, set()
+        for future in awaited:
+            future.set_exception(self._loss())
+        self.carrier.close()
+
+    def _loss(self) -> ConveyorError:
+        return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
+
+    def _call(self, method: Any, *args: Any, group: str = "orders") -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.lost:
+                future.set_exception(self._loss())
+                return future
+            self._awaited.add(future)
+            # With the lock: orders come as they were given.
+            try:
+                ref = method.options(concurrency_group=group).remote(*args)
+            except Exception as error:
+                # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.
+                self._awaited.discard(future)
+                future.set_exception(error)
+                return future
+        ref.future().add_done_callback(partial(self._done, future))
+        return future
+
+    def _done(self, future: Future[Any], result: Any) -> None:
+        with self._lock:
+            if future not in self._awaited:
+                return
+            self._awaited.discard(future)
+        error = result.exception()
+        if error is None:
+            future.set_result(result.result())
+        else:
+            future.set_exception(getattr(error, "cause", None) or error)
+
+    def _unawaited(self, future: Future[Any]) -> None:
+        def look(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None and not self.lost:
+                self._lose(self, f"it could not do what it had to ({error})")
+
+        future.add_done_callback(look)

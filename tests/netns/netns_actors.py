@@ -1,0 +1,53 @@
+"""What the tests place on the two hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import conveyor
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+#: Seconds that anything may take, on a slow machine too.
+WAIT = 120
+
+
+@conveyor.remote
+class Stage:
+    def __init__(self, add: int = 0) -> None:
+        self.add = add
+        self.seen: list[int] = []
+
+    def run(self, x: Any) -> Any:
+        return x + self.add
+
+    def note(self, x: int) -> int:
+        self.seen.append(x)
+        return x
+
+    def noted(self) -> list[int]:
+        return self.seen
+
+    def count(self, n: int) -> Iterator[Any]:
+        for i in range(n):
+            yield np.full(500, i)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def on(host: int, add: int = 0) -> Any:
+    """An actor on that host, which is there."""
+    actor = Stage.options(resources={f"host{host}": 0.1}).remote(add)
+    get(actor.run.remote(0))
+    return actor
+
+
+def get(ref: Any) -> Any:
+    return conveyor.get(ref, timeout=WAIT)

@@ -1,0 +1,192 @@
+"""References inside of values between nodes that share no memory."""
+
+import gc
+import os
+import pickle
+import signal
+
+import numpy as np
+import pytest
+from ray_refs_helpers import HERE, LARGE, SMALL, THERE, TIMEOUT, WAIT, get, holder, kept, total
+
+import conveyor
+from conveyor.dag import InputNode
+from conveyor.exceptions import ActorDiedError, ConveyorError
+from conveyor.runtime import context
+
+
+@pytest.fixture(scope="module")
+def far(two_nodes, leaves_nothing):
+    """A session in which each of two nodes is a host of its own."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
+        yield
+        conveyor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def actors(far):
+    return holder(HERE), holder(THERE)
+
+
+@pytest.fixture
+def pair(actors, wait_until):
+    """One actor here, one there; and what a test leaves to the rendezvous is nothing."""
+    yield actors
+    get([actor.forget.remote() for actor in actors])
+    gc.collect()
+    wait_until(lambda: kept() == 0, WAIT)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_in_arguments_and_results(pair, size):
+    here, there = pair
+    refs = [conveyor.put(np.arange(size)), here.make.remote(size), there.make.remote(size)]
+    assert get(there.total.remote(refs)) == [total(size)] * 3
+    assert get(there.pass_on.remote(here, refs)) == [total(size)] * 3
+    assert get(here.pass_on.remote(there, refs)) == [total(size)] * 3
+    for maker in pair:
+        (ref,) = get(maker.put.remote(size))
+        assert get(ref).sum() == total(size)
+        assert get([a.total.remote([ref]) for a in pair]) == [[total(size)]] * 2
+    (ref,) = get(there.asked.remote(here, size))
+    assert get(there.total.remote([ref])) == [total(size)]
+    assert get(ref).sum() == total(size)
+
+
+def test_in_graphs_constructors_and_errors(pair):
+    here, there = pair
+    ref = conveyor.put(np.arange(SMALL))
+    with InputNode() as inp:
+        dag = here.through.bind(there.through.bind(inp))
+    with dag.compile() as graph:
+        for _ in range(10):
+            (back,) = get(graph.execute([ref]))
+            assert get(back).sum() == total(SMALL)
+    built = holder(THERE, [ref])
+    assert get(built.total.remote()) == [total(SMALL)]
+    conveyor.kill(built)
+    for one, other in (pair, pair[::-1]):
+        assert get(other.of_error.remote([one.fail.remote()])).startswith("none")
+
+
+def test_it_is_waited_for_there_and_by_coroutines(pair):
+    here, there = pair
+    refs = [here.make.remote(SMALL), there.make.remote(LARGE)]
+    assert get(there.awaited.remote(refs)) == [total(SMALL), total(LARGE)]
+    get(there.keep.remote(refs))
+    (first, second) = get(there.kept.remote())
+    assert first is refs[0]
+    assert second is refs[1]
+
+
+def test_its_value_comes_to_a_node_once(pair, wait_until):
+    _, there = pair
+    others = [holder(THERE) for _ in range(2)]
+    ref = conveyor.put(np.arange(LARGE))
+    readers = [there, *others]
+    assert get([a.total.remote([ref]) for a in readers]) == [[total(LARGE)]] * 3
+    depot = context.running()._hosts._agents._depot
+    wait_until(lambda: len(depot) == 0, WAIT)  # nobody there has it any more
+    get([a.keep.remote([ref]) for a in readers])
+    assert get([a.total.remote() for a in readers]) == [[total(LARGE)]] * 3
+    assert len(depot) == 1
+    get([a.forget.remote() for a in readers])
+    wait_until(lambda: len(depot) == 0, WAIT)
+    for other in others:
+        conveyor.kill(other)
+
+
+def test_it_lives_as_long_as_somebody_anywhere_has_it(pair, wait_until):
+    _, there = pair
+    for maker, keeper in (pair, pair[::-1]):
+        get(keeper.keep.remote(get(maker.put.remote(LARGE))))
+        gc.collect()
+        get(maker.through.remote(1))
+        assert get(keeper.total.remote()) == [total(LARGE)]
+        assert kept() == 1
+        get(keeper.forget.remote())
+        wait_until(lambda: kept() == 0, WAIT)
+    # Nor does a pickle that nobody has loaded yet.
+    data = pickle.dumps(get(there.put.remote(SMALL)))
+    assert get(pickle.loads(data)[0]).sum() == total(SMALL)
+
+
+def test_its_holder_dies(pair, wait_until):
+    here, _ = pair
+    doomed = holder(THERE)
+    get(doomed.keep.remote([conveyor.put(np.arange(LARGE)), *get(here.put.remote(SMALL))]))
+    assert get(doomed.total.remote()) == [total(LARGE), total(SMALL)]
+    assert kept() == 2
+    os.kill(get(doomed.pid.remote()), signal.SIGKILL)
+    wait_until(lambda: kept() == 0, WAIT)
+
+
+def test_its_maker_dies(pair):
+    here, there = pair
+    doomed = holder(THERE)
+    (made,) = get(doomed.put.remote(LARGE))
+    assert get(here.total.remote([made])) == [total(LARGE)]
+    (pending,) = get(doomed.asked.remote(here, SMALL))
+    assert get(pending).sum() == total(SMALL)
+    os.kill(get(doomed.pid.remote()), signal.SIGKILL)
+    # What was there stays: it is the session's.
+    assert get(there.total.remote([made])) == [total(LARGE)]
+    with pytest.raises(ActorDiedError):
+        get(doomed.make.remote(1))
+
+
+def test_what_it_was_to_make_when_it_died(pair, tmp_path, wait_until):
+    doomed, slow = holder(THERE), holder(HERE)
+    path = tmp_path / "there"
+    (pending,) = get(doomed.asked_to_stay.remote(slow, str(path)))
+    wait_until(path.exists, WAIT)
+    waiting = [a.total.remote([pending]) for a in pair]
+    os.kill(get(doomed.pid.remote()), signal.SIGKILL)
+    for ref in [pending, *waiting]:
+        with pytest.raises(ActorDiedError):
+            get(ref)
+    conveyor.kill(slow)
+
+
+def test_of_values_that_have_stayed(pair):
+    """They are copied where the reference is loaded on another node."""
+    here, there = pair
+    stays = {"tensor_transport": "auto"}
+    refs = [actor.make.options(**stays).remote(LARGE) for actor in pair]
+    refs.append(conveyor.put(np.arange(LARGE), **stays))
+    for actor in pair:
+        assert get(actor.total.remote(refs)) == [total(LARGE)] * 3
+        (own,) = get(actor.put_to_stay.remote(LARGE))
+        assert get(own).sum() == total(LARGE)
+        assert get([a.total.remote([own]) for a in (here, there)]) == [[total(LARGE)]] * 2
+
+
+def test_a_connection_that_breaks_costs_no_ref(pair):
+    _, there = pair
+    refs = [conveyor.put(np.arange(LARGE)) for _ in range(8)]
+    wanted = []
+    for ref in refs:
+        context.running().abroad.pump.disconnect(1, "by the test")
+        wanted.append(there.total.remote([ref]))
+    assert get(wanted) == [[total(LARGE)]] * 8
+
+
+def test_handles_of_graphs(pair):
+    here, there = pair
+    with InputNode() as inp:
+        dag = there.make.bind(here.through.bind(inp))
+    with dag.compile() as graph:
+        for asks in (here, there):
+            other = holder(THERE if asks is there else HERE)
+            assert get(other.execute.remote([graph], [3, 4])) == [3.0, 6.0]
+            assert get(other.execute.remote([graph], [LARGE])) == [total(LARGE)]
+            assert "network link" in get(other.explain.remote([graph]))
+            conveyor.kill(other)
+        teller = holder(THERE)
+        assert get(teller.refs_of.remote([graph], 3)) is not None
+        conveyor.kill(teller)
+    late = holder(THERE)
+    with pytest.raises(ConveyorError, match="torn down"):
+        get(late.execute.remote([graph], [1]))
+    conveyor.kill(late)

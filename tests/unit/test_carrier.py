@@ -1,0 +1,178 @@
+"""Connections between processes of two hosts, and the files that go with what is said over them."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from conveyor.engine.net.carrier import Carrier
+from conveyor.engine.net.depot import Depot, Supply
+from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+
+WAIT = 60
+LARGE = 3 << 20
+
+
+def file_with(data):
+    fd = os.memfd_create("value")
+    os.write(fd, data)
+    return fd
+
+
+def contents(fd):
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+class Host:
+    """What one host has: a depot that the other one dials, and a carrier to it."""
+
+    def __init__(self):
+        self.depot = Depot()
+        self.dialled = []
+
+    def meet(self, other):
+        self.carrier = Carrier(self.depot, Supply(lambda: self.dial(other)), other.receive)
+
+    def dial(self, other):
+        here, there = socket.socketpair()
+        self.dialled.append((here, there))
+        other.depot.serve(there)
+        return here
+
+    def receive(self, parcel):
+        self.carrier.receive(parcel)
+
+    def end_of(self, line):
+        """The socket of the process that has that end of the line."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        its.settimeout(WAIT)
+        self.carrier.open(line, ours)
+        return its
+
+
+@pytest.fixture
+def hosts(wait_until):
+    before = threading.active_count()
+    one, other = Host(), Host()
+    one.meet(other)
+    other.meet(one)
+    yield one, other
+    for host in (one, other):
+        host.carrier.close()
+        host.depot.close()
+        assert len(host.depot) == 0
+    wait_until(lambda: threading.active_count() <= before, WAIT)
+
+
+def test_messages_come_in_their_order_and_the_end_behind_them(hosts):
+    here, there = (host.end_of(1) for host in hosts)
+    large = os.urandom(LARGE)
+    for i in range(20):
+        fds = [file_with(large)] if i % 7 == 0 else []
+        send_pickled(here, b"%d" % i, fds)
+        for fd in fds:
+            os.close(fd)
+    here.close()
+    for i in range(20):
+        data, fds = receive_pickled(there)
+        assert data == b"%d" % i
+        assert [contents(fd) for fd in fds] == [large] * (i % 7 == 0)
+        for fd in fds:
+            os.close(fd)
+    with pytest.raises(ConnectionError):
+        receive_pickled(there)
+    there.close()
+
+
+def test_a_file_is_fetched_once_while_it_is_held(hosts, wait_until):
+    one, other = hosts
+    here = [one.end_of(line) for line in (1, 2)]
+    there = [other.end_of(line) for line in (1, 2)]
+    fetched = []
+    fetch = other.carrier._supply.fetch
+    other.carrier._supply.fetch = lambda *which: fetched.append(which) or fetch(*which)
+    fd = file_with(b"a value")
+    one.carrier.hold(fd)
+    for _ in range(2):
+        for mine, its in zip(here, there, strict=True):
+            send_pickled(mine, b"", [fd])
+            _, (came,) = receive_pickled(its)
+            assert contents(came) == b"a value"
+            os.close(came)
+    assert len(fetched) == 1
+    assert len(one.depot) == 1
+    one.carrier.let_go(fd)
+    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
+    # From now on it goes with its message.
+    send_pickled(here[0], b"", [fd])
+    os.close(receive_pickled(there[0])[1][0])
+    assert len(fetched) == 2
+    wait_until(lambda: len(one.depot) == 0, WAIT)
+    os.close(fd)
+    for sock in (*here, *there):
+        sock.close()
+
+
+def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    dial, data = other.dial, os.urandom(LARGE)
+
+    def break_the_first(whom):
+        sock = dial(whom)
+        if len(other.dialled) == 1:
+            # Nobody serves it: it ends after a part.
+            ours, its = socket.socketpair()
+            sock.close()
+
+            def end_early():
+                its.recv(24)
+                its.sendall(LARGE.to_bytes(8, "big") + data[: LARGE // 3])
+                its.close()
+
+            threading.Thread(target=end_early).start()
+            return ours
+        return sock
+
+    other.carrier._supply._dial = lambda: break_the_first(one)
+    fd = file_with(data)
+    send_pickled(here, b"", [fd])
+    os.close(fd)
+    _, (came,) = receive_pickled(there)
+    assert contents(came) == data
+    assert len(other.dialled) == 2
+    os.close(came)
+    here.close()
+    there.close()
+
+
+def test_a_file_that_is_no_more_ends_the_line(hosts):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    one.carrier._put = lambda fd: 12345
+    fd = file_with(b"x")
+    send_pickled(here, b"", [fd])
+    os.close(fd)
+    with pytest.raises(ConnectionError):
+        receive_pickled(there)
+    with pytest.raises(ConnectionError):
+        receive_pickled(here)
+    here.close()
+    there.close()
+
+
+def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    fd = file_with(b"x")
+    one.carrier.hold(fd)
+    send_pickled(here, b"", [fd])
+    os.close(receive_pickled(there)[1][0])
+    one.carrier.close()
+    with pytest.raises(ConnectionError):
+        receive_pickled(here)
+    wait_until(lambda: len(one.depot) == 0, WAIT)
+    os.close(fd)
+    here.close()
+    there.close()
