@@ -141,12 +141,12 @@ WORKERS ?= 3
 RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs graph_collectives \
 	first_cause graceful_kill sys_exit cancel direct collective_calls)
 # Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs.
-RAY_FIRST := $(wordlist 1,4,$(RAY_TESTS))
+RAY_FIRST := tests/ray tests/integration/test_parity.py tests/integration/test_graph_collectives.py
 # What is the same on all engines, with actors on nodes that share no memory (tests/nodes_apart.py), and what of it
-# `make test` runs.
+# `make test` runs. On nodes that share theirs graphs are as on the local engine.
 APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
 NODE_TESTS := $(patsubst %,tests/integration/test_%.py,graphs graph_collectives cancel restart streams failures \
-	first_cause graceful_kill sys_exit asyncio concurrency)
+	first_cause graceful_kill sys_exit asyncio concurrency actors)
 NODES_FIRST := tests/integration/test_graphs.py
 
 test quick pytest test-ray test-nodes test-netns: DEBUG := 1

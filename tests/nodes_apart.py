@@ -23,20 +23,18 @@ APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
 _NODES = ("second", "first")
 _SOME = 0.0001
 #: What is not so between hosts, by docs/limits.md ("Between hosts"), and the tests of it, by their file.
-_DOING = "what an actor on another node does is known there alone"
-_INSIDE = "references inside of values do not reach from host to host"
-_COUNTERS = "the counters of an actor on another node are 0"
+_DOING = "what an actor on another node does is not known before its node was asked"
 _PROGRAM = "a program of its own, whose sessions are not spread"
+_RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
+    "test_actors": {
+        "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
+        "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
+    },
     "test_failures": {
-        "test_get_timeout_says_what_is_waited_for": _DOING,
-        "test_execute_timeout_says_what_is_waited_for": _DOING,
         "test_a_long_wait_is_logged_once": _DOING,
     },
-    "test_first_cause": {"test_a_stopped_actor_is_not_dead": _DOING},
-    "test_restart": {"test_refs_inside_of_arguments_are_there_the_next_time_too": _INSIDE},
     "test_streams": {
-        "test_items_are_counted": _COUNTERS,
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
     },
 }
