@@ -176,6 +176,10 @@ def agent():
     finally:
         signal.signal(signal.SIGINT, before)
     yield made
+    # Its process would end now.
+    station = made._station
+    for slot, one in [*station._locals.items(), *station._proxies.items()]:
+        made.do(Bury(slot, one.incarnation))
     made._station.pump.stop()
     made._events.close()
 
@@ -196,6 +200,8 @@ def test_a_late_end_of_a_process_that_nobody_wants_is_not_that_of_the_next_in_it
     assert not station.board.gone(5, 2)
     assert len(station.local(5).passed) == 2
     agent.do(Bury(5, 2))
+    assert agent.disown(7)
+    unwanted.close_fds()
 
 
 def test_an_agent_keeps_nothing_for_a_process_that_will_not_come(agent):

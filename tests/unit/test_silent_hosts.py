@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+from conveyor.engine.net.depot import Depot
 from conveyor.engine.ray.agents import AgentHost, Ready
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.started import Started
@@ -37,7 +38,7 @@ def test_its_processes_have_ended_with_the_session():
     hosts.start(lambda pid, _: exited.append(pid), SimpleNamespace(gone=given_up.append))
     agent = Silent()
     ready = Ready(("192.0.2.1", 1), "", "", ARENA)
-    host = AgentHost(1, "a node", agent, ready, agents.lose)
+    host = AgentHost(1, "a node", agent, ready, agents.lose, Depot(), None)
     agents._by_node["a node"] = host
     actor = Started(number=5, name="A", wants="", on_spawned=lambda _: None)
     actor.host, actor.place, actor.pid = host, (3, 1), 77
