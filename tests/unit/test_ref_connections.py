@@ -42,7 +42,7 @@ def test_a_file_that_is_sent_when_the_other_side_is_gone_is_closed(connection):
 
 def test_a_file_that_is_sent_while_the_connection_ends_is_closed(connection):
     """The end comes between, and nothing more is taken from the queue."""
-    one, there = connection
+    one, _ = connection
     ended, sent = threading.Event(), threading.Event()
 
     def hold_up():
