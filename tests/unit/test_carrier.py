@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from conveyor.engine.net import carrier
+from conveyor.engine.net import carrier, depot
 from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.exceptions import SystemLimitError
@@ -298,3 +298,40 @@ def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeyp
             receive_pickled(sock)
         sock.close()
     assert not one.carrier._lines
+
+
+def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(monkeypatch):
+    """It may be connected all the same, by itself: nobody else would find out, and the wait would not end."""
+    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
+    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    tries, told = [], []
+
+    def refuse():
+        tries.append(1)
+        raise TimeoutError("nobody answers")
+
+    def out_of_reach(why):
+        told.append((len(tries), why))
+        supply.close()  # as the loss of the host does
+
+    supply = Supply(refuse, out_of_reach)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        supply.fetch(1, 1)
+    assert told == [(depot._MOST_TRIES, "nobody answers")]
+
+
+def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
+    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    tries, told = [], []
+
+    def refuse():
+        tries.append(1)
+        if len(tries) > 2 * depot._MOST_TRIES:
+            supply.close()
+        raise TimeoutError("nobody answers")
+
+    monkeypatch.setattr(depot, "_REACHED_WITHIN", 3600.0)
+    supply = Supply(refuse, told.append)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        supply.fetch(1, 1)
+    assert told == []
