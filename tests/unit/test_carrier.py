@@ -1,13 +1,16 @@
 """Connections between processes of two hosts, and the files that go with what is said over them."""
 
+import errno
 import os
 import socket
 import threading
 
 import pytest
 
+from conveyor.engine.net import carrier, depot
 from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
+from conveyor.exceptions import SystemLimitError
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
 
 WAIT = 60
@@ -176,3 +179,159 @@ def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until):
     os.close(fd)
     here.close()
     there.close()
+
+
+def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wait_until):
+    """It is told to be unwanted behind the last message with it, whoever is faster."""
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    fd = file_with(b"a value")
+    one.carrier.hold(fd)
+    body, threads = one.carrier._body, []
+
+    def let_go_behind(which):
+        found = body(which)
+        thread = threading.Thread(target=one.carrier.let_go, args=(fd,))
+        thread.start()
+        threads.append(thread)
+        thread.join(0.2)  # it may not be able to, until the message has been sent
+        return found
+
+    one.carrier._body = let_go_behind
+    send_pickled(here, b"", [fd])
+    os.close(receive_pickled(there)[1][0])
+    threads[0].join(WAIT)
+    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
+    os.close(fd)
+    here.close()
+    there.close()
+
+
+def test_nothing_is_left_in_the_depot_by_a_message_that_cannot_be_passed_on(hosts):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    put, puts = one.depot.put, []
+
+    def refuse_the_second(fd):
+        puts.append(fd)
+        if len(puts) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return put(fd)
+
+    one.depot.put = refuse_the_second
+    fds = [file_with(b"one"), file_with(b"other")]
+    send_pickled(here, b"", fds)
+    with pytest.raises(ConnectionError):
+        receive_pickled(there)
+    assert len(one.depot) == 0
+    for fd in fds:
+        os.close(fd)
+    here.close()
+    there.close()
+
+
+def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts):
+    """A message was being read when the carrier was closed."""
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    body = one.carrier._body
+
+    def close_before(fd):
+        one.carrier.close()
+        return body(fd)
+
+    one.carrier._body = close_before
+    fd = file_with(b"x")
+    send_pickled(here, b"", [fd])
+    with pytest.raises(ConnectionError):
+        receive_pickled(here)
+    with pytest.raises(ConnectionError):
+        receive_pickled(there)
+    assert len(one.depot) == 0
+    os.close(fd)
+    here.close()
+    there.close()
+
+
+def test_a_file_that_cannot_be_held_goes_with_its_message(hosts, wait_until):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    put = one.depot.put
+
+    def refuse(fd):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    fd = file_with(b"a value")
+    one.depot.put = refuse
+    one.carrier.hold(fd)
+    one.depot.put = put
+    send_pickled(here, b"", [fd])
+    _, (came,) = receive_pickled(there)
+    assert contents(came) == b"a value"
+    os.close(came)
+    wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
+    one.carrier.let_go(fd)
+    os.close(fd)
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("which", ["line-in", "line-out"])
+def test_a_line_for_which_there_is_no_thread_is_over_at_both_ends(hosts, monkeypatch, which):
+    one, other = hosts
+    there = other.end_of(1)
+    start = carrier.threads.start
+
+    def refuse(target, name, *args):
+        if name == which:
+            raise SystemLimitError(errno.EAGAIN, "no thread is left")
+        return start(target, name, *args)
+
+    monkeypatch.setattr(carrier.threads, "start", refuse)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    its.settimeout(WAIT)
+    with pytest.raises(SystemLimitError):
+        one.carrier.open(1, ours)
+    monkeypatch.undo()
+    for sock in (its, there):
+        with pytest.raises(ConnectionError):
+            receive_pickled(sock)
+        sock.close()
+    assert not one.carrier._lines
+
+
+def test_a_host_to_which_no_connection_comes_about_is_told_to_be_out_of_reach(monkeypatch):
+    """It may be connected all the same, by itself: nobody else would find out, and the wait would not end."""
+    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
+    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    tries, told = [], []
+
+    def refuse():
+        tries.append(1)
+        raise TimeoutError("nobody answers")
+
+    def out_of_reach(why):
+        told.append((len(tries), why))
+        supply.close()  # as the loss of the host does
+
+    supply = Supply(refuse, out_of_reach)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        supply.fetch(1, 1)
+    assert told == [(depot._MOST_TRIES, "nobody answers")]
+
+
+def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
+    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    tries, told = [], []
+
+    def refuse():
+        tries.append(1)
+        if len(tries) > 2 * depot._MOST_TRIES:
+            supply.close()
+        raise TimeoutError("nobody answers")
+
+    monkeypatch.setattr(depot, "_REACHED_WITHIN", 3600.0)
+    supply = Supply(refuse, told.append)
+    with pytest.raises(ConnectionError, match="nobody answers"):
+        supply.fetch(1, 1)
+    assert told == []

@@ -168,6 +168,18 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
     assert isinstance(host.leave().exception(timeout=0), RuntimeError)
 
 
+def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
+    lost = []
+    ready = Ready(("192.0.2.1", 4711), "", "", ARENA)
+    host = AgentHost(1, "a node", None, ready, lambda _, why: lost.append(why), Depot(), None)
+    host.carrier._supply._unreachable("timed out")
+    assert len(lost) == 1
+    assert "cannot connect to 192.0.2.1:4711 (timed out)" in lost[0]
+    host.forget(lost[0])
+    host.carrier._supply._unreachable("timed out")
+    assert len(lost) == 1
+
+
 @pytest.fixture
 def agent():
     before = signal.getsignal(signal.SIGINT)

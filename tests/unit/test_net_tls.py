@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from conveyor.engine.net import handshake
+from conveyor.engine.net import listener as listener_module
 from conveyor.engine.net import tls as tls_module
 from conveyor.engine.net.handshake import (
     HandshakeError,
@@ -148,6 +150,27 @@ def test_nothing_of_a_payload_can_be_read_on_the_way(over_tls, made):
         assert (said in data) is not over_tls
         assert (said[:44] in data) is not over_tls
         assert (b"conveyor" in data) is not over_tls
+
+
+def test_who_waits_at_a_connection_over_tls_hears_of_a_host_that_says_nothing_any_more(
+    made, monkeypatch
+):
+    """What stands for it cannot be asked: the connection itself is, at both ends."""
+    secured_ones = []
+    for module in (handshake, listener_module):
+        relay = module.relayed
+        monkeypatch.setattr(
+            module, "relayed", lambda sock, relay=relay: secured_ones.append(sock) or relay(sock)
+        )
+    tls = Tls(made)
+    with listening(tls) as (listener, came):
+        sock, _ = dial(listener.address, TOKEN, THERE, 30, tls)
+        theirs, _ = came.get(timeout=60)
+        with sock, theirs:
+            assert len(secured_ones) == 2
+            for one in secured_ones:
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 10
 
 
 def soon():

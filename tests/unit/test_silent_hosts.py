@@ -3,7 +3,6 @@
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-from conveyor.engine.net.depot import Depot
 from conveyor.engine.ray.agents import AgentHost, Ready
 from conveyor.engine.ray.hosts import RayHosts
 from conveyor.engine.ray.started import Started
@@ -37,8 +36,8 @@ def test_its_processes_have_ended_with_the_session():
     agents._pump = SimpleNamespace(give_up=lambda *args: given_up.append(args), notice_fd=-1)
     hosts.start(lambda pid, _: exited.append(pid), SimpleNamespace(gone=given_up.append))
     agent = Silent()
-    ready = Ready(("192.0.2.1", 1), "", "", ARENA)
-    host = AgentHost(1, "a node", agent, ready, agents.lose, Depot(), None)
+    ready = Ready(("192.0.2.1", 1), "courier", "door", ARENA)
+    host = AgentHost(1, "a node", agent, ready, agents.lose, agents._depot, None)
     agents._by_node["a node"] = host
     actor = Started(number=5, name="A", wants="", on_spawned=lambda _: None)
     actor.host, actor.place, actor.pid = host, (3, 1), 77

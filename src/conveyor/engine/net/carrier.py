@@ -82,7 +82,6 @@ class _Line(Struct, eq=False):
     number: int
     sock: socket.socket
     incoming: queue.SimpleQueue[Carried | None]
-    threads: list[threading.Thread]
 
 
 class Carrier:
@@ -105,7 +104,7 @@ class Carrier:
 
     def open(self, number: int, sock: socket.socket) -> None:
         """Have line ``number`` end in ``sock``, which is the carrier's from now on."""
-        line = _Line(number, sock, queue.SimpleQueue(), [])
+        line = _Line(number, sock, queue.SimpleQueue())
         with self._lock:
             closed = self._closed
             if not closed:
@@ -113,12 +112,18 @@ class Carrier:
         if closed:
             sock.close()
             return
-        line.threads.append(threads.start(self._write, "line-out", line))
         try:
-            line.threads.append(threads.start(self._read, "line-in", line))
+            reader = threads.start(self._read, "line-in", line)
         except BaseException:
-            line.incoming.put(None)
             self._send(HungUp(number))
+            self._end(line)
+            raise
+        try:
+            threads.start(self._write, "line-out", line, reader)
+        except BaseException:
+            break_off(sock)
+            reader.join()
+            self._end(line)
             raise
 
     def receive(self, parcel: Parcel) -> None:
@@ -126,20 +131,23 @@ class Carrier:
         self.handlers[type(parcel)](self, parcel)
 
     def hold(self, fd: int) -> None:
-        """Messages with that file may be sent more than once: it is fetched with the first."""
+        """Messages with that file may be sent more than once: it is fetched with the first. Where no
+        descriptor is left to keep it with, it goes with each of them."""
         inode = os.fstat(fd).st_ino
         with self._lock:
             if inode not in self._held and not self._closed:
-                self._held[inode] = self._put(fd), False
+                # Others are to be told of the value, too: what fails here must not keep it from them.
+                with suppress(OSError):
+                    self._held[inode] = self._put(fd), False
 
     def let_go(self, fd: int) -> None:
         """No process of the other host has anything of that file any more."""
         with self._lock:
             number, told = self._held.pop(os.fstat(fd).st_ino, (0, False))
-        if told:
-            self._send(Unwanted(number))
-        elif number:
-            self._drop(number)
+            if told:
+                self._send(Unwanted(number))
+            elif number:
+                self._drop(number)
 
     def close(self) -> None:
         """The other host is lost, or the session over. Waits for no thread: one may be dialling."""
@@ -163,28 +171,46 @@ class Carrier:
     # What processes here say
 
     def _read(self, line: _Line) -> None:
-        with suppress(OSError):
-            while True:
-                data, fds = receive_pickled(line.sock)
-                try:
-                    bodies = tuple([self._body(fd) for fd in fds])
-                finally:
-                    close_all(fds)
-                self._send(Carried(line.number, data, bodies))
-        self._send(HungUp(line.number))
-        line.incoming.put(None)
+        try:
+            with suppress(OSError):
+                while True:
+                    data, fds = receive_pickled(line.sock)
+                    try:
+                        self._pass_on(line, data, fds)
+                    finally:
+                        close_all(fds)
+        finally:
+            self._send(HungUp(line.number))
+            line.incoming.put(None)
+
+    def _pass_on(self, line: _Line, data: bytes, fds: list[int]) -> None:
+        # With the lock until it has been sent: else a file that is let go of meanwhile would be told to be
+        # unwanted ahead of a message with it, and then be waited for without end.
+        with self._lock:
+            bodies: list[Body] = []
+            try:
+                for fd in fds:
+                    bodies.append(self._body(fd))
+            except BaseException:  # nobody hears of them
+                for body in bodies:
+                    if not body.stays:
+                        self._drop(body.number)
+                raise
+            self._send(Carried(line.number, data, tuple(bodies)))
 
     def _body(self, fd: int) -> Body:
+        """With the lock."""
         told = os.fstat(fd)
-        with self._lock:
-            held = self._held.get(told.st_ino)
-            if held is not None:
-                self._held[told.st_ino] = held[0], True
-            number = self._put(fd) if held is None else held[0]
-        return Body(number, told.st_size, held is not None)
+        held = self._held.get(told.st_ino)
+        if held is None:
+            return Body(self._put(fd), told.st_size, False)
+        self._held[told.st_ino] = held[0], True
+        return Body(held[0], told.st_size, True)
 
     def _put(self, fd: int) -> int:
         """With the lock."""
+        if self._closed:  # nobody would ever take it away
+            raise ConnectionError("the other host is lost, or the session over")
         number = self._depot.put(fd)
         self._lent.add(number)
         return number
@@ -195,15 +221,18 @@ class Carrier:
 
     # What comes for them
 
-    def _write(self, line: _Line) -> None:
+    def _write(self, line: _Line, reader: threading.Thread) -> None:
         over = False
         while (parcel := line.incoming.get()) is not None:
             if not over:
                 over = not self._deliver(line, parcel)
             self._used(parcel)
         break_off(line.sock)
-        for thread in line.threads[1:]:
-            thread.join()
+        reader.join()
+        self._end(line)
+
+    def _end(self, line: _Line) -> None:
+        """Nobody reads from it, or writes to it, any more."""
         line.sock.close()
         with self._lock:
             self._lines.pop(line.number, None)  # and nothing is put there any more
@@ -216,7 +245,7 @@ class Carrier:
         try:
             fds = [self._file(body) for body in parcel.bodies]
             send_pickled(line.sock, parcel.data, fds)
-        except OSError:
+        except (OSError, MemoryError):
             break_off(line.sock)
             return False
         return True

@@ -13,8 +13,10 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
+from conveyor.engine.net.alive import watch_life
 from conveyor.engine.net.handshake import HandshakeError, hang_up
 from conveyor.runtime import threads
 
@@ -22,9 +24,9 @@ from conveyor.runtime import threads
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
 #: Seconds between two tries to have a connection, and connections that are kept for the next file.
 _PAUSE, _MOST_IDLE = 0.05, 2
-#: Seconds of silence after which a connection is asked whether it lives, and of no answer, after which it
-#: does not. What is sent over it may take as long as it likes.
-_ALIVE_SECONDS = 3
+#: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
+#: others to it may be well, and dialled by the other side, so nobody else would find out.
+_MOST_TRIES, _REACHED_WITHIN = 10, 30.0
 
 
 class Depot:
@@ -79,7 +81,7 @@ class Depot:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError):
-                _keep_alive(sock)
+                _wait_on(sock)
                 while True:
                     self._answer(sock)
         finally:
@@ -105,9 +107,14 @@ class Depot:
 class Supply:
     """What another host's depot has."""
 
-    def __init__(self, dial: Callable[[], socket.socket]) -> None:
-        """``dial()``: a new connection to that depot."""
-        self._dial = dial
+    def __init__(
+        self,
+        dial: Callable[[], socket.socket],
+        unreachable: Callable[[str], object] = lambda why: None,
+    ) -> None:
+        """``dial()``: a new connection to that depot. ``unreachable(why)``: none comes about. It is tried on,
+        until this is closed."""
+        self._dial, self._unreachable = dial, unreachable
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
@@ -169,14 +176,31 @@ class Supply:
                 sock = self._idle.pop()
                 self._busy.add(sock)
                 return sock
-        sock = self._dial()
-        _keep_alive(sock)
+        sock = self._dialled()
         with self._lock:
             if not self._closed.is_set():
                 self._busy.add(sock)
                 return sock
         hang_up(sock)
         raise ConnectionError("the session is over")
+
+    def _dialled(self) -> socket.socket:
+        began, tries = time.monotonic(), 0
+        while True:
+            try:
+                sock = self._dial()
+                try:
+                    _wait_on(sock)
+                except BaseException:
+                    hang_up(sock)
+                    raise
+                return sock
+            except (OSError, HandshakeError) as error:
+                tries += 1
+                if tries >= _MOST_TRIES and time.monotonic() - began >= _REACHED_WITHIN:
+                    self._unreachable(str(error))
+                if self._closed.wait(_PAUSE):
+                    raise ConnectionError(f"the other host is lost: {error}") from error
 
     def _give_back(self, sock: socket.socket) -> None:
         with self._lock:
@@ -199,14 +223,10 @@ def break_off(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    """Neither side says anything while it waits: the system finds out whether there still is another."""
+def _wait_on(sock: socket.socket) -> None:
+    """Nobody says anything while he waits, which he does as long as the other side lives."""
     sock.settimeout(None)
-    if sock.family != socket.AF_UNIX:  # what stands for a connection over TLS
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ALIVE_SECONDS)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ALIVE_SECONDS)
+    watch_life(sock)
 
 
 def _hear(sock: socket.socket, size: int) -> bytes:

@@ -9,6 +9,8 @@ import socket
 import ssl
 import threading
 
+from conveyor.engine.net.alive import watch_life
+
 _PIECE = 256 << 10
 
 
@@ -16,6 +18,7 @@ def relayed(secure: ssl.SSLSocket) -> socket.socket:
     """A plain socket that stands for ``secure``, which the relay owns now; either's end ends the other."""
     # The pump sends what belongs together at once, and knows no more of the network than the pair.
     secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    watch_life(secure)
     own, pumps = socket.socketpair()
     thread = threading.Thread(target=_relay, args=(secure, own), name="conveyor-tls", daemon=True)
     try:

@@ -54,7 +54,7 @@ class AgentHost:
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
         self._lines = itertools.count(1)
-        self.carrier = Carrier(depot, Supply(dial_depot), self._carry)
+        self.carrier = Carrier(depot, Supply(dial_depot, self._out_of_reach), self._carry)
         self._looks = 0
 
     def send(self, order: FarOrder) -> Future[Any]:
@@ -79,6 +79,15 @@ class AgentHost:
 
     def _carry(self, parcel: Parcel) -> None:
         self._unawaited(self._call(self.agent.receive, parcel))
+
+    def _out_of_reach(self, why: str) -> None:
+        if not self.lost:
+            host, port = self.address
+            self._lose(
+                self,
+                f"a value that lies there cannot be fetched, since the driver's node cannot connect to "
+                f"{host}:{port} ({why}): the driver's node has to reach the others, as they reach it",
+            )
 
     def expect(
         self, number: int, slot: int, told: Told, segments: list[int], visits: bool = False

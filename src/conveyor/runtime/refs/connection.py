@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from conveyor import _core
 from conveyor.codec.direct import DIRECT, Located
 from conveyor.runtime import threads
+from conveyor.runtime.process import close_all
 from conveyor.runtime.refs.messages import all_of, receive_message, send_message
 from conveyor.system_limits import explained
 
@@ -54,6 +55,8 @@ class Connection:
         # Its `put` may be interrupted by a finalizer that calls it.
         self._outgoing: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self.ended = False
+        #: The writer has ended: what is to be sent from now on is let go of by whoever puts it there.
+        self._nobody_sends = False
         #: Why it has ended, if that was not the other side's doing.
         self.broken = ""
         self._writer = threads.start(self._write, f"{name}-out")
@@ -67,6 +70,8 @@ class Connection:
         """Send it in its turn. ``fds`` are closed when that is done. Nothing happens if the other side
         is gone: ``on_end`` tells."""
         self._outgoing.put((message, list(fds)))
+        if self._nobody_sends:
+            self._let_go()
 
     def soon(self, work: Callable[[], object]) -> None:
         """Have ``work`` done on a thread of the connection, in the order of what is sent."""
@@ -101,6 +106,16 @@ class Connection:
                 for fd in fds:
                     os.close(fd)
             del item, message
+        self._nobody_sends = True  # before the look: who puts something there looks behind that
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What is left is not sent: its descriptors, and what they keep, are nobody's."""
+        with suppress(queue.Empty):
+            while True:
+                item = self._outgoing.get_nowait()
+                if isinstance(item, tuple):
+                    close_all(item[1])
 
     def _break(self, error: Exception) -> None:
         if not isinstance(
