@@ -13,6 +13,7 @@ import pytest
 
 from conveyor.engine.net import handshake
 from conveyor.engine.net import listener as listener_module
+from conveyor.engine.net import relay as relay_module
 from conveyor.engine.net import tls as tls_module
 from conveyor.engine.net.handshake import (
     HandshakeError,
@@ -21,8 +22,10 @@ from conveyor.engine.net.handshake import (
     introduce,
     new_token,
     secured,
+    wrapped_in,
 )
 from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.tls import (
     CertificateFiles,
     SessionCertificate,
@@ -194,7 +197,8 @@ def test_who_has_no_certificate_is_refused(made):
     with listening(tls) as (listener, came):
         with socket.create_connection(listener.address) as sock:
             # It sees a server, as the certificate that it shows itself is asked for last.
-            secure = secured(sock, bare, soon(), server=False)
+            secure = wrapped_in(sock, bare, server=False)
+            secured(secure, soon())
             with pytest.raises((OSError, HandshakeError)):
                 introduce(secure, TOKEN, THERE, soon())
             secure.close()
@@ -263,9 +267,11 @@ def test_who_has_another_certificate_that_is_taken_cannot_stand_in_between(autho
 
         def stand():
             near, _ = server.accept()
-            near = secured(near, between.server, soon(), server=True)
+            near = wrapped_in(near, between.server, server=True)
+            secured(near, soon())
             far = socket.create_connection(listener.address)
-            far = secured(far, between.client, soon(), server=False)
+            far = wrapped_in(far, between.client, server=False)
+            secured(far, soon())
             for sock in (near, far):
                 sock.settimeout(30)
             with contextlib.suppress(OSError), near, far:
@@ -314,3 +320,64 @@ def test_a_key_is_in_no_file_and_no_descriptor(made):
     before = os.listdir("/proc/self/fd")
     Tls(made)
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_key_is_in_nothing_that_is_printed(made):
+    assert b"PRIVATE KEY" in made.pem
+    assert "KEY" not in repr([made]) + str(made)
+
+
+def test_strangers_that_say_nothing_do_not_pile_up(made):
+    """One that is dropped for another is so, too, while it is waited for the first word of TLS."""
+    came = queue.Queue()
+    listener = Listener(
+        ("127.0.0.1", 0), TOKEN, HERE, came.put, tls=Tls(made), patience=600.0, most_pending=2
+    )
+    silent = []
+    try:
+        for _ in range(8):
+            silent.append(socket.create_connection(listener.address))
+        for sock in silent[:6]:
+            sock.settimeout(60)
+            assert sock.recv(1) == b""
+    finally:
+        listener.close()
+        for sock in silent:
+            sock.close()
+
+
+def test_a_relay_sleeps_while_neither_side_takes_anything(made, monkeypatch):
+    looks = []
+
+    class Counted(relay_module.selectors.DefaultSelector):
+        def select(self, timeout=None):
+            looks.append(1)
+            return super().select(timeout)
+
+    monkeypatch.setattr(relay_module.selectors, "DefaultSelector", Counted)
+    tls = Tls(made)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    with far:
+        near = wrapped_in(near, tls.client, server=False)
+        far = wrapped_in(far, tls.server, server=True)
+        thread = threading.Thread(target=secured, args=(far, time.monotonic() + 60))
+        thread.start()
+        secured(near, time.monotonic() + 60)
+        thread.join()
+        with far, relayed(near) as pumps:
+            for sock in (far, pumps):
+                sock.setblocking(False)
+            # Until both take no more, and go on taking no more.
+            full = time.monotonic() + 1
+            while time.monotonic() < full:
+                for sock in (far, pumps):
+                    with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
+                        while True:
+                            sock.send(bytes(1 << 14))
+                            full = time.monotonic() + 1
+                time.sleep(0.01)
+            before = len(looks)
+            time.sleep(0.5)
+            assert len(looks) - before < 10

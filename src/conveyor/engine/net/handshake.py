@@ -127,7 +127,8 @@ def _introduced(
     try:
         if tls is None:
             return sock, introduce(sock, token, own, deadline)
-        sock = secure = secured(sock, tls.client, deadline, server=False)
+        sock = secure = wrapped_in(sock, tls.client, server=False)
+        secured(secure, deadline)
         binding = tls.binding(secure, listens=False)
         try:
             other = introduce(secure, token, own, deadline, binding)
@@ -255,21 +256,20 @@ def let_in(
     return other
 
 
-def secured(
-    sock: socket.socket,
-    context: ssl.SSLContext,
-    deadline: float,
-    *,
-    server: bool,
-) -> ssl.SSLSocket:
-    """TLS over a connection, which it owns; its handshake is over by the deadline, however slow."""
-    wrapped = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+def wrapped_in(sock: socket.socket, context: ssl.SSLContext, *, server: bool) -> ssl.SSLSocket:
+    """TLS over a connection, which it owns from now on. Nothing is said yet."""
+    return context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+
+
+def secured(wrapped: ssl.SSLSocket, deadline: float) -> None:
+    """Have the handshake of TLS, which is over by the deadline, however slow. If it fails, the connection
+    is ended."""
     try:
         wrapped.setblocking(False)
         while True:
             try:
                 wrapped.do_handshake()
-                return wrapped
+                return
             except ssl.SSLWantReadError:
                 ready = _ready(wrapped, select.POLLIN, deadline)
             except ssl.SSLWantWriteError:

@@ -14,7 +14,14 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from conveyor.engine.net.handshake import HandshakeError, Identity, hang_up, let_in, secured
+from conveyor.engine.net.handshake import (
+    HandshakeError,
+    Identity,
+    hang_up,
+    let_in,
+    secured,
+    wrapped_in,
+)
 from conveyor.engine.net.relay import relayed
 from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.engine.net.tls import Tls
@@ -177,9 +184,9 @@ class Listener:
         try:
             binding = b""
             if self._tls is not None:
-                secure = secured(one.sock, self._tls.server, deadline, server=True)
-                with self._lock:
-                    one.sock = secure
+                with self._lock:  # who breaks it off finds the one that has the connection
+                    one.sock = secure = wrapped_in(one.sock, self._tls.server, server=True)
+                secured(secure, deadline)
                 binding = self._tls.binding(secure, listens=True)
             other = let_in(one.sock, self._token, self._own, deadline, self._wanted, binding)
         except (HandshakeError, OSError) as error:

@@ -87,12 +87,8 @@ def _wait_for(
     waiting: selectors.BaseSelector, sock: socket.socket, is_full: bool, has_some: bool
 ) -> None:
     """``is_full``: what is read from ``sock`` has nowhere to go; ``has_some``: something is to be written."""
-    # TLS may have to read before it can write.
-    reads = (
-        0
-        if is_full and not (has_some and isinstance(sock, ssl.SSLSocket))
-        else selectors.EVENT_READ
-    )
+    # Nothing is read while that is so, and what is waited for all the same would be told of again and again.
+    reads = 0 if is_full else selectors.EVENT_READ
     writes = selectors.EVENT_WRITE if has_some else 0
     if reads | writes:
         if sock in waiting.get_map():

@@ -43,6 +43,9 @@ class SessionCertificate(Struct, frozen=True):
 
     pem: bytes
 
+    def __repr__(self) -> str:
+        return "SessionCertificate(pem=...)"  # what is printed, or raised, has no key in it
+
 
 class CertificateFiles(Struct, frozen=True):
     """The paths on each host, in which its own environment's variables are replaced."""
