@@ -336,10 +336,8 @@ def test_a_submitter_dies_before_it_has_heard_what_it_has_executed(members, go, 
     wait_until(lambda: wait_for_room() == 1, what="the second to wait for room")
     os.kill(pid, signal.SIGSTOP)
     go.open()
-    tickets = context.running().exports._tickets
-    wait_until(
-        lambda: any(maker == 0 for maker, _ in list(tickets._exports.values())), what="the answer"
-    )
+    tickets = context.running().exports._tickets._exports
+    wait_until(lambda: any(maker == 0 for maker, _ in list(tickets.values())), what="the answer")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: kept() == 0)
     graph.teardown()

@@ -335,3 +335,25 @@ def test_a_host_that_is_away_for_a_while_is_not_out_of_reach(monkeypatch):
     with pytest.raises(ConnectionError, match="nobody answers"):
         supply.fetch(1, 1)
     assert told == []
+
+
+def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
+    """Who has been let in has been told so, and waits for what he asks."""
+
+    def refuse(target, name, *args):
+        raise SystemLimitError(errno.EAGAIN, "no thread is left")
+
+    monkeypatch.setattr(depot.threads, "start", refuse)
+    files, (here, there) = Depot(), socket.socketpair()
+    fd = file_with(b"a value")
+    number = files.put(fd)
+    handshake = threading.Thread(target=files.serve, args=(there,), daemon=True)
+    handshake.start()
+    here.settimeout(WAIT)
+    here.sendall(depot._ASKED.pack(number, 0, 7))
+    assert depot._hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    files.close()
+    handshake.join(WAIT)
+    assert not handshake.is_alive()
+    here.close()
+    os.close(fd)

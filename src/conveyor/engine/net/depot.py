@@ -59,13 +59,16 @@ class Depot:
             os.close(fd)
 
     def serve(self, sock: socket.socket) -> None:
-        """Answer whoever is at the other end of ``sock``, which is the depot's from now on."""
+        """Answer whoever is at the other end of ``sock``, which is the depot's from now on; on the caller's
+        thread, where there is no other."""
         with self._lock:
-            if not self._closed:
+            closed = self._closed
+            if not closed:
                 self._serving.add(sock)
-                threads.start(self._serve, "depot", sock)
-                return
-        hang_up(sock)
+        if closed:
+            hang_up(sock)
+        else:  # here if there is no thread: whoever has been let in waits for what it asks
+            threads.start_or_run(self._serve, "depot", sock)
 
     def close(self) -> None:
         """The session is over."""

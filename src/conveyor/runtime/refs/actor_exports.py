@@ -64,18 +64,26 @@ class ActorExports(Imports):
         self._needed: dict[ExportId, Ref] = {}
         # What own refs have come to that is kept as long as anybody has it; until the driver forgets them.
         self._kept: dict[ExportId, Outcome] = {}
+        # Over which connection the driver hears what own refs have come to.
+        self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
+        connection = self._open()
         with self.lock:
             export, new = self.identify(ref, self._process)
             if new:
-                self._needed[export] = ref
                 weakref.finalize(ref, self.dropped, export).atexit = False
-        ticket = self._ticket(export, tuple(readers))
-        if new:
+            # What was told over a connection that has ended is forgotten with it.
+            untold = not isinstance(ref, ImportedRef) and self._told.get(ref) is not connection
+            if untold:
+                self._needed[export] = ref
+        ticket = self._ticket(connection, export, tuple(readers))
+        if untold:
             self._watcher().watch(ref, lambda: threads.start_or_run(self._tell, "export", export))
+            with self.lock:
+                self._told[ref] = connection
         return export, ticket
 
     def _tell(self, export: ExportId) -> None:
@@ -147,9 +155,8 @@ class ActorExports(Imports):
         for _, ticket in tickets:
             connection.send(GiveUp(ticket, readers))
 
-    def _ticket(self, export: ExportId, readers: tuple[Reader, ...]) -> int:
+    def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
-        connection = self._open()
         number = next(self._requests)
         connection.send(Export(export, number, readers))
         wait_until(
