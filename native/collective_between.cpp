@@ -132,6 +132,7 @@ void CollectiveGroup::heed(uint32_t rank, Frame frame) {
     }
     case Said::kFailed:
       read(behind, its.failure, sizeof its.failure);
+      its.failure[sizeof its.failure - 1] = 0;
       its.failures.store(said.failures, std::memory_order_relaxed);
       its.failed_ns.store(now_ns(), std::memory_order_relaxed);
       return;

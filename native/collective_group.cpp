@@ -104,8 +104,8 @@ void CollectiveGroup::fail(Cause cause, uint32_t rank) {
     teller = rank_;
   }
   if (!break_once(*header_, cause, rank, teller)) return;
+  ring_all(*board_, members_);  // first: to tell other hosts may fail
   tell_broken();
-  ring_all(*board_, members_);
 }
 
 void CollectiveGroup::destroy(Segment& segment, Board& board, const std::vector<Member>& members, Cause cause) {

@@ -59,6 +59,7 @@ void HostPump::stop() {
   if (!thread_.joinable()) return;
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
     abandon(std::move(thread_));
+    abandon(std::move(mirrors_));  // its parent's pump goes on reading from their rings
     return;
   }
   {

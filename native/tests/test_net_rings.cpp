@@ -47,6 +47,28 @@ TEST(frames_of_every_size_come_in_their_order) {
   }));
 }
 
+// The child's copy of the pump goes when its interpreter lets go of it. What the pump is to send is its parent's.
+TEST(frames_come_though_a_forked_child_has_let_go_of_the_pump) {
+  install_fork_handlers();
+  Two t({0, 1}, {{0, {1}}});
+  const auto sender = t.a.sender(kId, t.rings, 0);
+  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
+  for (uint64_t n = 0; n < kSlots; ++n) send(t.a, 0, *sender, n, size_of(n));
+  const size_t out = t.a.arenas[0]->blocks_out();
+  check::Child child([&] {
+    t.a.pump.reset();
+    t.b.pump.reset();
+  });
+  CHECK(child.passed());
+  t.a.arenas[0]->give_back(0);
+  CHECK_EQ(t.a.arenas[0]->blocks_out(), out);
+  join(t.a, t.b, socket_pair());
+  for (uint64_t n = 0; n < kSlots; ++n) {
+    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+    CHECK(is_whole(receiver->take(), n, size_of(n)));
+  }
+}
+
 TEST(what_is_sent_before_there_is_a_connection_waits_for_it) {
   Two t({0, 1}, {{0, {1}}});
   const auto sender = t.a.sender(kId, t.rings, 0);
