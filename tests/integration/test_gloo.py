@@ -166,7 +166,8 @@ def test_a_transfer_that_is_half_done_ends_with_its_graph(which, wait_until):
     assert conveyor.get(graph.execute(2)) == 4
     while True:
         ref = graph.execute(1 << 26)
-        wait_until(half_sent, timeout=30)
+        # All of it may be sent between two looks: then once more.
+        wait_until(lambda ref=ref: half_sent() or conveyor.wait([ref], timeout=0)[0], timeout=60)
         process.suspend()
         if half_sent():
             break
