@@ -180,6 +180,11 @@ def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
     assert len(lost) == 1
 
 
+def test_what_an_agent_is_told_is_printed_without_the_token():
+    terms = Terms(1, greeting.version(), b"secret", (0, 1), ("192.0.2.1", 1), ARENA, 10.0)
+    assert "secret" not in repr([terms]) + str(terms)
+
+
 @pytest.fixture
 def agent():
     before = signal.getsignal(signal.SIGINT)

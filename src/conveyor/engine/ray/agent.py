@@ -71,6 +71,11 @@ class Terms(Struct, frozen=True):
     window: float
     tls: Credentials | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Terms(number={self.number}, token=...)"  # what is printed, or raised, lets nobody in
+        )
+
 
 class Ready(Struct, frozen=True):
     """It is connected. ``address``: where other hosts come; ``courier``: where the processes of its host
