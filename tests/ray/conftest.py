@@ -20,6 +20,16 @@ def rt(leaves_nothing):
 
 
 @pytest.fixture(scope="module")
+def far(two_nodes, leaves_nothing):
+    """A session in which each of two nodes is a host of its own. Its connections are not to be lost because
+    the machine has other work."""
+    with leaves_nothing():
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=30)
+        yield
+        conveyor.shutdown()
+
+
+@pytest.fixture(scope="module")
 def stages(two_nodes):
     """Two actors of Ray's, on two nodes. What they have of one test they have of the next one's session."""
     from ray_guests_helpers import Stage

@@ -26,8 +26,6 @@ from conveyor.runtime.ranks import Membership
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
 HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
 
@@ -132,15 +130,6 @@ def all_shared():
         # One that is small behind one that is large, which is still on its way.
         collective.allgather.shared(me),
     )
-
-
-@pytest.fixture(scope="module")
-def far(two_nodes, leaves_nothing):
-    """A session in which each of two nodes is a host of its own."""
-    with leaves_nothing():
-        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
-        yield
-        conveyor.shutdown()
 
 
 @pytest.fixture(scope="module")

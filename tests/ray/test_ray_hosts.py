@@ -27,8 +27,6 @@ from conveyor.runtime import context
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
 HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
 
@@ -101,15 +99,6 @@ def stage(where, add, **options):
 
 def name_of(actor):
     return re.escape(actor._id.name)
-
-
-@pytest.fixture(scope="module")
-def far(two_nodes, leaves_nothing):
-    """A session in which each of two nodes is a host of its own."""
-    with leaves_nothing():
-        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
-        yield
-        conveyor.shutdown()
 
 
 def get(ref):

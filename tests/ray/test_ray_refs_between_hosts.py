@@ -7,21 +7,12 @@ import signal
 
 import numpy as np
 import pytest
-from ray_refs_helpers import HERE, LARGE, SMALL, THERE, TIMEOUT, WAIT, get, holder, kept, total
+from ray_refs_helpers import HERE, LARGE, SMALL, THERE, WAIT, get, holder, kept, total
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime import context
-
-
-@pytest.fixture(scope="module")
-def far(two_nodes, leaves_nothing):
-    """A session in which each of two nodes is a host of its own."""
-    with leaves_nothing():
-        conveyor.init(engine="ray", shared_memory="node", node_timeout=TIMEOUT)
-        yield
-        conveyor.shutdown()
 
 
 @pytest.fixture(scope="module")
