@@ -1,5 +1,6 @@
 """Connections between processes of two hosts, and the files that go with what is said over them."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -10,8 +11,9 @@ import pytest
 from conveyor.engine.net import carrier, depot
 from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
-from conveyor.exceptions import SystemLimitError
-from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.engine.net.handshake import NotHeardError
+from conveyor.exceptions import OutOfMemoryError, SystemLimitError
+from conveyor.runtime.refs.messages import all_of, receive_pickled, send_pickled
 
 WAIT = 60
 LARGE = 3 << 20
@@ -207,29 +209,6 @@ def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wai
     there.close()
 
 
-def test_nothing_is_left_in_the_depot_by_a_message_that_cannot_be_passed_on(hosts):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
-    put, puts = one.depot.put, []
-
-    def refuse_the_second(fd):
-        puts.append(fd)
-        if len(puts) == 2:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return put(fd)
-
-    one.depot.put = refuse_the_second
-    fds = [file_with(b"one"), file_with(b"other")]
-    send_pickled(here, b"", fds)
-    with pytest.raises(ConnectionError):
-        receive_pickled(there)
-    assert len(one.depot) == 0
-    for fd in fds:
-        os.close(fd)
-    here.close()
-    there.close()
-
-
 def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts):
     """A message was being read when the carrier was closed."""
     one, other = hosts
@@ -357,3 +336,166 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     assert not handshake.is_alive()
     here.close()
     os.close(fd)
+
+
+def refuse_once(monkeypatch, module, name, number):
+    """The next call of that function finds a limit of the system."""
+    real, refused = getattr(module, name), []
+
+    def maybe(*args):
+        if not refused:
+            refused.append(args)
+            raise OSError(number, os.strerror(number))
+        return real(*args)
+
+    monkeypatch.setattr(module, name, maybe)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kind"),
+    [
+        ("memfd_create", errno.EMFILE, SystemLimitError),
+        ("posix_fallocate", errno.ENOMEM, OutOfMemoryError),
+        ("posix_fallocate", errno.ENOSPC, OutOfMemoryError),
+        ("posix_fallocate", errno.EFBIG, SystemLimitError),
+    ],
+)
+def test_a_file_for_which_there_is_no_room_costs_its_message_only_its_files(
+    hosts, monkeypatch, name, number, kind
+):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    files = [file_with(b"first"), file_with(b"second")]
+    refuse_once(monkeypatch, depot.os, name, number)
+    for i, fd in enumerate(files):
+        send_pickled(here, b"%d" % i, [fd])
+        os.close(fd)
+    data, fds = receive_pickled(there)
+    assert data == b"0"
+    with pytest.raises(kind, match=r"fetch a value of 5 bytes"):
+        all_of(fds, 1)
+    data, (came,) = receive_pickled(there)
+    assert data == b"1"
+    assert contents(came) == b"second"
+    os.close(came)
+    here.close()
+    there.close()
+
+
+def test_a_host_without_a_descriptor_to_dial_with_is_not_one_without_a_connection(hosts):
+    """It is this host that has none, and it knows that at once."""
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    dial, refused = other.dial, []
+
+    def refuse_the_first():
+        if not refused:
+            refused.append(1)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dial(one)
+
+    other.carrier._supply._dial = refuse_the_first
+    for data in (b"first", b"second"):
+        fd = file_with(data)
+        send_pickled(here, data, [fd])
+        os.close(fd)
+    data, fds = receive_pickled(there)
+    assert data == b"first"
+    with pytest.raises(SystemLimitError, match="descriptors"):
+        all_of(fds, 1)
+    _, (came,) = receive_pickled(there)
+    assert contents(came) == b"second"
+    os.close(came)
+    here.close()
+    there.close()
+
+
+def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_its_files(hosts):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    put, puts = one.depot.put, []
+
+    def refuse_the_second(fd):
+        puts.append(fd)
+        if len(puts) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return put(fd)
+
+    one.depot.put = refuse_the_second
+    fds = [file_with(b"one"), file_with(b"other")]
+    send_pickled(here, b"both", fds)
+    data, came = receive_pickled(there)
+    assert data == b"both"
+    with pytest.raises(SystemLimitError, match="descriptors"):
+        all_of(came, 2)
+    assert len(one.depot) == 0
+    send_pickled(here, b"again", fds)
+    data, came = receive_pickled(there)
+    assert [contents(fd) for fd in came] == [b"one", b"other"]
+    for fd in (*fds, *came):
+        os.close(fd)
+    here.close()
+    there.close()
+
+
+def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
+    """Where there is none, whoever asks would ask again and again."""
+    files, (here, there) = Depot(), socket.socketpair()
+    fd = file_with(b"a value")
+    number = files.put(fd)
+    os.close(fd)
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(depot.os, "dup", refuse)
+    files.serve(there)
+    here.settimeout(WAIT)
+    here.sendall(depot._ASKED.pack(number, 0, 7))
+    assert depot._hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    files.close()
+    here.close()
+
+
+def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
+    files, (here, there) = Depot(), socket.socketpair()
+    data = os.urandom(LARGE)
+    fd = file_with(data)
+    number = files.put(fd)
+    inode = os.fstat(fd).st_ino
+    os.close(fd)
+    files.serve(there)
+    here.settimeout(WAIT)
+    here.sendall(depot._ASKED.pack(number, 0, LARGE))
+    depot._hear(here, depot._ANSWERED.size)
+    files.drop(number)
+    assert len(files) == 0
+    assert depot._hear(here, LARGE) == data
+    files.close()
+    here.close()
+    wait_until(lambda: inode not in inodes(), WAIT)
+
+
+def inodes():
+    """Of all files that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.fstat(int(fd)).st_ino)
+    return found
+
+
+def test_a_listener_that_hears_nobody_is_not_out_of_reach(monkeypatch):
+    """It is there, and has no descriptor for this one: that value cannot be had, and the host is well."""
+    monkeypatch.setattr(depot, "_REACHED_WITHIN", 0.0)
+    monkeypatch.setattr(depot, "_PAUSE", 0.001)
+    told = []
+
+    def refuse():
+        raise NotHeardError("the other side has no time for this one")
+
+    supply = Supply(refuse, told.append)
+    with pytest.raises(SystemLimitError, match="no time for this one"):
+        supply.fetch(1, 1)
+    assert told == []
+    supply.close()

@@ -21,9 +21,11 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from conveyor.engine.net.depot import Depot, Supply, break_off
+from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.process import close_all
-from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.runtime.refs.messages import Files, Missing, receive_pickled, send_pickled
+from conveyor.system_limits import explained
 
 
 class Body(Struct, frozen=True):
@@ -40,11 +42,12 @@ class Parcel(Struct, frozen=True):
 
 
 class Carried(Parcel, frozen=True):
-    """A message."""
+    """A message. ``missing``: why its files do not go with it."""
 
     line: int
     data: bytes
     bodies: tuple[Body, ...]
+    missing: Missing | None = None
 
 
 class HungUp(Parcel, frozen=True):
@@ -183,20 +186,25 @@ class Carrier:
             self._send(HungUp(line.number))
             line.incoming.put(None)
 
-    def _pass_on(self, line: _Line, data: bytes, fds: list[int]) -> None:
+    def _pass_on(self, line: _Line, data: bytes, fds: Files) -> None:
         # With the lock until it has been sent: else a file that is let go of meanwhile would be told to be
         # unwanted ahead of a message with it, and then be waited for without end.
         with self._lock:
             bodies: list[Body] = []
+            missing = fds.missing
             try:
-                for fd in fds:
-                    bodies.append(self._body(fd))
-            except BaseException:  # nobody hears of them
+                with explained("keep a value for another host"):
+                    for fd in fds:
+                        bodies.append(self._body(fd))
+            except BaseException as error:  # nobody hears of them
                 for body in bodies:
                     if not body.stays:
                         self._drop(body.number)
-                raise
-            self._send(Carried(line.number, data, tuple(bodies)))
+                bodies.clear()
+                if not isinstance(error, (SystemLimitError, MemoryError)):
+                    raise
+                missing = Missing.of(error)
+            self._send(Carried(line.number, data, tuple(bodies), missing))
 
     def _body(self, fd: int) -> Body:
         """With the lock."""
@@ -241,10 +249,15 @@ class Carrier:
                 self._used(parcel)
 
     def _deliver(self, line: _Line, parcel: Carried) -> bool:
-        """False: nobody is there, or what goes with it cannot be had, and so the line ends."""
+        """False: nobody is there, or what goes with it is nowhere, and so the line ends. Where there is no
+        room here for its files, the message comes without them, and with the reason."""
+        missing, fds = parcel.missing, list[int]()
         try:
-            fds = [self._file(body) for body in parcel.bodies]
-            send_pickled(line.sock, parcel.data, fds)
+            try:
+                fds = [self._file(body) for body in parcel.bodies]
+            except (SystemLimitError, MemoryError) as error:
+                missing = Missing.of(error)
+            send_pickled(line.sock, parcel.data, fds, missing)
         except (OSError, MemoryError):
             break_off(line.sock)
             return False

@@ -181,11 +181,14 @@ class Agent:
         """Let others in, and connect to the driver's host."""
         import ray
 
+        address = ray.util.get_node_ip_address()
+        node: str = ray.get_runtime_context().get_node_id()
+        system_limits.name_process(f"the agent of node {address} ({node[:8]})")
         pump = self._station.pump
         if self._terms.tls is not None:
             self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0),
+            (address, 0),
             self._terms.token,
             self._identity,
             self._let_in,
