@@ -16,6 +16,7 @@ from conveyor.engine.net.handshake import (
     HandshakeError,
     Identity,
     dial,
+    dial_host,
     hand_over,
     introduce,
     let_in,
@@ -57,6 +58,19 @@ def test_two_hosts_of_a_session_know_each_other():
             sock.sendall(b"what follows is the pump's")
             assert theirs.recv(100) == b"what follows is the pump's"
         assert (listener.let_in, listener.strangers) == (1, 0)
+
+
+def test_another_host_of_the_session_at_an_address_is_not_taken_for_the_one_that_was_there():
+    with listening() as (listener, came):
+        with pytest.raises(
+            HandshakeError, match=r"host 0 of the session is at .* where host 2 was"
+        ):
+            dial_host(2, listener.address, TOKEN, THERE, 60)
+        with came.get(timeout=60)[0] as theirs:
+            theirs.settimeout(60)
+            assert theirs.recv(1) == b""
+        with dial_host(0, listener.address, TOKEN, THERE, 60), came.get(timeout=60)[0]:
+            pass
 
 
 def test_a_process_with_many_descriptors_dials_all_the_same():
@@ -324,7 +338,7 @@ def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connec
 def test_other_versions_are_told_on_both_sides(other, what):
     with listening() as (listener, came):
         with pytest.raises(HandshakeError, match=what):
-            dial(listener.address, TOKEN, other, 5)
+            dial(listener.address, TOKEN, other, 20)
         soon(lambda: listener.strangers == 1)
         assert what in listener.reasons[0]
         assert came.empty()
@@ -334,7 +348,7 @@ def test_hosts_that_are_not_waited_for_are_told():
     with listening(wanted=frozenset({1})) as (listener, came):
         for host in (0, 2):
             with pytest.raises(HandshakeError, match="does not want"):
-                dial(listener.address, TOKEN, Identity(host, "1.2.3"), 5)
+                dial(listener.address, TOKEN, Identity(host, "1.2.3"), 20)
         dial(listener.address, TOKEN, THERE, 20)[0].close()
         came.get(timeout=60)[0].close()
         soon(lambda: listener.strangers == 2)

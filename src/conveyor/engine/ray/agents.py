@@ -19,7 +19,7 @@ from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.display import Display, NodeSeen
-from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial, hand_over, new_token
+from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial_host, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
@@ -134,10 +134,9 @@ class Agents:
                 f"cannot be connected: {cause}"
             ) from error
         identity = Identity(0, __version__, purpose=FOR_FETCHING)
-        dial_depot = partial(dial, ready.address, self._token, identity, self._window, self._tls)
-        host = AgentHost(
-            number, name, agent, ready, self.lose, self._depot, lambda: dial_depot()[0]
-        )
+        at = number, ready.address
+        dial_depot = partial(dial_host, *at, self._token, identity, self._window, self._tls)
+        host = AgentHost(number, name, agent, ready, self.lose, self._depot, dial_depot)
         self._hear(host)
         return host
 
