@@ -162,6 +162,23 @@ def test_of_values_that_have_stayed(pair):
         assert get([a.total.remote([own]) for a in (here, there)]) == [[total(LARGE)]] * 2
 
 
+@pytest.mark.parametrize("gets", [False, True])
+def test_references_inside_of_a_value_that_has_stayed_end_with_it(pair, wait_until, gets):
+    """Each node that has loaded it has tickets of its own for them, whether or not it takes them."""
+    _, there = pair
+    inner = conveyor.put(np.arange(LARGE))
+    value = {"large": np.arange(LARGE), "inner": inner}
+    outer = conveyor.put(value, tensor_transport="auto")
+    for _ in range(2):
+        get(there.keep.remote([outer]))
+        if gets:
+            assert get(there.inner_totals.remote()) == [total(LARGE)]
+        get(there.forget.remote())
+    del inner, outer, value
+    gc.collect()
+    wait_until(lambda: kept() == 0, WAIT)
+
+
 def test_a_connection_that_breaks_costs_no_ref(pair):
     _, there = pair
     refs = [conveyor.put(np.arange(LARGE)) for _ in range(8)]

@@ -1,5 +1,6 @@
 """What an actor tells the driver of its own refs, over connections that may break."""
 
+import errno
 import socket
 import threading
 from types import SimpleNamespace
@@ -7,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from conveyor.codec import set_up_codec
-from conveyor.runtime.refs import actor_exports
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime.refs import actor_exports, exports
 from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.exports import Exports, Peer
+from conveyor.runtime.refs.exports import Exported, Exports, Peer
+from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.refs.messages import receive_message
 from conveyor.runtime.refs.ref import Ref
 
 set_up_codec()
@@ -81,3 +85,40 @@ def test_what_a_ref_comes_to_is_told_again_where_the_connection_has_broken(
     assert both.driver._entries[export].outcome is None
     watched.pop()[1]()
     wait_until(lambda: both.driver._entries[export].outcome is not None, WAIT)
+
+
+def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatch):
+    """Where no thread is left for it, what else goes to that actor waits."""
+
+    def refuse(target, name, *args):
+        raise SystemLimitError(errno.EAGAIN, "no thread is left")
+
+    fetching, fetched = threading.Event(), threading.Event()
+
+    def whole(readers):
+        fetching.set()
+        assert fetched.wait(WAIT)
+        return Outcome.failed(ValueError(f"fetched for {readers}"))
+
+    stays = SimpleNamespace(ok=True, snapshot=SimpleNamespace(keeps=True, fd=-1), whole=whole)
+    driver = Exports("session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = Peer(driver, 1, (1, 1), here, lambda why: RuntimeError("it has died"), SimpleNamespace())
+    entry = driver._entries[1, 1] = Exported(None, None)
+    entry.outcome = stays
+    entry.holders.add(None)
+    monkeypatch.setattr(exports.threads, "start", refuse)
+    loads = threading.Thread(target=driver.peer_loads, args=(peer, (1, 1), 1, False))
+    loads.start()
+    assert fetching.wait(WAIT)
+    loads.join(WAIT)
+    assert not loads.is_alive()
+    assert driver.lock.acquire(timeout=WAIT)
+    driver.lock.release()
+    fetched.set()
+    there.settimeout(WAIT)
+    arrived, _ = receive_message(there)
+    assert arrived.export == (1, 1)
+    assert not arrived.ok
+    there.close()
+    peer.connection.close()
