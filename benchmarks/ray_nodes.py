@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, and measurements that have a driver's process of their own."""
+"""A Ray cluster of several nodes on this machine, and measurements with a process of their own."""
 
 from __future__ import annotations
 
