@@ -11,7 +11,7 @@ from integration_helpers import WAIT
 import conveyor
 from conveyor.dag import InputNode
 
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "llm"))
+sys.path.append(str(Path(__file__).parents[3] / "examples" / "llm"))
 
 from engine import Engine, Part, Step
 

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-RUNNER = Path(__file__).parents[1] / "seeds" / "notebook.py"
+RUNNER = Path(__file__).parents[2] / "seeds" / "notebook.py"
 
 
 def run(scripts, *cells):

@@ -18,7 +18,7 @@ pytest.importorskip("conveyor._core")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_handoff" / "handoff.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kv_handoff" / "handoff.py"
 PROMPTS = 6
 
 

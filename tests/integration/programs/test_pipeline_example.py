@@ -12,7 +12,7 @@ from integration_helpers import measured
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pipeline"
 
 
 @measured

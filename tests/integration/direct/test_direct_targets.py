@@ -14,7 +14,6 @@ from conveyor.experimental import set_target_device_for_ref, set_target_for_ref
 
 torch = pytest.importorskip("torch")
 
-from conveyor.testing import accelerator  # noqa: E402
 
 PRELOAD = ["torch"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -83,12 +82,6 @@ class Trainer:
 
     def received_plainly(self, refs):
         return refs[0]._targets is None and conveyor.get(refs[0]).tolist()
-
-
-@pytest.fixture(scope="module")
-def simulated():
-    accelerator.install()
-    torch.zeros(1, device="sim")  # it keeps what its memory takes
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ pytest.importorskip("conveyor._core")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-DEMO = Path(__file__).parents[2] / "examples" / "llm"
+DEMO = Path(__file__).parents[3] / "examples" / "llm"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ pytest.importorskip("conveyor._core")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo" / "train.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "grpo" / "train.py"
 CHECKS = 6
 
 

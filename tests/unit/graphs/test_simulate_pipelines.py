@@ -13,7 +13,7 @@ from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.observe import simulate
 from conveyor.plan import lower
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "pipeline"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "pipeline"))
 
 import schedules
 

@@ -13,7 +13,7 @@ from integration_helpers import measured
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "slow_stage.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "slow_stage.py"
 ROW = re.compile(r"^(\w.*?)  +([\d.]+)/s +([\d.]+)/s  (\S+) (\d+)%$", re.MULTILINE)
 
 

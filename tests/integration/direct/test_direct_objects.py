@@ -14,7 +14,6 @@ from conveyor.experimental import set_target_device_for_ref, set_target_for_ref
 
 torch = pytest.importorskip("torch")
 
-from conveyor.testing import accelerator  # noqa: E402
 
 PRELOAD = ["torch"]
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -78,12 +77,6 @@ def linear():
         for i, one in enumerate(module.parameters()):
             one.fill_(i + 1)
     return module
-
-
-@pytest.fixture(scope="module")
-def simulated():
-    accelerator.install()
-    torch.zeros(1, device="sim")  # it keeps what its memory takes
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "data_parallel.py"
 
 
 def test_the_weights_are_those_of_one_process():
