@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import threading
+import time
 
 import pytest
 
@@ -499,3 +500,86 @@ def test_a_listener_that_hears_nobody_is_not_out_of_reach(monkeypatch):
         supply.fetch(1, 1)
     assert told == []
     supply.close()
+
+
+#: Twice what may be on its way.
+BOUND = 8 << 20
+
+
+class Talker(threading.Thread):
+    """Says more than anybody has to take. ``said``: messages so far."""
+
+    def __init__(self, sock, message, fd=None, count=1 << 20):
+        super().__init__(daemon=True)
+        self.sock, self.message, self.fd, self.count, self.said = sock, message, fd, count, 0
+        self.start()
+
+    def run(self):
+        with contextlib.suppress(OSError):
+            while self.said < self.count:
+                send_pickled(self.sock, self.message, [] if self.fd is None else [self.fd])
+                self.said += 1
+
+
+def settled(value):
+    """What it is when it has not changed for a while."""
+    before = None
+    while value() != before:
+        before = value()
+        time.sleep(1)
+    return before
+
+
+@pytest.mark.parametrize("with_files", [False, True])
+def test_who_says_more_than_is_taken_waits(hosts, with_files):
+    """What is on its way is bounded: else all that a slow process is told would be kept for it twice."""
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    here.settimeout(None)
+    fd = file_with(b"a value") if with_files else None
+    cost = (64 << 10) if with_files else 50_000
+    message = b"m" * (1 if with_files else cost)
+    talker = Talker(here, message, fd, 1500 if with_files else 600)
+    assert settled(lambda: talker.said) < talker.count
+    assert other.carrier._lines[1].incoming.qsize() <= BOUND // cost
+    assert len(one.depot) <= BOUND // cost
+    # It goes on as it is taken.
+    for _ in range(talker.count):
+        data, came = receive_pickled(there)
+        assert data == message
+        assert [contents(fd) for fd in came] == [b"a value"] * with_files
+        for one_of in came:
+            os.close(one_of)
+    talker.join(WAIT)
+    assert talker.said == talker.count
+    if fd is not None:
+        os.close(fd)
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("ends", ["the other process", "the host", "its own process"])
+def test_who_waits_for_room_hears_the_end(hosts, ends, wait_until):
+    one, other = hosts
+    here, there = one.end_of(1), other.end_of(1)
+    here.settimeout(None)
+    talker = Talker(here, b"m" * 50_000, count=2000)
+    assert settled(lambda: talker.said) < talker.count
+    if ends == "the other process":
+        there.close()
+    elif ends == "the host":
+        one.carrier.close()
+    else:
+        here.shutdown(socket.SHUT_RDWR)
+    talker.join(WAIT)
+    assert not talker.is_alive()
+    if ends == "its own process":  # what it has said is heard, and then its end
+        heard = 0
+        with contextlib.suppress(ConnectionError):
+            while True:
+                heard += len(receive_pickled(there)[0])
+        assert heard == talker.said * 50_000
+        there.close()
+    wait_until(lambda: not one.carrier._lines, WAIT)
+    here.close()
+    there.close()
