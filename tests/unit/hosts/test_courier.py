@@ -1,7 +1,6 @@
 """Who gets descriptors of the socket on which a session on Ray waits for its processes."""
 
 import os
-import resource
 import secrets
 import select
 import socket
@@ -9,6 +8,7 @@ import threading
 from array import array
 
 import pytest
+from no_descriptors import no_descriptors
 
 from conveyor.engine.events import EventLoop
 from conveyor.engine.ray import courier as module
@@ -164,18 +164,12 @@ def test_a_flood_of_silent_ones_takes_no_more_than_is_kept(driver, monkeypatch):
 
 
 def test_without_a_descriptor_who_comes_is_turned_away(driver, wait_until):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     key = driver.expect(1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(60)
-        lowest = os.dup(connection.fileno())
-        os.close(lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-        try:
+        with no_descriptors():
             connection.connect("\0" + driver.courier.address)
             assert hears_nothing(connection)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     wait_until(lambda: driver.courier.strangers == 1)  # it is counted when it has been told
     with driver.connect() as connection:
         connection.send(write(Here(1, key, version(), "")))

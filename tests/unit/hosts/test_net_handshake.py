@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from no_descriptors import no_descriptors
 
 from conveyor.engine.net import listener as module
 from conveyor.engine.net.handshake import (
@@ -261,19 +262,6 @@ def test_a_listener_that_hangs_up_at_once_is_asked_again():
         thread.join(60)
     assert other == HERE
     assert len(hung_up) == 2
-
-
-@contextlib.contextmanager
-def no_descriptors():
-    """The process gets none beyond those that it has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_a_descriptor_one_is_turned_away():

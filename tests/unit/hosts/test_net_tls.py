@@ -1,6 +1,7 @@
 """Connections between hosts over TLS: what can be read on the way, and who is let in."""
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -349,35 +350,54 @@ def test_strangers_that_say_nothing_do_not_pile_up(made):
 def test_a_relay_sleeps_while_neither_side_takes_anything(made, monkeypatch):
     looks = []
 
-    class Counted(relay_module.selectors.DefaultSelector):
+    class Counted(relay_module.selectors.PollSelector):
         def select(self, timeout=None):
             looks.append(1)
             return super().select(timeout)
 
-    monkeypatch.setattr(relay_module.selectors, "DefaultSelector", Counted)
+    monkeypatch.setattr(relay_module.selectors, "PollSelector", Counted)
+    near, far = secured_pair(made)
+    with far, relayed(near) as pumps:
+        for sock in (far, pumps):
+            sock.setblocking(False)
+        # Until both take no more, and go on taking no more.
+        full = time.monotonic() + 1
+        while time.monotonic() < full:
+            for sock in (far, pumps):
+                with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
+                    while True:
+                        sock.send(bytes(1 << 14))
+                        full = time.monotonic() + 1
+            time.sleep(0.01)
+        before = len(looks)
+        time.sleep(0.5)
+        assert len(looks) - before < 10
+
+
+def secured_pair(made):
+    """Both ends of one connection over TLS."""
     tls = Tls(made)
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far = server.accept()[0]
-    with far:
-        near = wrapped_in(near, tls.client, server=False)
-        far = wrapped_in(far, tls.server, server=True)
-        thread = threading.Thread(target=secured, args=(far, time.monotonic() + 60))
-        thread.start()
-        secured(near, time.monotonic() + 60)
-        thread.join()
-        with far, relayed(near) as pumps:
-            for sock in (far, pumps):
-                sock.setblocking(False)
-            # Until both take no more, and go on taking no more.
-            full = time.monotonic() + 1
-            while time.monotonic() < full:
-                for sock in (far, pumps):
-                    with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
-                        while True:
-                            sock.send(bytes(1 << 14))
-                            full = time.monotonic() + 1
-                time.sleep(0.01)
-            before = len(looks)
-            time.sleep(0.5)
-            assert len(looks) - before < 10
+    near = wrapped_in(near, tls.client, server=False)
+    far = wrapped_in(far, tls.server, server=True)
+    thread = threading.Thread(target=secured, args=(far, time.monotonic() + 60))
+    thread.start()
+    secured(near, time.monotonic() + 60)
+    thread.join()
+    return near, far
+
+
+def test_a_relay_takes_no_descriptor_but_its_sockets(made, monkeypatch):
+    """Its thread would end with a traceback where there is none."""
+
+    def refuse(_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(relay_module.selectors.EpollSelector, "__init__", refuse)
+    near, far = secured_pair(made)
+    with far, relayed(near) as pumps:
+        far.settimeout(60)
+        pumps.sendall(b"by way of the relay")
+        assert far.recv(100) == b"by way of the relay"

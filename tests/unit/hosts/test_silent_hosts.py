@@ -28,6 +28,7 @@ class Silent:
 def test_its_processes_have_ended_with_the_session():
     killed, given_up, exited = [], [], []
     ray = SimpleNamespace(
+        is_initialized=lambda: True,
         get_runtime_context=lambda: SimpleNamespace(get_worker_id=lambda: "this program"),
         kill=killed.append,
     )

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
+from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
@@ -31,6 +33,8 @@ WITH_STACKS, PLAIN = b"s", b"-"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
 _MOST, _SECONDS = 4, 5.0
+#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
+_PAUSE = 0.05
 
 
 class NodeSeen(Struct, frozen=True):
@@ -48,23 +52,39 @@ class Display:
         """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
         self._events, self._gather = events, gather
         self._free = threading.BoundedSemaphore(_MOST)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._spare = Spare()
         try:
-            self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
-            self._listener.listen(_MOST)
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            self._listener = socket.socket(socket.AF_UNIX, kind)
+            try:
+                self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
+                self._listener.listen(_MOST)
+                events.add(self._listener.fileno(), self._accept)
+            except BaseException:
+                self._listener.close()
+                raise
         except BaseException:
-            self._listener.close()
+            self._spare.close()
             raise
-        events.add(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """The session is over."""
         self._events.remove(self._listener.fileno())
         self._listener.close()
+        self._spare.close()
 
     def _accept(self) -> None:
         with suppress(BlockingIOError):  # who has come has gone again
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+                if self._spare.turn_away(self._listener) is None:
+                    time.sleep(
+                        _PAUSE
+                    )  # the loop would come here again at once, and do nothing else
+                return
             if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(
                 blocking=False
             ):

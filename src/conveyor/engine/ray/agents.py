@@ -50,9 +50,12 @@ class Agents:
         on_news: Callable[[AgentHost, News], object],
         on_loss: Callable[[AgentHost], object],
         tls: Credentials | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes.
+        ``check()`` raises where Ray is not to be asked for anything any more."""
+        self._check = check
         self._ray, self._events, self._window = ray, events, window
         self._credentials = tls
         self._tls = None if tls is None else Tls(tls)
@@ -134,9 +137,11 @@ class Agents:
                 f"cannot be connected: {cause}"
             ) from error
         identity = Identity(0, __version__, purpose=FOR_FETCHING)
-        at = number, ready.address
-        dial_depot = partial(dial_host, *at, self._token, identity, self._window, self._tls)
-        host = AgentHost(number, name, agent, ready, self.lose, self._depot, dial_depot)
+        dial_depot = partial(
+            dial_host, number, ready.address, self._token, identity, self._window, self._tls
+        )
+        at = number, name, agent
+        host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
         self._hear(host)
         return host
 
@@ -194,7 +199,12 @@ class Agents:
 
     def _hear(self, host: AgentHost) -> None:
         """Have the next news of it told."""
-        ref = host.agent.news.options(concurrency_group="news").remote()
+        try:
+            self._check()
+            ref = host.agent.news.options(concurrency_group="news").remote()
+        except Exception as error:  # Ray is disconnected, say
+            self.lose(host, f"its agent cannot be asked for news ({error})")
+            return
         ref.future().add_done_callback(
             lambda result: self._events.call(partial(self._heard, host, result))
         )
@@ -248,6 +258,7 @@ class Agents:
     def _kill(self, agent: Any) -> None:
         # Ray may be disconnected by now, and its actors with it.
         with suppress(Exception):
+            self._check()
             self._ray.kill(agent)
 
     def refuse(self) -> None:
