@@ -69,7 +69,7 @@ class AllReduce(Reducing, frozen=True):
     at_once: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
-        return _reduced(self, self.op, inputs)
+        return reduce_inputs(self, self.op, inputs)
 
 
 class FusedAllReduce(Reducing, frozen=True):
@@ -81,7 +81,7 @@ class FusedAllReduce(Reducing, frozen=True):
         tensors = list(zip(*inputs, strict=True))
         for number, ranks in enumerate(tensors):  # all before any is reduced
             _check_reducible(self, self.op, ranks, number)
-        return [_reduced(self, self.op, ranks) for ranks in tensors]
+        return [reduce_inputs(self, self.op, ranks) for ranks in tensors]
 
 
 class ReducePart(Reducing, frozen=True):
@@ -117,7 +117,7 @@ class ReduceScatter(Reducing, frozen=True):
     def __call__(self, *inputs: Any) -> Any:
         _, values = _check_reducible(self, self.op, inputs)
         share = share_of(self, values[0])
-        return _reduced(self, self.op, [value[share] for value in values])
+        return reduce_inputs(self, self.op, [value[share] for value in values])
 
 
 class AllGather(Rank, frozen=True):
@@ -182,7 +182,8 @@ def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return size * rank // ranks, size * (rank + 1) // ranks
 
 
-def _reduced(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
+def reduce_inputs(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
+    """Check what all ranks have put in, and reduce it."""
     arrays, values = _check_reducible(rank, op, inputs)
     return reduced(op, arrays, values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conveyor.dag.collective.calls import Reducing, bounds, share_of
+from conveyor.dag.collective.calls import Reducing, bounds, reduce_inputs, share_of
 from conveyor.dag.collective.kernels import Arrays, reduced, widens
 from conveyor.dag.collective.partial import combine, partial
 from conveyor.dag.collective.pieces import Hosts, Piece, check, in_order, look
@@ -26,9 +26,13 @@ class HostPart(Reducing, frozen=True, kw_only=True):
     place: int
     several: bool = False
 
-    def __call__(self, *inputs: Any) -> list[Piece]:
-        tensors = list(zip(*inputs, strict=True)) if self.several else [inputs]
-        return [self._piece(values) for values in tensors]
+    def __call__(self, *inputs: Any) -> Any:
+        """Return a ``Piece`` of each tensor in a list; or, which is much less to be packed, the rank's own
+        tensor, if that is all that is to be told."""
+        if self.several:
+            return [self._piece(values) for values in zip(*inputs, strict=True)]
+        piece = self._piece(inputs)
+        return piece.value if piece.whole else [piece]
 
     def _piece(self, inputs: Sequence[Any]) -> Piece:
         ranks, arrays = look(inputs, self.op)
@@ -59,8 +63,9 @@ class AllReduceByHost(Reducing, frozen=True, kw_only=True):
 
     def __call__(self, *inputs: Any) -> Any:
         own, *given = inputs
-        each = iter(given)
-        of_hosts = [[next(each) for _ in host] for host in self.hosts]
+        if not any(isinstance(one, list) for one in given) and not self.several:
+            return reduce_inputs(self, self.op, in_order(self.hosts, self._of_hosts(given)))
+        of_hosts = self._of_hosts(given)
         tensors = [
             self._checked(value, number, [self._pieces(host, number) for host in of_hosts])
             for number, value in enumerate(own if self.several else (own,))
@@ -68,12 +73,17 @@ class AllReduceByHost(Reducing, frozen=True, kw_only=True):
         made = [self._reduced(*tensor) for tensor in tensors]  # none before all are checked
         return made if self.several else made[0]
 
+    def _of_hosts(self, given: Sequence[Any]) -> list[list[Any]]:
+        each = iter(given)
+        return [[next(each) for _ in host] for host in self.hosts]
+
     def _pieces(self, given: Sequence[Any], number: int) -> list[Piece]:
         """Find what a host has made of tensor ``number``."""
-        if len(given) > 1:
+        if len(given) > 1 and isinstance(given[0], list):
             return [parts[number] for parts in given]
-        value = given[0][number] if self.several else given[0]
-        return [Piece((seen(value),), value, True)]
+        values = [one[number] for one in given] if self.several else given
+        looks = tuple(map(seen, values))
+        return [Piece(looks, value, True) for value in values]
 
     def _checked(
         self, own: Any, number: int, of_hosts: Sequence[Sequence[Piece]]
