@@ -102,6 +102,33 @@ def test_who_waits_in_a_circle_is_told_and_ends_in_order(leaves_nothing, tmp_pat
         del refs, ref
 
 
+def test_a_circle_that_is_completed_when_the_end_has_begun(leaves_nothing, tmp_path, told, latches):
+    """The one that completes it comes to its operation when the driver has looked for circles."""
+    with leaves_nothing():
+        conveyor.init(grace_seconds=GRACE)
+        ranks = [Rank.remote(tmp_path, name) for name in ("one", "two")]
+        for name in ("ours", "theirs"):
+            collective.create_collective_group(ranks, name=name)
+        go = latches()
+        refs = [ranks[0].add.remote("ours"), ranks[1].add.remote("theirs", go.path)]
+        await_rank(ranks[0], refs[0])
+        told("two", 1)
+
+        def open_at_the_end():
+            with pytest.raises(SessionEndedError):
+                refs[1].get()
+            go.open()
+
+        thread = threading.Thread(target=open_at_the_end)
+        thread.start()
+        assert shut_down() < GRACE / 4
+        thread.join()
+        for name in ("one", "two"):
+            _, error, last = told(name, 3)
+            assert "the session ends" in error
+            assert last == "exit"
+
+
 def test_an_operation_whose_other_ranks_still_run_is_finished(
     leaves_nothing, tmp_path, told, latches
 ):

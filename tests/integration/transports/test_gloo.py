@@ -185,12 +185,13 @@ def test_a_transfer_can_be_aborted():
     from conveyor.transport.gloo.abort import abort
     from conveyor.transport.gloo.group import Pair
     from conveyor.transport.gloo.rendezvous import Rendezvous
+    from conveyor.transport.gloo.way import Way
 
     stores = Rendezvous(), Rendezvous()
     made = {}
 
     def connect(rank):
-        made[rank] = Pair(stores[rank], rank)
+        made[rank] = Pair(stores[rank], Way(("127.0.0.1", "127.0.0.2"), rank))
 
     threads = [threading.Thread(target=connect, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

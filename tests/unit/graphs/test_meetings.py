@@ -23,7 +23,7 @@ RANKS = 3
 class Wire:
     """From one rank to the others; in each process it has an end."""
 
-    edge, overlap = "edge #0", False
+    edge, overlap, laid = "edge #0", False, 1
 
     def __init__(self, writer: int, process: int, boxes: list[deque[Any]]) -> None:
         self.rank = 0 if writer == process else 1

@@ -45,7 +45,7 @@ class Agent:
 @pytest.fixture
 def agent(monkeypatch):
     made = Agent()
-    monkeypatch.setattr(module, "make_agent", lambda purpose: made)
+    monkeypatch.setattr(module, "make_agent", lambda purpose, address: made)
     return made
 
 
@@ -134,8 +134,7 @@ class Reading(Agent):
 @pytest.fixture
 def reading(monkeypatch):
     made = Reading()
-    monkeypatch.setattr(fetching, "make_agent", lambda purpose: made)
-    monkeypatch.setattr(fetching, "_GRACE", 0.01)
+    monkeypatch.setattr(fetching, "make_agent", lambda purpose, address: made)
     return made
 
 
@@ -156,7 +155,7 @@ def fetcher(reading):
 
 
 def fetch(version=0):
-    return Fetch(Offer("theirs", b"where", version, 4096, 8), torch.empty(8), "Peer")
+    return Fetch(Offer("theirs", b"where", version, 4096, 8), torch.empty(8), "Peer", 0.01)
 
 
 def test_what_takes_its_time_is_waited_for(reading, fetcher):
@@ -232,7 +231,7 @@ def test_who_waits_is_told_when_nothing_is_read_any_more(fetcher, monkeypatch):
 
 
 def test_where_there_is_no_agent_to_be_had(monkeypatch):
-    def none(purpose):
+    def none(purpose, address):
         raise RuntimeError("this build of NIXL has no UCX")
 
     monkeypatch.setattr(fetching, "make_agent", none)

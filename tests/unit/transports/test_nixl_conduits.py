@@ -18,8 +18,8 @@ COUNT = 1 << 16
 class Instant:
     """A fetcher that has read everything at once."""
 
-    def __init__(self, start_thread):
-        pass
+    def __init__(self, start_thread, address):
+        assert not address
 
     def join(self, agent):
         pass
@@ -35,6 +35,7 @@ class Instant:
 
 class Wire:
     edge, members, rank = "an edge", ("Writer", "Reader"), 1
+    hosts, known_dead_within = (), 1.0
 
     def __init__(self):
         self.come, self.told = [], []
@@ -52,7 +53,7 @@ class Wire:
 
 @pytest.fixture
 def reader(monkeypatch):
-    monkeypatch.setattr(module, "Fetcher", Instant)
+    monkeypatch.setattr(module, "_fetchers", module._Shared(Instant))
     made = module.Reader(Wire())
     yield made
     made.close()

@@ -299,10 +299,15 @@ class Agent:
 
     def _sent(self, one: _Expected) -> None:
         self._close(one)
-        self._news.put(Arrived(one.number, one.pid))
+        if one.pid:  # else it was refused after all
+            self._news.put(Arrived(one.number, one.pid))
 
     def _refused(self, one: _Expected, why: str) -> None:
         self._expected.pop(one.number, None)
+        if one.visits and one.pid:  # it was noted already: what it is given could not be sent
+            self._living.pop(one.slot, None)
+            self._visitors.forget(one)
+            one.pid = 0
         self._close(one)
         self._news.put(Arrived(one.number, 0, why))
 

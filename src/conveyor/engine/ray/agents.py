@@ -167,15 +167,21 @@ class Agents:
         """Let hosts in from now on; where."""
         assert self._home is not None
         if self._listener is None:
-            self._pump = self._home.pump(self._window)
-            self._events.add(self._pump.notice_fd, self._on_notice)
-            self._listener = Listener(
+            listener = Listener(
                 (self._ray.util.get_node_ip_address(), 0),
                 self._token,
                 Identity(0, __version__),
                 self._let_in,
                 tls=self._tls,
             )
+            try:
+                # Nobody knows of the listener yet: who is let in finds the pump.
+                self._pump = self._home.pump(self._window, listener.address[0])
+                self._events.add(self._pump.notice_fd, self._on_notice)
+            except BaseException:
+                listener.close()
+                raise
+            self._listener = listener
             self._display = Display(self._events, self._gather)
         return self._listener.address
 
