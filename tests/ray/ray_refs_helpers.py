@@ -13,10 +13,6 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 #: Values that travel in their messages, and in files.
 SMALL, LARGE = 10, 1 << 20
 
@@ -96,10 +92,6 @@ class Holder:
 
 def holder(where, *refs):
     return Holder.options(**where).remote(*refs)
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def kept():

@@ -9,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from ray_nodes import HERE, THERE, WAIT, get
 
 import conveyor
 from conveyor import collective
@@ -24,9 +25,6 @@ from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.ranks import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
 
 @conveyor.remote
@@ -166,10 +164,6 @@ def meeting(tmp_path, wait_until):
         return calls
 
     return begin
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def name_of(actor):

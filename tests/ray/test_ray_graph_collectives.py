@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from ray_nodes import HERE, THERE, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -21,9 +22,6 @@ from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
 
 @conveyor.remote
@@ -72,10 +70,6 @@ def summing(ranks, bind=collective.allreduce.bind, **options):
         got = bind(made_by(ranks, x))
         dag = MultiOutputNode([rank.total.bind(one) for rank, one in zip(ranks, got, strict=True)])
     return dag.compile(**options)
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray_nodes import HERE, THERE, WAIT, Adds, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -24,23 +25,11 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
-
 
 @conveyor.remote
-class Stage:
-    def __init__(self, add=0):
-        self.add = add
-
+class Stage(Adds):
     def node(self):
         return ray.get_runtime_context().get_node_id()
-
-    def pid(self):
-        return os.getpid()
-
-    def run(self, x):
-        return x + self.add
 
     def both(self, x, y):
         return x, y
@@ -51,9 +40,6 @@ class Stage:
 
     def total(self, x):
         return float(x.sum())
-
-    def ask(self, other, x):
-        return conveyor.get(other.run.remote(x))
 
     def start_another(self, options):
         self.other = Stage.options(**options).remote(100)
@@ -97,10 +83,6 @@ def stage(where, add, **options):
 
 def name_of(actor):
     return re.escape(actor._id.name)
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def pump():

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import ray
+from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
 from ray_refs_helpers import LARGE, holder, kept, total
 
 import conveyor
@@ -20,33 +21,15 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
-
 
 @conveyor.remote
-class Stage:
-    def __init__(self, add=0):
-        self.add = add
-
-    def run(self, x):
-        return x + self.add
-
-    def pid(self):
-        return os.getpid()
-
+class Stage(Adds):
     def ask(self, other, method, *args):
         return conveyor.get(getattr(other, method).remote(*args))
 
     def meet(self, path):
         open(path, "w").close()
         collective.barrier()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def executed_until_it_fails(graph):

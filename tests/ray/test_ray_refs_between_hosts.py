@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from ray_refs_helpers import HERE, LARGE, SMALL, THERE, WAIT, get, holder, kept, total
+from ray_nodes import HERE, THERE, WAIT, get
+from ray_refs_helpers import LARGE, SMALL, holder, kept, total
 
 import conveyor
 from conveyor.dag import InputNode

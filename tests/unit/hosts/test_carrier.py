@@ -71,8 +71,17 @@ def hosts(wait_until):
     wait_until(lambda: threading.active_count() <= before, WAIT)
 
 
-def test_messages_come_in_their_order_and_the_end_behind_them(hosts):
-    here, there = (host.end_of(1) for host in hosts)
+@pytest.fixture
+def line(hosts):
+    """Both ends of a connection of two processes, as these have them."""
+    ends = [host.end_of(1) for host in hosts]
+    yield ends
+    for sock in ends:
+        sock.close()
+
+
+def test_messages_come_in_their_order_and_the_end_behind_them(line):
+    here, there = line
     large = os.urandom(LARGE)
     for i in range(20):
         fds = [file_with(large)] if i % 7 == 0 else []
@@ -88,7 +97,6 @@ def test_messages_come_in_their_order_and_the_end_behind_them(hosts):
             os.close(fd)
     with pytest.raises(ConnectionError):
         receive_pickled(there)
-    there.close()
 
 
 def test_a_file_is_fetched_once_while_it_is_held(hosts, wait_until):
@@ -120,9 +128,9 @@ def test_a_file_is_fetched_once_while_it_is_held(hosts, wait_until):
         sock.close()
 
 
-def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts):
+def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts, line):
     one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     dial, data = other.dial, os.urandom(LARGE)
 
     def break_the_first(whom):
@@ -149,13 +157,11 @@ def test_a_connection_that_breaks_costs_what_was_under_way_on_it(hosts):
     assert contents(came) == data
     assert len(other.dialled) == 2
     os.close(came)
-    here.close()
-    there.close()
 
 
-def test_a_file_that_is_no_more_ends_the_line(hosts):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+def test_a_file_that_is_no_more_ends_the_line(hosts, line):
+    one = hosts[0]
+    here, there = line
     one.carrier._put = lambda fd: 12345
     fd = file_with(b"x")
     send_pickled(here, b"", [fd])
@@ -164,13 +170,11 @@ def test_a_file_that_is_no_more_ends_the_line(hosts):
         receive_pickled(there)
     with pytest.raises(ConnectionError):
         receive_pickled(here)
-    here.close()
-    there.close()
 
 
-def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until, line):
+    one = hosts[0]
+    here, there = line
     fd = file_with(b"x")
     one.carrier.hold(fd)
     send_pickled(here, b"", [fd])
@@ -180,14 +184,12 @@ def test_a_host_that_is_lost_ends_its_lines(hosts, wait_until):
         receive_pickled(here)
     wait_until(lambda: len(one.depot) == 0, WAIT)
     os.close(fd)
-    here.close()
-    there.close()
 
 
-def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wait_until):
+def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wait_until, line):
     """It is told to be unwanted behind the last message with it, whoever is faster."""
     one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     fd = file_with(b"a value")
     one.carrier.hold(fd)
     body, threads = one.carrier._body, []
@@ -206,14 +208,12 @@ def test_a_file_that_is_let_go_of_while_it_is_sent_is_let_go_of_there(hosts, wai
     threads[0].join(WAIT)
     wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
     os.close(fd)
-    here.close()
-    there.close()
 
 
-def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts):
+def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts, line):
     """A message was being read when the carrier was closed."""
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    one = hosts[0]
+    here, there = line
     body = one.carrier._body
 
     def close_before(fd):
@@ -229,13 +229,11 @@ def test_nothing_is_put_in_the_depot_for_a_host_that_is_lost(hosts):
         receive_pickled(there)
     assert len(one.depot) == 0
     os.close(fd)
-    here.close()
-    there.close()
 
 
-def test_a_file_that_cannot_be_held_goes_with_its_message(hosts, wait_until):
+def test_a_file_that_cannot_be_held_goes_with_its_message(hosts, wait_until, line):
     one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     put = one.depot.put
 
     def refuse(fd):
@@ -252,8 +250,6 @@ def test_a_file_that_cannot_be_held_goes_with_its_message(hosts, wait_until):
     wait_until(lambda: len(one.depot) == 0 and not other.carrier._known, WAIT)
     one.carrier.let_go(fd)
     os.close(fd)
-    here.close()
-    there.close()
 
 
 @pytest.mark.parametrize("which", ["line-in", "line-out"])
@@ -362,10 +358,9 @@ def refuse_once(monkeypatch, module, name, number):
     ],
 )
 def test_a_file_for_which_there_is_no_room_costs_its_message_only_its_files(
-    hosts, monkeypatch, name, number, kind
+    hosts, monkeypatch, name, number, kind, line
 ):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     files = [file_with(b"first"), file_with(b"second")]
     refuse_once(monkeypatch, depot.os, name, number)
     for i, fd in enumerate(files):
@@ -379,14 +374,12 @@ def test_a_file_for_which_there_is_no_room_costs_its_message_only_its_files(
     assert data == b"1"
     assert contents(came) == b"second"
     os.close(came)
-    here.close()
-    there.close()
 
 
-def test_a_host_without_a_descriptor_to_dial_with_is_not_one_without_a_connection(hosts):
+def test_a_host_without_a_descriptor_to_dial_with_is_not_one_without_a_connection(hosts, line):
     """It is this host that has none, and it knows that at once."""
     one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     dial, refused = other.dial, []
 
     def refuse_the_first():
@@ -407,13 +400,13 @@ def test_a_host_without_a_descriptor_to_dial_with_is_not_one_without_a_connectio
     _, (came,) = receive_pickled(there)
     assert contents(came) == b"second"
     os.close(came)
-    here.close()
-    there.close()
 
 
-def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_its_files(hosts):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_its_files(
+    hosts, line
+):
+    one = hosts[0]
+    here, there = line
     put, puts = one.depot.put, []
 
     def refuse_the_second(fd):
@@ -435,8 +428,6 @@ def test_a_file_that_cannot_be_kept_for_the_other_host_costs_its_message_only_it
     assert [contents(fd) for fd in came] == [b"one", b"other"]
     for fd in (*fds, *came):
         os.close(fd)
-    here.close()
-    there.close()
 
 
 def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
@@ -531,10 +522,10 @@ def settled(value):
 
 
 @pytest.mark.parametrize("with_files", [False, True])
-def test_who_says_more_than_is_taken_waits(hosts, with_files):
+def test_who_says_more_than_is_taken_waits(hosts, with_files, line):
     """What is on its way is bounded: else all that a slow process is told would be kept for it twice."""
     one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+    here, there = line
     here.settimeout(None)
     fd = file_with(b"a value") if with_files else None
     cost = (64 << 10) if with_files else 50_000
@@ -554,14 +545,12 @@ def test_who_says_more_than_is_taken_waits(hosts, with_files):
     assert talker.said == talker.count
     if fd is not None:
         os.close(fd)
-    here.close()
-    there.close()
 
 
 @pytest.mark.parametrize("ends", ["the other process", "the host", "its own process"])
-def test_who_waits_for_room_hears_the_end(hosts, ends, wait_until):
-    one, other = hosts
-    here, there = one.end_of(1), other.end_of(1)
+def test_who_waits_for_room_hears_the_end(hosts, ends, wait_until, line):
+    one = hosts[0]
+    here, there = line
     here.settimeout(None)
     talker = Talker(here, b"m" * 50_000, count=2000)
     assert settled(lambda: talker.said) < talker.count
@@ -581,5 +570,3 @@ def test_who_waits_for_room_hears_the_end(hosts, ends, wait_until):
         assert heard == talker.said * 50_000
         there.close()
     wait_until(lambda: not one.carrier._lines, WAIT)
-    here.close()
-    there.close()
