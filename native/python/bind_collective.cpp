@@ -332,6 +332,7 @@ void bind_collective(nb::module_& m) {
             for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
             return waits;
           }, "segment"_a)
+      .def_static("tell_of_waits", &CollectiveGroup::tell_of_waits, "segment"_a, "slot"_a)
       .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members,
                           const std::vector<uint32_t>& hosts, std::shared_ptr<Arena> arena, const std::vector<std::shared_ptr<ArenaView>>& views, uint32_t bit) {
              std::unique_ptr<CollectiveLinks> links;

@@ -91,6 +91,12 @@ class WhyDead(Request, frozen=True):
     labels: Mapping[tuple[int, int], str]
 
 
+class HostsOf(Request, frozen=True):
+    """On which hosts the processes are that ``actors`` have now: their numbers."""
+
+    actors: tuple[ActorId, ...]
+
+
 class Lay(Request, frozen=True):
     """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
     and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""

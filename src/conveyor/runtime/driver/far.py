@@ -129,12 +129,13 @@ class Handed(Struct, frozen=True):
 class Home(Struct, frozen=True):
     """What hosts that have others beside the driver's need of the driver.
 
-    pump: gives that of its host, which is made for so many seconds without a connection. heard: takes what
-    a process of another host asks, by slot and incarnation. gone: is told of a host that is no more, by
-    its number. arena: of each process here. driver: its own process.
+    pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
+    to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
+    gone: is told of a host that is no more, by its number. arena: of each process here. driver: its own
+    process.
     """
 
-    pump: Callable[[float], _core.HostPump]
+    pump: Callable[[float, str], _core.HostPump]
     heard: Callable[[int, int, bytes], None]
     gone: Callable[[int], None]
     arena: ArenaSize

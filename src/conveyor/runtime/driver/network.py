@@ -19,6 +19,7 @@ from conveyor.runtime.driver.looking import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.beside import Whereabouts
 from conveyor.runtime.graph.layout import Assignment, Layout
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
@@ -43,6 +44,10 @@ class Network:
     def host_name(self, slot: int) -> str:
         """What the host of that process is called."""
         return self._abroad.host_name(slot)
+
+    def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
+        """Where these processes are, as what goes beside the edges of a graph has to know."""
+        return self._abroad.whereabouts([place.slot for place in places])
 
     def look_afar(
         self,
