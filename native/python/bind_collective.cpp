@@ -164,6 +164,8 @@ Outcome await_values(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb
   return guarded(group, inbox, [&] {
     for (;;) {
       const uint32_t seen = inbox.count();
+      // A value of another host that was not for this rank may have come since the exchange began, ahead of what is.
+      for (Reader* reader : readers) let_go(*reader, number);
       uint32_t lacking = 0;
       for (; lacking < readers.size(); ++lacking)
         if (takes[lacking] && !group.here(lacking) && readers[lacking]->ring.empty()) break;
@@ -174,7 +176,6 @@ Outcome await_values(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb
         return kBroken;
       }
       if (const auto outcome = rest(group, inbox, deadline, until, seen, 0, [&] { return std::to_string(lacking); })) return *outcome;
-      for (Reader* reader : readers) let_go(*reader, number);
     }
   });
 }

@@ -19,7 +19,6 @@ import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.exceptions import (
     ActorDiedError,
-    ConveyorError,
 )
 from conveyor.runtime import context
 
@@ -280,12 +279,3 @@ def test_hints_of_tensors_between_nodes(far, transport):
     with dag.compile() as graph:
         for size in (1, 1 << 20):
             assert torch.equal(get(graph.execute(torch.ones(size))), torch.full((size,), 12.0))
-
-
-def test_what_is_not_for_other_hosts_says_so(far):
-    there = Stage.options(**THERE).remote(10)
-    sender, receiver = conveyor.channel.open()
-    with pytest.raises(ConveyorError, match=r"channels of conveyor\.channel"):
-        get(there.run.remote([receiver]))
-    sender.close()
-    assert get(there.run.remote(1)) == 11

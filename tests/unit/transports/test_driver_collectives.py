@@ -25,9 +25,6 @@ class Record:
     def check_alive(self):
         assert self.alive
 
-    def check_near(self, what):
-        pass
-
 
 class Network:
     """Gives descriptors of pipes; ``meanwhile`` is done before."""

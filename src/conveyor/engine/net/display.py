@@ -20,7 +20,6 @@ import msgspec
 from msgspec import Struct
 
 from conveyor.engine.events import EventLoop
-from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.status import Page
@@ -50,9 +49,12 @@ class Display:
 
     def __init__(self, events: EventLoop, gather: Callable[[bool], Sequence[NodeSeen]]) -> None:
         """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
+        # Not for the command, which would wait for TLS to be imported.
+        from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
+
         self._events, self._gather = events, gather
+        self._no_descriptor, self._spare = NO_DESCRIPTOR, Spare()
         self._free = threading.BoundedSemaphore(_MOST)
-        self._spare = Spare()
         try:
             kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
             self._listener = socket.socket(socket.AF_UNIX, kind)
@@ -74,28 +76,26 @@ class Display:
         self._spare.close()
 
     def _accept(self) -> None:
-        with suppress(BlockingIOError):  # who has come has gone again
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTOR:
-                    raise
-                if self._spare.turn_away(self._listener) is None:
-                    time.sleep(
-                        _PAUSE
-                    )  # the loop would come here again at once, and do nothing else
-                return
-            if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(
-                blocking=False
-            ):
-                connection.close()
-                return
-            try:
-                threads.start(self._answer, "status", connection)
-            except SystemLimitError:
-                self._free.release()
-                connection.close()
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # who has come has gone again
+            return
+        except OSError as error:
+            if error.errno not in self._no_descriptor:
                 raise
+            # Who asks hears the end of its connection. The loop would come here again and again for it.
+            if self._spare.turn_away(self._listener) is None:
+                time.sleep(_PAUSE)
+            return
+        if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(blocking=False):
+            connection.close()
+            return
+        try:
+            threads.start(self._answer, "status", connection)
+        except SystemLimitError:
+            self._free.release()
+            connection.close()
+            raise
 
     def _answer(self, connection: socket.socket) -> None:
         try:

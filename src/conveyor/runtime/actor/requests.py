@@ -168,7 +168,8 @@ class HoldEnd(Request, frozen=True):
 
 
 class CloseEnd(Request, frozen=True):
-    """The asking actor has closed an end of channel ``number`` with which it has met nobody: ``None``.
+    """The asking actor has closed an end of channel ``number`` with which it has met nobody, or whose channel
+    is on other hosts than the driver's: ``None``.
     This is a request for the same reason."""
 
     number: int
@@ -247,8 +248,10 @@ class Connected(Message, frozen=True):
 
 
 class Met(Message, frozen=True):
-    """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver."""
+    """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver. ``spread``: see
+    ``Meeting``."""
 
     slot: int
     incarnation: int
     actor: ActorId | None
+    spread: bool

@@ -30,6 +30,7 @@ from conveyor.runtime.driver.far import (
     Forget,
     Hand,
     Handed,
+    MarkClosed,
     MarkRefused,
     Reach,
     Spread,
@@ -38,6 +39,7 @@ from conveyor.runtime.driver.far import (
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.afar import HASTE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
 from conveyor.transport.base import Host
@@ -337,6 +339,11 @@ class Abroad:
         """Nobody serves the link of ``caller`` that has that segment."""
         if caller.host is not None:
             caller.host.tell(MarkRefused(segment, caller.slot))
+
+    def mark_closed(self, party: ActorRecord, segment: int, side: Side) -> None:
+        """The end of the channel of that segment was closed that ``party`` has the other one of."""
+        if party.host is not None:
+            party.host.tell(MarkClosed(segment, side, party.slot))
 
     def close(self) -> None:
         """The session is over, and its processes gone."""

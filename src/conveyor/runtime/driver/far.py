@@ -17,6 +17,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.meeting import Side
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
@@ -115,6 +116,15 @@ class MarkRefused(FarOrder, frozen=True):
     """Nobody serves the link of that segment: mark it, and have the caller look."""
 
     segment: int
+    slot: int
+
+
+class MarkClosed(FarOrder, frozen=True):
+    """End ``side`` of the channel of that segment was closed before its process met the other: mark it, and
+    have the process at the other look."""
+
+    segment: int
+    side: Side
     slot: int
 
 
