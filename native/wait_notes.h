@@ -50,7 +50,7 @@ class WaitNotes {
   // Those that keep `work` from being done: of its lane, if that waits; else of the work itself. None:
   // it is done when its turn comes. Nothing at all: they were being written all the time.
   std::optional<std::vector<WaitNote>> of(uint64_t work) const {
-    std::optional<std::vector<WaitNote>> found = read([work](uint64_t does) { return does == work || does == lane_of(work); });
+    std::optional<std::vector<WaitNote>> found = matching([work](uint64_t does) { return does == work || does == lane_of(work); });
     if (found && std::ranges::any_of(*found, [work](const WaitNote& note) { return note.work == lane_of(work); }))
       std::erase_if(*found, [work](const WaitNote& note) { return note.work != lane_of(work); });
     return found;
@@ -58,7 +58,7 @@ class WaitNotes {
 
   // All there are, for who follows them elsewhere.
   std::optional<std::vector<WaitNote>> all() const {
-    return read([](uint64_t) { return true; });
+    return matching([](uint64_t) { return true; });
   }
 
   // For a new process. Before it is there: the version goes on, so that who reads meanwhile finds out.
@@ -71,7 +71,7 @@ class WaitNotes {
   static constexpr int kAttempts = 100;
 
   template <class Wanted>
-  std::optional<std::vector<WaitNote>> read(const Wanted& wanted) const {
+  std::optional<std::vector<WaitNote>> matching(const Wanted& wanted) const {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const uint32_t version = version_.load(std::memory_order_acquire);
       if (version & 1) continue;

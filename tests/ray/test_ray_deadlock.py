@@ -12,7 +12,7 @@ import pytest
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import DeadlockError
+from conveyor.exceptions import ActorDiedError, DeadlockError
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -29,6 +29,9 @@ class Node:
 
     def meet(self, **peers):
         self.peers = peers
+
+    def also(self, **peers):
+        self.peers.update(peers)
 
     def name(self):
         return "alive"
@@ -348,3 +351,31 @@ def test_a_connection_that_breaks_meanwhile(take):
         over.set()
         cutter.join()
     assert all_alive(a, b)
+
+
+@pytest.fixture
+def third(two_nodes):
+    """A node that is there for one test, and is lost in it."""
+    node = two_nodes.add_node(num_cpus=1, resources={"third": 1})
+    yield node
+    if node in two_nodes.worker_nodes:
+        two_nodes.remove_node(node, allow_graceful=False)
+
+
+def test_three_nodes_one_of_which_is_lost(take, third, two_nodes):
+    a, b = take("ab")
+    e = Node.options(name="the e", resources={"third": 0.01}).remote()
+    get(e.meet.remote(a=a, b=b, e=e))
+    get([actor.also.remote(e=e) for actor in (a, b)])
+    # The driver's node has no part in this one.
+    deadlocks(b.walk.remote("eb"), b, e)
+    assert all_alive(b, e)
+    deadlocks(a.walk.remote("bea"), a, b, e)
+    assert all_alive(a, b, e)
+    # Who waits for a node that is lost is told of that, and nothing of it is left in what is found later.
+    ref = a.walk.remote("be", 0.5)
+    time.sleep(0.2)
+    two_nodes.remove_node(third, allow_graceful=False)
+    with pytest.raises(ActorDiedError):
+        get(ref)
+    deadlocks(a.walk.remote("ba"), a, b)
