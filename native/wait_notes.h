@@ -50,22 +50,15 @@ class WaitNotes {
   // Those that keep `work` from being done: of its lane, if that waits; else of the work itself. None:
   // it is done when its turn comes. Nothing at all: they were being written all the time.
   std::optional<std::vector<WaitNote>> of(uint64_t work) const {
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      const uint32_t version = version_.load(std::memory_order_acquire);
-      if (version & 1) continue;
-      std::vector<WaitNote> lane, own;
-      // What a peer can write is not trusted.
-      const size_t count = std::min(size_t(count_.load(std::memory_order_acquire)), kWaitRows);
-      for (size_t i = 0; i < count; ++i) {
-        const uint64_t does = rows_[i].work.load(std::memory_order_acquire);
-        if (does == lane_of(work))
-          lane.push_back(rows_[i].get());
-        else if (does == work)
-          own.push_back(rows_[i].get());
-      }
-      if (version_.load(std::memory_order_seq_cst) == version) return lane.empty() ? own : lane;
-    }
-    return std::nullopt;
+    std::optional<std::vector<WaitNote>> found = matching([work](uint64_t does) { return does == work || does == lane_of(work); });
+    if (found && std::ranges::any_of(*found, [work](const WaitNote& note) { return note.work == lane_of(work); }))
+      std::erase_if(*found, [work](const WaitNote& note) { return note.work != lane_of(work); });
+    return found;
+  }
+
+  // All there are, for who follows them elsewhere.
+  std::optional<std::vector<WaitNote>> all() const {
+    return matching([](uint64_t) { return true; });
   }
 
   // For a new process. Before it is there: the version goes on, so that who reads meanwhile finds out.
@@ -76,6 +69,21 @@ class WaitNotes {
 
  private:
   static constexpr int kAttempts = 100;
+
+  template <class Wanted>
+  std::optional<std::vector<WaitNote>> matching(const Wanted& wanted) const {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const uint32_t version = version_.load(std::memory_order_acquire);
+      if (version & 1) continue;
+      std::vector<WaitNote> found;
+      // What a peer can write is not trusted.
+      const size_t count = std::min(size_t(count_.load(std::memory_order_acquire)), kWaitRows);
+      for (size_t i = 0; i < count; ++i)
+        if (wanted(rows_[i].work.load(std::memory_order_acquire))) found.push_back(rows_[i].get());
+      if (version_.load(std::memory_order_seq_cst) == version) return found;
+    }
+    return std::nullopt;
+  }
 
   struct Row {
     std::atomic<uint64_t> work;

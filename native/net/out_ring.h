@@ -41,6 +41,11 @@ class OutRing {
   // Whether its frames go ahead of others of its writer.
   bool leads() const { return ends_.front().ring.flags & kWriterMayWait; }
   void go_behind(OutRing& lead) { leads_.push_back(&lead); }
+  // The number of frames that its host is to have, sent or not; 0 where nobody there wants any.
+  uint64_t due() noexcept {
+    const uint64_t upto = limit();
+    return wanted_ ? upto : 0;
+  }
   // See which frames there are. Of a mirror's those that lead come last.
   void look() noexcept;
   // Whether there is something to be sent, and whether something of another ring has to be sent before.

@@ -26,6 +26,14 @@ struct Left {
   uint32_t slot, incarnation;
 };
 
+// So many frames of a ring are to be on a host.
+struct Due {
+  uint32_t host;
+  uint64_t segment;
+  uint32_t ring;
+  uint64_t frames;
+};
+
 class HostPump final : private Hub {
  public:
   static constexpr uint64_t kWindowNs = 1'000'000'000;
@@ -48,6 +56,9 @@ class HostPump final : private Hub {
   bool connected(uint32_t host);
   // Ask that host's clock so often; what has come of it when the time is over, at most.
   std::vector<ClockSample> ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns);
+  // What other hosts are to have of all that was published here until now; and whether this one has that of another.
+  std::vector<Due> due();
+  bool has(uint32_t host, const std::vector<Due>& frames);
   void stop();
 
   // Of all bells of proxies: every process that rings one needs it (Board::set_eventfd).

@@ -37,6 +37,18 @@ nb::object read_waits(Board& b, uint32_t slot, uint64_t work) {
   return nb::make_tuple(first.stamp, first.answered, first.mode, waits);
 }
 
+// All of a process, as they were noted. None: they are being written.
+nb::object read_all_waits(Board& b, uint32_t slot) {
+  const std::optional<std::vector<WaitNote>> notes = slot_of(b, slot)->waits.all();
+  if (!notes) return nb::none();
+  nb::list rows;
+  for (const WaitNote& note : *notes) {
+    if (note.slot >= b.slots()) return nb::list();
+    rows.append(nb::make_tuple(note.work, note.stamp, note.answered, note.mode, note.slot, note.target, text_of(note.text)));
+  }
+  return rows;
+}
+
 void note_waits(Inbox& inbox, nb::list rows) {
   if (rows.size() > kWaitRows) throw nb::value_error("conveyor: too many waits");
   std::vector<WaitNote> notes;  // whatever may fail comes before the first write
@@ -120,6 +132,7 @@ void bind_board(nb::module_& m) {
              return from > b.slots() ? -1 : int(from) - 1;
            }, "slot"_a)
       .def("waits", &read_waits, "slot"_a, "work"_a)
+      .def("all_waits", &read_all_waits, "slot"_a)
       .def("ask", [](Board& b, uint32_t slot) {
              // Before the ring: who is woken by it must see the question.
              const uint32_t asked = slot_of(b, slot)->status.asked.fetch_add(1, std::memory_order_seq_cst) + 1;

@@ -81,6 +81,26 @@ void bind_net(nb::module_& m) {
              for (const net::ClockSample& s : samples) all.append(nb::make_tuple(s.asked, s.says, s.answered));
              return all;
            }, "host"_a, "times"_a, "timeout"_a)
+      .def("due", [](HostPump& p) {
+             std::vector<net::Due> due;
+             {
+               Unlocked unlocked;
+               due = p.due();
+             }
+             nb::list all;
+             for (const net::Due& d : due) all.append(nb::make_tuple(d.host, d.segment, d.ring, d.frames));
+             return all;
+           })
+      .def("has", [](HostPump& p, uint32_t host, nb::tuple frames) {
+             std::vector<net::Due> due;
+             for (nb::handle one : frames) {
+               const nb::tuple parts = nb::cast<nb::tuple>(one);
+               if (parts.size() != 3) throw nb::value_error("conveyor: frames are a segment, a ring and a number");
+               due.push_back({host, nb::cast<uint64_t>(parts[0]), nb::cast<uint32_t>(parts[1]), nb::cast<uint64_t>(parts[2])});
+             }
+             Unlocked unlocked;
+             return p.has(host, due);
+           }, "host"_a, "frames"_a)
       .def("events", [](HostPump& p) {
              nb::list events;
              for (const net::Event& e : p.events()) events.append(nb::make_tuple(int(e.kind), e.host, nb::str(e.reason.c_str())));

@@ -253,6 +253,10 @@ class Board:
         vain, mode, any of whom it waits for as (slot, work, text)); an empty list: nothing does. ``None``
         while it is being noted."""
 
+    def all_waits(self, slot: int) -> list[tuple[int, int, int, int, int, int, str]] | None:
+        """All that the process has noted, as ``Inbox.note_waits`` takes it. ``None`` while it is being
+        noted."""
+
     def ask(self, slot: int) -> int:
         """Have the waits of that process look once more; the number of the question."""
 
@@ -1673,6 +1677,14 @@ class HostPump:
 
     def counts(self, host: int) -> tuple[int, int, int, int, int]:
         """Frames sent and received, bytes sent and received, connections."""
+
+    def due(self) -> list[tuple[int, int, int, int]]:
+        """Which frames other hosts are to have of all that was published here until now, sent or not: (host,
+        number of the segment, ring, frames)."""
+
+    def has(self, host: int, frames: tuple[tuple[int, int, int], ...]) -> bool:
+        """Whether all of these frames of ``host`` are in their rings here: (number of the segment, ring,
+        frames). Of a ring that is not here, or no more, none is waited for."""
 
     def ask_clock(self, host: int, times: int, timeout: float) -> list[tuple[int, int, int]]:
         """Ask that host's clock so often, one question after the other, over the connection: when each was

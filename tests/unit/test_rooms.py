@@ -18,7 +18,8 @@ TOGETHER = [
         "engine.inline.call",
         "engine.inline.outbox",
     },  # one, and what is asked of it
-    {"runtime.waiting.deadlock", "runtime.waiting.lanes"},  # waits, and the threads that have them
+    # Waits, the threads that have them, and what others are told of both.
+    {"runtime.waiting.deadlock", "runtime.waiting.lanes", "runtime.waiting.reports"},
     # Refs ask the process's runtime, which has a table of them. Its protocol knows all by their types.
     {
         "runtime.context",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from conveyor.config import Config
@@ -96,6 +97,9 @@ class Layer:
 
     def afar(self, number: int, question: Question, patience: float) -> Afar:
         return Afar()  # there is one host
+
+    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        then(Afar())
 
     def label(self, graph: int, node: int) -> None:
         """A graph knows its own tasks, and no actor tells of others'."""

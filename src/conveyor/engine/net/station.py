@@ -43,6 +43,8 @@ from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
 from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import look_at_waits
 
 #: Seconds that a process may take to read what is sent to it before the next answer, and for the rest of what
 #: it has begun to say.
@@ -142,6 +144,10 @@ class Station:
         """What all processes of this host are doing; on any thread."""
         processes = [one.process for one in list(self._locals.values())]
         return [self._lookout.page(*process, stack=look.stacks) for process in processes]
+
+    def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
+        """What the processes of this host wait for; on any thread."""
+        return look_at_waits(self.board, self.pump, look)
 
     def local(self, slot: int) -> Local:
         """The process of this host that has that slot."""

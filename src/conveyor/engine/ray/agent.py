@@ -47,6 +47,7 @@ from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 #: Seconds for the first connection to another host, and between two tries to have one again.
 _PATIENCE, _PAUSE = 10.0, 0.05
@@ -267,6 +268,10 @@ class Agent:
     def look_at_all(self, look: LookAtAll) -> list[status.Page]:
         """What all processes here are doing."""
         return self._station.look_at_all(look)
+
+    def look_at_waits(self, look: LookAtWaits) -> WaitsThere:
+        """What all processes here wait for."""
+        return self._station.look_at_waits(look)
 
     def leave(self) -> None:
         """The session is over, and all processes gone."""

@@ -19,6 +19,7 @@ from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 #: Looks that a host has not answered yet, with which others are not asked of it.
 _MOST_LOOKS = 4
@@ -113,6 +114,10 @@ class AgentHost:
     def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
         """See :meth:`Agent.look_at_all`."""
         return self._look(self.agent.look_at_all, look)
+
+    def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
+        """See :meth:`Agent.look_at_waits`."""
+        return self._call(self.agent.look_at_waits, look, group="waits")
 
     def _look(self, method: Any, look: Look | LookAtAll) -> Future[Any]:
         with self._lock:

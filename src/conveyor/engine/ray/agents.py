@@ -36,7 +36,7 @@ _log = logging.getLogger("conveyor")
 #: Seconds that an agent has to end in good order.
 _LEAVE_SECONDS = 2.0
 #: Of calls to an agent, which one thread each answers: nobody who only looks has orders wait, or news.
-_GROUPS = {"orders": 1, "news": 1, "looks": 1}
+_GROUPS = {"orders": 1, "news": 1, "looks": 1, "waits": 1}
 
 
 class Agents:

@@ -7,7 +7,7 @@ import pickle
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from conveyor.runtime import threads
 from conveyor.runtime.actor.requests import (
     Done,
     Failed,
+    LookForCycle,
     Notice,
     Numbered,
     Reply,
@@ -33,6 +34,8 @@ from conveyor.runtime.process import close_all
 from conveyor.runtime.protocol import ActorId
 from conveyor.runtime.refs.messages import PIECE, receive_message, send_pickled
 from conveyor.runtime.uninterrupted import uninterrupted
+from conveyor.runtime.waiting.inquiry import Waiting
+from conveyor.runtime.waiting.reports import Found
 
 #: Milliseconds for which replies are read on when none is awaited any more: another one may be soon.
 _LINGER_MS = 1000
@@ -84,6 +87,24 @@ class RequestClient:
             raise self._no_answer()
         assert isinstance(reply, Done)
         return reply.value, awaited.fds
+
+    def ask_later(self, request: Request, then: Callable[[Any], object]) -> None:
+        """Have ``then`` called with the answer, or with an error, on the thread that reads the replies.
+        Raises if nothing can be asked."""
+        awaited = _Later(then)
+        self._request(request, awaited)
+        if not self._reading.locked():
+            try:
+                threads.start(self._read, "answers")
+            except BaseException:
+                awaited.settle()
+                raise
+
+    def look_for_cycle(
+        self, waits: Sequence[Waiting], then: Callable[[Found | Exception | None], object]
+    ) -> None:
+        """Have ``then`` called with the cycle of which one of these waits is a part, if there is any."""
+        self.ask_later(LookForCycle(tuple(waits)), then)
 
     def refusal(self, actor: ActorId, number: int) -> ConveyorError:
         """Why ``actor`` does not take the calls that come over link ``number``."""
@@ -207,10 +228,13 @@ class RequestClient:
 
     def _arrived(self, awaited: _Awaited, reply: Reply | None, fds: list[int]) -> None:
         awaited.reply, awaited.fds = reply, fds
-        if awaited.settle():
-            awaited.bell.release()
-        else:
+        if not awaited.settle():
             self._dispose(awaited)
+        elif isinstance(awaited, _Later):
+            close_all(fds)
+            awaited.then(self._no_answer() if reply is None else _outcome(reply))
+        else:
+            awaited.bell.release()
 
     def _give_up(self, awaited: _Awaited) -> None:
         """Whoever has asked does not wait any more."""
@@ -267,3 +291,19 @@ class _Awaited:
     @property
     def over(self) -> bool:
         return self._settled.locked()
+
+
+class _Later(_Awaited):
+    """One for which nobody waits meanwhile."""
+
+    def __init__(self, then: Callable[[Any], object]) -> None:
+        super().__init__(None)
+        self.then = then
+
+
+def _outcome(reply: Reply) -> Any:
+    """What the driver has answered, or the error that it has."""
+    if isinstance(reply, Failed):
+        return reply.error
+    assert isinstance(reply, Done)
+    return reply.value

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.graph.afar import Question
     from conveyor.runtime.meeting import Side
     from conveyor.runtime.protocol import ActorId, MethodInfo, ProcessOptions
+    from conveyor.runtime.waiting.inquiry import Waiting
 
 
 class Numbered(Message, frozen=True):
@@ -134,6 +135,13 @@ class LookAfar(Request, frozen=True):
     number: int
     question: Question
     patience: float
+
+
+class LookForCycle(Request, frozen=True):
+    """Whether one of these waits of the asking process is part of a cycle that leads over several hosts:
+    ``Found``, or ``None``. The answer may take as long as they may be."""
+
+    waits: tuple[Waiting, ...]
 
 
 class Staying(Request, frozen=True):

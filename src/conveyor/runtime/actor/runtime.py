@@ -52,7 +52,7 @@ from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.afar import HASTE, Afar, Question
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, LaidChannels, LaidMember, Member, refuse_own
@@ -114,6 +114,7 @@ class ActorRuntime(CallingRuntime):
         self.places = hello.places
         self.own_actor = self._me = ActorId(hello.number, hello.name)
         self.requests = self._requests = RequestClient(requests)
+        process.lanes.reports.open(self._requests.look_for_cycle)
         self.introductions = ActorIntroductions(process, self._requests)
         self.collectives = ActorCollectives(process, self._requests, self.label)
         # Reentrant: a signal handler may call an actor while its thread waits for the link to one.
@@ -290,6 +291,9 @@ class ActorRuntime(CallingRuntime):
         answer, _ = self._requests.ask(LookAfar(number, question, patience))
         assert isinstance(answer, Afar)
         return answer
+
+    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        self._requests.ask_later(LookAfar(number, Question(), HASTE), then)
 
     def _laid(self, channels: LaidChannels, fds: list[int]) -> Laid:
         members, labels = channels.members, self._labels[channels.number]

@@ -42,6 +42,8 @@ from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import NOBODY, LookAtWaits, WaitsThere
+from conveyor.runtime.waiting.lookout import look_at_waits
 from conveyor.transport.base import Host
 
 #: The driver's own host.
@@ -61,6 +63,7 @@ class Abroad:
         self._pump: _core.HostPump | None = None
         self._window, self._address = 0.0, ""
         self._hosts: dict[int, FarHost] = {}
+        self._lost: set[int] = set()
         # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
         self._host_of: dict[int, int] = {}
         self._arenas: dict[int, _core.Arena] = {}
@@ -142,6 +145,20 @@ class Abroad:
         found = (page for page in answer.result() if page.name == name)
         return next(found, "its host does not know it")
 
+    def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
+        """Have a host say what its processes wait for. One that is lost has none."""
+        lost = host in self._lost
+        if host != HERE and not lost:
+            return self._hosts[host].look_at_waits(look)
+        here: Future[WaitsThere] = Future()
+        try:
+            there = NOBODY if lost else look_at_waits(self._process.board, self._pump, look)
+        except OSError as error:  # the session ends
+            here.set_exception(error)
+        else:
+            here.set_result(there)
+        return here
+
     # A process
 
     def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
@@ -192,6 +209,7 @@ class Abroad:
     def gone(self, number: int) -> None:
         """That host is lost, or has ended."""
         with self._lock:
+            self._lost.add(number)
             self._known.pop(number, None)
             for pair in list(self._joined):
                 if number in pair:

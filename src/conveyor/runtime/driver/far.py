@@ -21,6 +21,7 @@ from conveyor.runtime.meeting import Side
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
+from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
 
 class FarOrder(Message, frozen=True):
@@ -174,6 +175,10 @@ class FarHost(Protocol):
 
     def look_at_all(self, look: LookAtAll) -> Future[list[Page]]:
         """Have it look at all processes that are there."""
+        ...
+
+    def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
+        """Have it say what the processes there wait for."""
         ...
 
     def tell(self, order: FarOrder) -> None:

@@ -67,8 +67,8 @@ class GraphService:
     def _whom(self, message: Whom, _fds: list[int]) -> None:
         with self._changed:
             waits = self._busy or message.number in self._queue
-        blockers = self._entry.room_blockers() if waits else ()
-        self.connection.send(HeldUp(message.number, message.question, blockers))
+        blockers = self._entry.room_blockers(-1) if waits else None
+        self.connection.send(HeldUp(message.number, message.question, blockers or ()))
 
     def _tell(self, message: Show, _fds: list[int]) -> None:
         # It may look for a stack, which takes its time. The thread ends with the answer.

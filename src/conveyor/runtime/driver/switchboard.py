@@ -13,8 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from conveyor import _core
-from conveyor.exceptions import ActorRestartedError, ConveyorError, SystemLimitError
+from conveyor.exceptions import ActorRestartedError, SystemLimitError
 from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor.requests import (
     AddTransport,
@@ -37,6 +36,7 @@ from conveyor.runtime.actor.requests import (
     Lay,
     LayAgain,
     LookAfar,
+    LookForCycle,
     Meet,
     Met,
     Notice,
@@ -56,8 +56,10 @@ from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
+from conveyor.runtime.driver.departures import Departures
 from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.hosts import Hosts
+from conveyor.runtime.driver.inquiries import Inquiries
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
@@ -66,11 +68,9 @@ from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
-from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 from conveyor.runtime.refs.messages import receive_message
-from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.system_limits import explained
 
@@ -107,10 +107,9 @@ class Switchboard:
         self._connections = connections
         self._introductions = introductions
         self._collectives = collectives
-        self._watcher = watcher
+        self._inquiries = Inquiries(table, abroad)
         self._lines = Lines(hosts.unwatch, abroad)
-        # Acknowledgements of those who leave a graph, for the actor that takes it down.
-        self._leaving: dict[tuple[ActorRecord, int], list[tuple[Member, Ref]]] = {}
+        self._departures = Departures(table.board, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
         """Serve what comes over ``sock`` from that process, until it is removed."""
@@ -119,8 +118,7 @@ class Switchboard:
 
     def remove(self, record: ActorRecord) -> None:
         """The process is gone, or has broken its socket."""
-        for key in [key for key in list(self._leaving) if key[0] is record]:
-            self._leaving.pop(key, None)
+        self._departures.forget(record)
         self._lines.remove(record)
 
     def settled(self, record: ActorRecord) -> None:
@@ -135,6 +133,7 @@ class Switchboard:
 
     def close(self) -> None:
         """The session is over."""
+        self._inquiries.close()
         self._lines.close()
 
     @property
@@ -301,28 +300,17 @@ class Switchboard:
     def _unlay(self, caller: ActorRecord, request: Unlay) -> _Answer:
         acks = self._layer.unlay(request.number)
         if request.wait:
-            # Not here: who waits must be able to say for whom, and to see that it would be for ever.
-            self._leaving[caller, request.number] = acks
-            board, slot = self._table.board, caller.slot
-            for _, ack in acks:
-                self._watcher.watch(ack, lambda: board.ring(slot, _core.ATTENTION_BIT))
+            self._departures.expect(caller, request.number, acks)
         return None, []
 
     def _look_afar(self, _caller: ActorRecord, request: LookAfar) -> _Answer:
         return self._layer.afar(request.number, request.question, request.patience), []
 
+    def _look_for_cycle(self, caller: ActorRecord, request: LookForCycle) -> _Answer:
+        return self._inquiries.look(caller, request.waits), []
+
     def _staying(self, caller: ActorRecord, request: Staying) -> _Answer:
-        acks = self._leaving[caller, request.number]
-        staying = [record.slot for record, ack in acks if not ack.done()]
-        if not staying:
-            del self._leaving[caller, request.number]
-            for record, ack in acks:
-                try:
-                    ack.get()
-                except ConveyorError:
-                    if record.alive:
-                        raise
-        return staying, []
+        return self._departures.staying(caller, request.number), []
 
     def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
         return None, self._connections.open(caller, request)
@@ -380,6 +368,7 @@ class Switchboard:
         ComesBack: _comes_back,
         Unlay: _unlay,
         LookAfar: _look_afar,
+        LookForCycle: _look_for_cycle,
         Staying: _staying,
         OpenRefs: _open,
         OpenGraph: _open,

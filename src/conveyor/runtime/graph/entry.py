@@ -153,7 +153,7 @@ class GateEntry:
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
 
-    def room_blockers(self, question: int = 0) -> Blockers:
+    def room_blockers(self, question: int) -> Blockers | None:
         return self._source.room_blockers(question)
 
     def submit(

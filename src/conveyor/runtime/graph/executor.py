@@ -157,6 +157,11 @@ class Executor(Protocol):
         """What other hosts say of their actors of graph ``number``, in so many seconds at most."""
         ...
 
+    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        """Have ``then`` called with what other hosts say now, or with what keeps them from it. Only for
+        waits of a process that others wait for."""
+        ...
+
     def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""
         ...

@@ -13,6 +13,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.graph.account import ProcessAccount
 from conveyor.runtime.graph.afar import HASTE
 from conveyor.runtime.graph.executor import Executor
+from conveyor.runtime.graph.holdups import HoldUps
 from conveyor.runtime.graph.results import Results
 from conveyor.runtime.graph.status import RingProgress
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
@@ -56,6 +57,7 @@ class GraphSource:
         self._results = results
         self._executor = executor
         self._process = executor.process
+        self._hold_ups = HoldUps(executor, account.number)
 
     @property
     def gate(self) -> _core.Gate:
@@ -117,23 +119,28 @@ class GraphSource:
 
     # Who is waited for
 
-    def blockers(self, ref: Ref, _question: int = 0) -> Blockers:
+    def blockers(self, ref: Ref, question: int) -> Blockers | None:
         if ref._number < self._supervision.epoch.first:
             return ()
-        return self._held_up(ref._number, [self._results.edges[ref._reader]])
+        return self._held_up(ref._number, [self._results.edges[ref._reader]], question)
 
-    def room_blockers(self, _question: int = 0) -> Blockers:
+    def room_blockers(self, question: int) -> Blockers | None:
         """Who has to do something before there is room for another execution."""
         gate = self.gate
         if gate.submitted - gate.completed < self.plan.depth:
             return ()
         # The oldest execution has to end.
-        return self._held_up(gate.completed, self._results.edges)
+        return self._held_up(gate.completed, self._results.edges, question)
 
-    def _held_up(self, number: int, edges: Sequence[int]) -> Blockers:
+    def _held_up(self, number: int, edges: Sequence[int], question: int) -> Blockers | None:
         epoch = self._supervision.epoch
         progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
-        holder = progress.holder(number, edges)
+        if epoch.hosts:
+            holder, known = self._hold_ups.holder(epoch, progress, number, edges, question)
+            if not known:
+                return None
+        else:
+            holder = progress.holder(number, edges)
         if holder is None:
             return ()
         actor, source, at = holder

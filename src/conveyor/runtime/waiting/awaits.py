@@ -71,6 +71,8 @@ class Awaits:
         self._looks_at = inf
         self._not_before = 0.0
         self._asked = 0
+        # How often the driver has answered reports.
+        self._answers = 0
 
     def begin(
         self, future: asyncio.Future[None], ready: Callable[[], bool], ask: Ask
@@ -107,7 +109,9 @@ class Awaits:
     def rung(self) -> None:
         """The bell has been rung, for whatever reason."""
         waits = self._lanes.coroutines
-        if waits and (self._inbox.asked != self._asked or any(wait.pending for wait in waits)):
+        answered = self._lanes.reports.answers != self._answers
+        asked = self._inbox.asked != self._asked
+        if waits and (asked or answered or any(wait.pending for wait in waits)):
             self._look_at(self.loop.time())
 
     def _look_at(self, when: float) -> None:
@@ -123,11 +127,15 @@ class Awaits:
     def _look(self) -> None:
         self._timer, self._looks_at = None, inf
         began, now = thread_time(), self.loop.time()
-        before, asked = self._asked, self._inbox.asked  # before anything is looked for
+        before = self._asked, self._answers
+        asked, self._answers = (
+            self._inbox.asked,
+            self._lanes.reports.answers,
+        )  # before anything is looked for
         self._asked, lanes = asked, self._lanes
         noted = lanes.noted
         with lanes.at_once():
-            found, due = self._examine(asked, now, asked != before)
+            found, due = self._examine(asked, now, (asked, self._answers) != before)
             lanes.coroutines = [of.wait for of in found if of.wait is not None]
             self._note_full(asked, now)
         for of in due:

@@ -6,13 +6,14 @@ that is an event loop, coroutines (``waiting.awaits``). One that has waited for 
 for whom. A work is kept from being done by the waits of its lane, once no thread is left for that lane, or
 by its own. Whoever waits follows these notes. If they lead to works that all wait, and from each of them
 back to its own, it asks all of those actors to look once more, and believes in the cycle only if all have
-looked in vain since and are in the same waits still.
+looked in vain since and are in the same waits still. Notes that lead to processes of other hosts are
+followed by the driver (``waiting.reports``, ``waiting.inquiry``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,6 +37,7 @@ from conveyor.runtime.waiting.works import (
 
 if TYPE_CHECKING:
     from conveyor.runtime.waiting.lanes import Lanes
+    from conveyor.runtime.waiting.reports import Found
 
 _Node: TypeAlias = "tuple[int, int]"
 
@@ -61,13 +63,21 @@ class _BeingNoted(Exception):
     """A note cannot be read just now."""
 
 
+class _Abroad(Exception):
+    """What is noted leads to processes of other hosts."""
+
+
 def _follow(board: _core.Board, first: Sequence[_Node]) -> dict[_Node, _Note] | None:
     """All notes that ``first`` lead to; ``None`` if one of the works need not wait."""
     notes: dict[_Node, _Note] = {}
     ahead = list(first)
+    abroad = False
     while ahead:
         node = ahead.pop()
         if node in notes:
+            continue
+        if _is_abroad(board, node[0]):
+            abroad = True
             continue
         if board.condition(node[0]) not in _LIVING:
             return None
@@ -78,11 +88,22 @@ def _follow(board: _core.Board, first: Sequence[_Node]) -> dict[_Node, _Note] | 
             return None
         notes[node] = _Note(*read)
         ahead += [(slot, work) for slot, work, _ in read[3]]
+    if abroad:
+        raise _Abroad
     return notes
 
 
-#: Conditions of a process that starts or is alive.
-_LIVING = (1, 2)
+#: Conditions: nobody has ever had that slot here; a process that starts or is alive.
+_FREE, _LIVING = 0, (1, 2)
+#: The driver's slot.
+_DRIVER = 0
+
+
+def _is_abroad(board: _core.Board, slot: int) -> bool:
+    """Whether that process is on another host. One that has no proxy here is not on the driver's."""
+    return board.elsewhere(slot) or (
+        board.condition(slot) == _FREE and bool(board.elsewhere(_DRIVER))
+    )
 
 
 def _way_back(
@@ -134,7 +155,12 @@ class Wait:
         self._ask = ask
         self._changes = changes
         # Others may have to be asked, so not before it has lasted some time.
-        self._begins = 0.0 if lane is None or not changes else monotonic() + FIRST_REFRESH
+        self.since = monotonic()
+        self._begins = 0.0 if lane is None or not changes else self.since + FIRST_REFRESH
+        #: What others have found out: see ``waiting.reports``.
+        self.found: Found | None = None
+        #: What the driver was told last, by the version of the notes.
+        self.told = -1
         self._pending: tuple[int, int] | None = None
         self._refresh_at = 0.0
         self._refresh = refresh
@@ -145,8 +171,9 @@ class Wait:
 
     @property
     def pending(self) -> bool:
-        """Whether another process has been asked who is waited for, and has not answered."""
-        return self._pending is not None
+        """Whether another process has been asked who is waited for, and has not answered; or the driver has
+        answered what it was asked."""
+        return self._pending is not None or self.found is not None
 
     def look(self, asked: int) -> float | None:
         """Look for a cycle, after what is waited for has been looked for in vain. Seconds after which
@@ -175,22 +202,40 @@ class Wait:
 
     def judge(self, now: float) -> float | None:
         """The second half: follow the notes, this one's among them."""
+        self._heed()
+        abroad = False
         try:
             suspicious = self._suspicious()
         except _BeingNoted:
             suspicious = True
+        except _Abroad:
+            suspicious, abroad = False, True
         if suspicious:
             step = self._recheck
             self._recheck = min(2 * step, _LONGEST_RECHECK)
             return step
         self._recheck = _FIRST_RECHECK
-        return max(self._refresh_at - now, 0.001) if self._changes else None
+        again = max(self._refresh_at - now, 0.001) if self._changes else None
+        return sooner(again, self._lanes.reports.tell(self, now)) if abroad else again
+
+    def _heed(self) -> None:
+        """Raise what the driver has found, if it is of this wait as it is now."""
+        with self._lanes.lock:
+            found, self.found = self.found, None
+            if found is None or found.stamp != self.stamp:
+                return
+            self._lanes.end(self)
+        raise _error(self.blockers[0][2], found.chain, found.names, found.kinds)
 
     def _suspicious(self) -> bool:
         board = self._lanes.board
         with self._lanes.lock:
             first = [(slot, work) for slot, work, _ in self.blockers]
-            notes = _follow(board, first) if first else None
+            try:
+                notes = _follow(board, first) if first else None
+            except _Abroad:
+                self._suspects = {}
+                raise
             if notes is None or any(_way_back(notes, n, self._is_mine) is None for n in notes):
                 self._suspects = {}
                 return False
@@ -220,9 +265,15 @@ class Wait:
         assert way is not None
         chain = [f"{self.text} waits for {text}", *(text for _, text in way)]
         names = (board.name(me), *(board.name(slot) for slot, _ in way))
-        return DeadlockError(
-            f"waiting for {text} would never end: {', and '.join(chain)}. {_advice(notes)}", names
-        )
+        return _error(text, chain, names, {(note.mode, work) for (_, work), note in notes.items()})
+
+
+def _error(
+    text: str, chain: Sequence[str], names: tuple[str, ...], kinds: Collection[tuple[int, int]]
+) -> DeadlockError:
+    return DeadlockError(
+        f"waiting for {text} would never end: {', and '.join(chain)}. {_advice(kinds)}", names
+    )
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
@@ -236,13 +287,11 @@ def _since(answered: int, asked: int) -> bool:
     return (answered - asked) & 0xFFFFFFFF < 1 << 31
 
 
-def _advice(notes: Mapping[_Node, _Note]) -> str:
-    """What would resolve it."""
-    modes = {note.mode for note in notes.values()}
-    calls = any(lane_of(work) == CALLS for _, work in notes)
-    async_step = any(
-        note.mode == BESIDE and lane_of(work) == STEPS for (_, work), note in notes.items()
-    )
+def _advice(kinds: Collection[tuple[int, int]]) -> str:
+    """What would resolve it. ``kinds``: mode and work of all that take part."""
+    modes = {mode for mode, _ in kinds}
+    calls = any(lane_of(work) == CALLS for _, work in kinds)
+    async_step = any(mode == BESIDE and lane_of(work) == STEPS for mode, work in kinds)
     ways = []
     if STARTING in modes:
         ways.append("do not wait in a constructor for the actor itself")

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from conveyor import _core
 from conveyor.runtime.waiting.deadlock import Wait
+from conveyor.runtime.waiting.reports import Reports
 from conveyor.runtime.waiting.works import CALLS, PLACE, STEPS, THREADS, Ask, Blockers, lane_of
 
 
@@ -35,6 +36,10 @@ class Lanes:
         self.coroutines: list[Wait] = []
         #: What is on the board.
         self.noted: list[tuple[int, int, int, int, int, int, str]] = []
+        #: Counts how often that has changed, but for the questions that are answered.
+        self.version = 0
+        #: What the driver is told of it.
+        self.reports = Reports(self, lambda: board.ring(slot, _core.ATTENTION_BIT))
         self._inbox = inbox
         self._mode = -1
         #: The thread that runs the actor's loop.
@@ -95,6 +100,10 @@ class Lanes:
                 self.end(wait)
             if serving is not None:
                 serving.end()
+
+    def noted_waits(self) -> list[Wait]:
+        """Those that may be on the board. With the lock."""
+        return [wait for wait in (*self._waits, *self.coroutines) if wait.blockers]
 
     def next_question(self) -> int:
         with self.lock:
@@ -165,5 +174,12 @@ class Lanes:
                     for (slot, of), text in texts.items()
                 ]
         if noted != self.noted:
+            if [_lasting(row) for row in noted] != [_lasting(row) for row in self.noted]:
+                self.version += 1
             self._inbox.note_waits(noted)
             self.noted = noted
+
+
+def _lasting(row: tuple[int, int, int, int, int, int, str]) -> tuple[int, int, int, int]:
+    work, stamp, _, _, slot, target, _ = row
+    return work, stamp, slot, target
