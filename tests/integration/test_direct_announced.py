@@ -13,6 +13,8 @@ from test_direct_in_place import MB, Maker, Reader, maps_others
 import conveyor
 from conveyor.exceptions import ActorDiedError, ObjectLostError, WaitTimeoutError
 
+PRELOAD = ["torch"]
+
 COUNT = 2 * MB
 
 #: Of one process: a page of the board's.
@@ -273,5 +275,8 @@ def test_kills_at_any_time(session, seed, wait_until):
             get(readers[1].look.remote())
         except ActorDiedError:
             readers[1] = Checking.remote()
+        # One whose call has failed may have its reference until its garbage is collected.
+        for giver in givers:
+            conveyor.kill(giver)
     get([reader.drop.remote() for reader in readers])
     wait_until(lambda: not [one for one in conveyor.objects() if one.keeper.startswith("Churning")])
