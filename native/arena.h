@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -101,6 +102,12 @@ struct ArenaFull : std::runtime_error {
   std::vector<Holding> holdings;
 };
 
+// A value that lies in an arena, for when its keeper lets go of it.
+struct Lingering {
+  uint64_t number;
+  std::shared_ptr<const void> what;  // that keeps its memory
+};
+
 class Arena : public Shareable<Arena> {
  public:
   // `cap` bounds the bytes that have memory behind them in all arenas of the session together, counted on
@@ -127,6 +134,11 @@ class Arena : public Shareable<Arena> {
   // `attached` is destroyed some time after that, by any thread that looks (give_back_soon() has one look now),
   // without the lock; it must not keep this arena alive.
   void publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t tag, uint64_t number, std::shared_ptr<const void> attached = {}) noexcept;
+  // Whether some process has announced that it reads a value here (hazards.h). Of one whose anchor is down: no other will.
+  bool is_read(uint64_t number) const noexcept;
+  // Keep it as long as that is so. Takes the first of `one`, which is destroyed as what is attached to blocks is. Cannot
+  // fail.
+  void linger(std::list<Lingering>& one) noexcept;
   // Give back a block that was not published. Cannot fail.
   void release(Block* block) noexcept;
 
@@ -198,6 +210,7 @@ class Arena : public Shareable<Arena> {
   void sweep();
   void destroy_dropped() noexcept;
   void look_after() noexcept;
+  void destroy_lingering() noexcept;
   void run();
   void outlast() noexcept;
   void start_thread();
@@ -227,6 +240,7 @@ class Arena : public Shareable<Arena> {
   std::array<size_t, 256> blocks_{};           // of each class, free or not
   // To be destroyed without the lock. Has room for what all blocks keep.
   std::vector<std::shared_ptr<const void>> dropped_;
+  std::list<Lingering> lingering_;
   bool closed_ = false;
   bool outlasted_ = false;  // it is closed, and a thread looks after what its blocks keep
   bool has_slot_ = true;

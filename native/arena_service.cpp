@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "arena.h"
+#include "hazards.h"
 #include "pins.h"
 #include "signals_blocked.h"
 
@@ -100,7 +101,7 @@ void Arena::look_after() noexcept {
 }
 
 bool Arena::keeps_any() const {
-  return std::ranges::any_of(out_, [](const Block* block) { return block->attached != nullptr; });
+  return !lingering_.empty() || std::ranges::any_of(out_, [](const Block* block) { return block->attached != nullptr; });
 }
 
 // A closed arena has no thread, but leases go on ending: those on values that are held, and those on blocks that were
@@ -112,6 +113,7 @@ void Arena::outlast() noexcept {
     returns_->kept_wanted.store(1, std::memory_order_seq_cst);  // before it looks: Returns::note_kept
     sweep();
     destroy_dropped();
+    destroy_lingering();
     {
       std::lock_guard lock(mutex_);
       if (!keeps_any()) {
@@ -254,6 +256,7 @@ void Arena::sweep() {
 uint64_t Arena::give_back(uint64_t idle_ns) {
   sweep();
   destroy_dropped();
+  destroy_lingering();
   while (give_some(idle_ns, SIZE_MAX) != 0) {
   }
   std::lock_guard lock(mutex_);
@@ -274,6 +277,34 @@ void Arena::destroy_dropped() noexcept {
     std::array<std::shared_ptr<const void>, 16> dropped;
     std::lock_guard lock(mutex_);  // given back before they go
     more = take_dropped(dropped) == dropped.size();
+  }
+}
+
+bool Arena::is_read(uint64_t number) const noexcept { return !inherited_ && board_ && is_announced(*board_, number); }
+
+void Arena::linger(std::list<Lingering>& one) noexcept {
+  bool late;
+  {
+    std::lock_guard lock(mutex_);
+    lingering_.splice(lingering_.end(), one, one.begin());
+    late = closed_;
+  }
+  // Before the thread looks at the words: who has let go of one before that has seen no value that lingers, and who does
+  // so afterwards tells the thread (Hazard).
+  returns_->lingering.fetch_add(1, std::memory_order_seq_cst);
+  returns_->note_kept();
+  if (late) look_after();
+}
+
+// In a closed arena, too: no other value comes to lie there, but its pages would go.
+void Arena::destroy_lingering() noexcept {
+  std::list<Lingering> gone;  // destroyed without the lock
+  std::lock_guard lock(mutex_);
+  for (auto at = lingering_.begin(); at != lingering_.end();) {
+    const auto one = at++;
+    if (is_announced(*board_, one->number)) continue;
+    gone.splice(gone.end(), lingering_, one);
+    returns_->lingering.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 

@@ -128,6 +128,8 @@ void Board::close_fds() {
 void Board::prepare(uint32_t index, const std::string& name, uint32_t incarnation) {
   BoardSlot* s = slot(index);
   if (incarnation == 0) incarnation = s->incarnation.load(std::memory_order_relaxed) + 1;
+  // What its former process has announced. The slot is nobody's until its condition says otherwise.
+  for (uint32_t i = 0, n = std::min(s->hazards_used.load(std::memory_order_relaxed), kHazards); i < n; ++i) s->hazards[i].store(0, std::memory_order_relaxed);
   ::memset(static_cast<void*>(s), 0, offsetof(BoardSlot, failed_calls));
   s->waits.reset();
   s->incarnation.store(incarnation, std::memory_order_relaxed);

@@ -22,9 +22,10 @@
 namespace conveyor {
 
 constexpr uint32_t kBoardMagic = 0x42564e43;
-constexpr uint32_t kBoardVersion = 1;
+constexpr uint32_t kBoardVersion = 2;
 constexpr size_t kBellWords = 14;
 constexpr uint32_t kBellBits = kBellWords * 64;
+constexpr uint32_t kHazards = kPage / sizeof(uint64_t);
 constexpr uint32_t kAttentionBit = 0;  // whatever has no bit of its own: a death, an end, a wish: whoever sleeps looks anew
 
 // An event count with a ready bitmap. A writer publishes, sets its channel's bit, bumps `count`, and
@@ -81,12 +82,15 @@ struct alignas(kPage) BoardSlot {
   std::atomic<uint32_t> transfers_failing;
   std::atomic<uint32_t> fetches_from;  // 1 + the slot of whose memory is held back from it
   std::atomic<uint64_t> directory;  // where it is in the process's memory (directory.h); 0: it has none yet
+  std::atomic<uint32_t> hazards_used;  // of `hazards`; from here on they have never been used by this process
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts
   // From here on what the slot's next process goes on with.
   alignas(kCacheLine) FailedCalls failed_calls;  // their numbers are of the slot: errors of a former process are still got
   alignas(kCacheLine) WaitNotes waits;  // the last: of the second page only what is used is ever touched
+  // Numbers of values that the process reads where they lie (hazards.h); 0: none. Touched when the first is.
+  alignas(kPage) std::atomic<uint64_t> hazards[kHazards];
 };
-static_assert(sizeof(BoardSlot) == 2 * kPage);
+static_assert(sizeof(BoardSlot) == 3 * kPage);
 
 struct alignas(kPage) BoardHeader {
   uint32_t magic;

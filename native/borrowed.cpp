@@ -12,11 +12,11 @@ char* checked_block(ArenaView& view, uint64_t offset, uint64_t size, std::shared
 
 }  // namespace
 
-Borrowed::Borrowed(std::shared_ptr<Lease> lease, ArenaView& view, uint64_t offset, uint64_t size)
-    : lease_(std::move(lease)), block_(checked_block(view, offset, size, mapping_)), hold_(*mapping_) {}
+Borrowed::Borrowed(std::shared_ptr<const void> keeps, ArenaView& view, uint64_t offset, uint64_t size)
+    : keeps_(std::move(keeps)), block_(checked_block(view, offset, size, mapping_)), hold_(*mapping_) {}
 
 Borrowed::~Borrowed() {
-  hold_.leave([lease = std::move(lease_), mapping = std::move(mapping_)] {});
+  hold_.leave([keeps = std::move(keeps_), mapping = std::move(mapping_)] {});
 }
 
 }  // namespace conveyor

@@ -7,12 +7,13 @@
 
 namespace conveyor {
 
-// A block of another process's arena, read in place. It has no lease of its own: that on a frame keeps the value which
-// lies there, and so the block, as it is. Ends with the object, or later if a forked child may still read the block.
+// A block of another process's arena, read in place. It has no lease of its own: that on a frame, or a Hazard, keeps the
+// value which lies there, and so the block, as it is. Ends with the object, or later if a forked child may still read the
+// block.
 class Borrowed {
  public:
-  // Throws if no block lies there, and what ArenaView::block does.
-  Borrowed(std::shared_ptr<Lease> lease, ArenaView& view, uint64_t offset, uint64_t size);
+  // `keeps`: the lease, or the hazard. Throws if no block lies there, and what ArenaView::block does.
+  Borrowed(std::shared_ptr<const void> keeps, ArenaView& view, uint64_t offset, uint64_t size);
   ~Borrowed();
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
@@ -21,7 +22,7 @@ class Borrowed {
   const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
 
  private:
-  std::shared_ptr<Lease> lease_;
+  std::shared_ptr<const void> keeps_;
   std::shared_ptr<Mapping> mapping_;
   char* const block_;
   Hold hold_;

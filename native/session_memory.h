@@ -15,6 +15,7 @@ struct Returns {
   std::atomic<uint32_t> keeping;   // published blocks that something is attached to
   std::atomic<uint32_t> kept_news;    // how often some of them may have come back
   std::atomic<uint32_t> kept_wanted;  // 1: the thread wants to be woken for that
+  std::atomic<uint32_t> lingering;    // values that are kept for those alone who read them here (hazards.h)
 
   void wake() {
     count.fetch_add(1, std::memory_order_seq_cst);
@@ -32,9 +33,10 @@ struct Returns {
     if (kept_wanted.load(std::memory_order_seq_cst) != 0) wake();
   }
   // As note(), of a reader that is dead, or has left: on which blocks is not known here. Dekker with
-  // Arena::publish, which counts the block in `keeping` and then looks whether it is still held.
+  // Arena::publish, which counts the block in `keeping` and then looks whether it is still held; and with
+  // Arena::linger likewise.
   void note_any() {
-    if (keeping.load(std::memory_order_seq_cst) != 0)
+    if (keeping.load(std::memory_order_seq_cst) != 0 || lingering.load(std::memory_order_seq_cst) != 0)
       note_kept();
     else
       note();

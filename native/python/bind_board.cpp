@@ -3,6 +3,7 @@
 #include "bind.h"
 #include "directory.h"
 #include "exit.h"
+#include "hazards.h"
 #include "inbox.h"
 #include "leftovers.h"
 #include "pump_wait.h"
@@ -114,6 +115,11 @@ void bind_board(nb::module_& m) {
       .def("pid", [](Board& b, uint32_t slot) { return slot_of(b, slot)->pid.load(); }, "slot"_a)
       .def("publish_directory", [](Board& b, uint32_t slot) { slot_of(b, slot)->directory.store(directory_address(), std::memory_order_release); }, "slot"_a)
       .def("directory", [](Board& b, uint32_t slot) { return slot_of(b, slot)->directory.load(std::memory_order_acquire); }, "slot"_a)
+      .def("announced", [](Board& b, uint32_t slot) {
+             nb::list numbers;
+             for (const uint64_t number : announced_by(b, checked(b, slot))) numbers.append(number);
+             return numbers;
+           }, "slot"_a)
       .def_prop_ro("used", &Board::used)
       .def("transfers", [](Board& b, uint32_t slot) {
              BoardSlot* s = slot_of(b, slot);

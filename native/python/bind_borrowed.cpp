@@ -5,6 +5,7 @@
 #include "bind.h"
 #include "decode.h"
 #include "directory.h"
+#include "hazards.h"
 #include "kept.h"
 #include "made_in_place.h"
 #include "peer_memory.h"
@@ -12,9 +13,9 @@
 namespace conveyor {
 namespace {
 
-// What keeps a value where it lies.
-struct SureLease {
-  std::shared_ptr<Lease> lease;
+// What keeps a value where it lies: a lease that is sure, or a hazard.
+struct InPlace {
+  std::shared_ptr<const void> keeps;
 };
 
 template <class Entry>
@@ -45,7 +46,7 @@ nb::bytes lying_in(nb::bytes table, const Arena* arena) {
 }
 
 // The ranges as they lie there, None for what lies elsewhere; None instead of all if a block cannot be mapped.
-nb::object in_place(const SureLease& sure, ArenaView& view, nb::bytes ranges, nb::bytes table) {
+nb::object in_place(const InPlace& one, ArenaView& view, nb::bytes ranges, nb::bytes table) {
   const std::vector<Range> lengths = entries_of<Range>(ranges);
   const std::vector<Lying> lying = entries_of<Lying>(table);
   if (lying.size() != lengths.size()) throw nb::value_error("as many places as ranges");
@@ -61,7 +62,7 @@ nb::object in_place(const SureLease& sure, ArenaView& view, nb::bytes ranges, nb
     if (at < kBlockHeader || at > size || lengths[i].length > size - at) throw nb::value_error("a range outside of its block");
     if (!last || block != offset) {
       try {
-        last = std::make_shared<Borrowed>(sure.lease, view, offset, size);
+        last = std::make_shared<Borrowed>(one.keeps, view, offset, size);
       } catch (const std::system_error&) {  // no mapping or no addresses are left: it can be copied still
         return nb::none();
       }
@@ -77,12 +78,34 @@ nb::object in_place(const SureLease& sure, ArenaView& view, nb::bytes ranges, nb
 void bind_borrowed(nb::module_& m) {
   m.def("outlive_all", &outlive_all);
   m.def("lying_in", &lying_in, "table"_a, "arena"_a);
-  nb::class_<SureLease>(m, "SureLease").def("in_place", &in_place, "view"_a, "ranges"_a, "lying"_a);
+  nb::class_<InPlace>(m, "InPlace").def("buffers", &in_place, "view"_a, "ranges"_a, "lying"_a);
   m.def("sure_lease", [](uint64_t number) -> nb::object {
     std::shared_ptr<Lease> lease = sure_lease(number);
     if (!lease) return nb::none();
-    return nb::cast(SureLease{std::move(lease)}, nb::rv_policy::move);
+    return nb::cast(InPlace{std::move(lease)}, nb::rv_policy::move);
   }, "number"_a);
+  m.def("hazard", [](std::shared_ptr<Board> board, uint32_t slot, const ArenaView& view, int pid, uint64_t anchor, uint64_t number) -> nb::object {
+    if (slot >= board->slots()) throw nb::value_error("no such slot");
+    std::shared_ptr<Hazard> hazard = Hazard::announce(std::move(board), slot, number, view.returns());
+    if (!hazard) return nb::none();
+    // What is read from here on, by the system too, comes behind the announcement.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    try {
+      read_peer(pid, {}, {}, anchor, number);
+    } catch (const std::system_error& error) {
+      errno = error.code().value();
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw nb::python_error();
+    }
+    return nb::cast(InPlace{std::move(hazard)}, nb::rv_policy::move);
+  }, "board"_a, "slot"_a, "view"_a, "pid"_a, "anchor"_a, "number"_a);
+  nb::class_<Lingers>(m, "Lingers")
+      .def("__init__", [](Lingers* self, std::shared_ptr<Arena> arena, uint64_t number, nb::bytes table, const LastingText& names, nb::object rest) {
+             uint64_t bytes = 0;
+             for (const Range& range : entries_of<Range>(table)) bytes += range.length;
+             new (self) Lingers(std::move(arena), number, bytes, *names.text, std::move(rest));
+           }, "arena"_a, "number"_a, "table"_a, "names"_a, "rest"_a)
+      .def("end", &Lingers::end);
 }
 
 }  // namespace conveyor

@@ -106,10 +106,6 @@ nb::object fetch_small(nb::bytes meta, const Board& board, uint32_t own_slot) {
   return nb::make_tuple(where->codec, nb::bytes(where->meta.data(), where->meta.size()), buffers);
 }
 
-struct LastingText {
-  const std::string* text;
-};
-
 nb::tuple listed(int pid, uint64_t address) {
   std::optional<DirectoryReading> reading;
   try {

@@ -27,6 +27,11 @@ constexpr uint64_t kPauseNs = 1'000'000;
 
 void put_aside(const Kept* one) noexcept {
   auto* node = const_cast<Kept*>(one);
+  if (node->object == nullptr) {  // it was let go of
+    not_aside.fetch_sub(1, std::memory_order_seq_cst);
+    delete node;
+    return;
+  }
   Kept* first = aside.load(std::memory_order_relaxed);
   do node->next = first;
   while (!aside.compare_exchange_weak(first, node, std::memory_order_release, std::memory_order_relaxed));
@@ -34,6 +39,12 @@ void put_aside(const Kept* one) noexcept {
   // Sequentially consistent, as the other side: who is about to sleep sees the change, or is seen here.
   changes.fetch_add(1, std::memory_order_seq_cst);
   if (waiting.load(std::memory_order_seq_cst) != 0) futex_wake_all(&changes);
+}
+
+std::shared_ptr<Kept> kept_as(nb::object object) {
+  auto* made = new Kept{object.release().ptr()};
+  not_aside.fetch_add(1, std::memory_order_seq_cst);
+  return std::shared_ptr<Kept>(made, put_aside);  // which is called if this has no memory, too
 }
 
 struct Waiting {
@@ -44,10 +55,32 @@ struct Waiting {
 
 }  // namespace
 
-std::shared_ptr<const void> kept(nb::object object) {
-  auto* made = new Kept{object.release().ptr()};
-  not_aside.fetch_add(1, std::memory_order_seq_cst);
-  return std::shared_ptr<const Kept>(made, put_aside);  // which is called if this has no memory, too
+std::shared_ptr<const void> kept(nb::object object) { return kept_as(std::move(object)); }
+
+struct Lingers::Rest {
+  explicit Rest(std::shared_ptr<Kept> what) : kept(std::move(what)) {}
+  ~Rest() { entry->number.store(0, std::memory_order_release); }
+  std::shared_ptr<Kept> kept;
+  EntryHold entry;  // of the directory, from when it lingers on
+};
+
+Lingers::Lingers(std::shared_ptr<Arena> arena, uint64_t number, uint64_t bytes, const std::string& names, nb::object rest)
+    : arena_(std::move(arena)), bytes_(bytes), since_(now_ns()), names_(names) {
+  auto made = std::make_shared<Rest>(kept_as(std::move(rest)));
+  rest_ = made.get();
+  one_.push_back({number, std::move(made)});
+}
+
+Lingers::~Lingers() { end(); }
+
+void Lingers::end() {
+  if (one_.empty()) return;
+  if (arena_->is_read(one_.front().number)) {
+    rest_->entry.write(EntryKind::kKept, {bytes_, since_, reinterpret_cast<uintptr_t>(names_.data()), names_.size(), 0}, one_.front().number);
+    return arena_->linger(one_);
+  }
+  const nb::object rest = nb::steal(std::exchange(rest_->kept->object, nullptr));
+  one_.clear();
 }
 
 void add_numbers_of(nb::handle keeper, std::vector<uint64_t>& numbers) {

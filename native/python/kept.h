@@ -5,9 +5,11 @@
 #include <nanobind/nanobind.h>
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <vector>
 
+#include "arena.h"
 #include "frame.h"
 
 namespace nb = nanobind;
@@ -28,6 +30,31 @@ bool keeps_surely(const Frame& frame);
 void outlive_all();
 // Let go of what has been put aside. With the GIL; runs any code, and needs no memory.
 void let_go_of_kept();
+
+// Text of the directory's, as Python has it.
+struct LastingText {
+  const std::string* text;
+};
+
+// What is left of a value in this process's arena when its keeper lets go of it. Somebody may read it there still
+// (hazards.h). All that its end needs is had before, since that cannot fail.
+class Lingers {
+ public:
+  // `rest`: what keeps the memory. `bytes` and `names`: what the directory says of the value.
+  Lingers(std::shared_ptr<Arena> arena, uint64_t number, uint64_t bytes, const std::string& names, nb::object rest);
+  ~Lingers();
+  Lingers(const Lingers&) = delete;
+  // The value's anchor is down. Lets go of the rest, now or when nobody reads it any more. With the GIL; runs any code.
+  void end();
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::list<Lingering> one_;
+  struct Rest;
+  Rest* rest_ = nullptr;  // lies in the one
+  uint64_t bytes_, since_;
+  const std::string& names_;
+};
 
 // A thread that waits for something to be put aside. There may be any number of them.
 class KeptWait {

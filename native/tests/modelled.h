@@ -223,6 +223,7 @@ using model_thread = model::Thread;
 #define sched_yield model::yield
 // `::write(...)` becomes `::model::write_event(...)`.
 #include "arena.h"
+#include "hazards.h"
 #include "inbox.h"
 #include "leftovers.h"
 #include "pins.h"
@@ -236,6 +237,7 @@ using model_thread = model::Thread;
 #include "populate.cpp"
 #include "arena_cap.cpp"
 #include "arena_service.cpp"
+#include "hazards.cpp"
 #define epoll_wait model::epoll_now
 #include "holds.cpp"
 #undef epoll_wait

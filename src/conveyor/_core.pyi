@@ -242,6 +242,9 @@ class Board:
     def directory(self, slot: int) -> int:
         """Where the process's directory is, in its memory; 0: nowhere."""
 
+    def announced(self, slot: int) -> list[int]:
+        """The numbers of the values that the process reads where they lie, as ``hazard`` has announced."""
+
     @property
     def used(self) -> int:
         """Slots from here on have never had a process."""
@@ -1544,17 +1547,35 @@ def lying_in(table: bytes, arena: Arena) -> bytes:
 def outlive_all() -> None:
     """This process is the driver's: a session ends with it, so what it holds is let go of by itself alone."""
 
-def sure_lease(number: int) -> SureLease | None:
+def sure_lease(number: int) -> InPlace | None:
     """What keeps the value of that number where it lies in the arena of who has made it: the lease on the frame which
     this thread is decoding, if nobody's death but that of who has made the value can let go of it. ``None``: there is
     no such lease, and the value may go at any time."""
 
-class SureLease:
-    """What ``sure_lease`` has found."""
+def hazard(
+    board: Board, slot: int, view: ArenaView, pid: int, anchor: int, number: int
+) -> InPlace | None:
+    """The same without a lease: this process, in ``slot``, announces that it reads the value, and the process ``pid``,
+    which keeps it with that anchor in the arena that ``view`` shows, lets it be until it does so no more. ``None``: no
+    more values can be announced. Raises ``OSError``: as ``read_peer``."""
 
-    def in_place(self, view: ArenaView, ranges: bytes, lying: bytes) -> list[Buffer | None] | None:
+class InPlace:
+    """What keeps a value where it lies."""
+
+    def buffers(self, view: ArenaView, ranges: bytes, lying: bytes) -> list[Buffer | None] | None:
         """The ranges of a value, which lie as ``lying_in`` has said in the arena that ``view`` shows, as read-only
         memory; ``None`` for each that lies elsewhere. ``None`` instead of all: they cannot be mapped."""
+
+class Lingers:
+    """What is left of a value in the process's own arena when its keeper lets go of it: ``rest``, which keeps its
+    memory. ``table`` are its ranges; ``names`` says the directory of it."""
+
+    def __init__(
+        self, arena: Arena, number: int, table: bytes, names: LastingText, rest: object
+    ) -> None: ...
+    def end(self) -> None:
+        """The value's anchor is down. The rest goes, now or when no process has announced any more that it reads the
+        value."""
 
 def lengths_of(table: bytes) -> list[int]:
     """The length of each of them."""

@@ -92,6 +92,8 @@ class _Holder:
         lying = _core.lying_in(stored.ranges, me.process.arena)
         if lying:
             lying = me.file.pack() + lying
+            by = "" if stored.beside is None else stored.beside.route.name
+            stored.lies_in(me.process.arena, value, direct.transport, by, direct.snapshot)
         return packed(*place, names, stored.ranges, codec, meta, aside, lying), stored
 
     def begin(self) -> None:
@@ -110,7 +112,7 @@ class _Holder:
         process = runtime.process
         return _core.fetch_small(meta, process.board, process.slot)
 
-    def fetch(self, where: Located, decode_any: Decode, sure: _core.SureLease | None = None) -> Any:
+    def fetch(self, where: Located, decode_any: Decode, sure: _core.InPlace | None = None) -> Any:
         return fetch(where, decode_any, sure)
 
 

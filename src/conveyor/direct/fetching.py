@@ -25,9 +25,10 @@ from conveyor.runtime import context
 _RANGE_BYTES = 16
 
 
-def fetch(where: Located, decode: Decode, sure: _core.SureLease | None = None) -> Any:
+def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> Any:
     """The value itself where it is kept here, else another one like it: in memory of this process's, or where
-    its own lies, if that can be and something is ``sure`` to keep it there.
+    its own lies, if that can be. ``sure``: what is sure to keep it there; without, this process announces
+    that it reads it.
 
     Raises:
         ActorDiedError: the process that kept it has died.
@@ -54,7 +55,7 @@ def fetch(where: Located, decode: Decode, sure: _core.SureLease | None = None) -
             _core.read_peer_joined(*source, joined)
             buffers = [joined]
         else:
-            here = None if sure is None else _in_place(where, sure, runtime.process)
+            here = _in_place(where, sure, runtime.process) if where.lying else None
             buffers = _fetched(source, runtime.process.arena) if here is None else here
     except OSError as error:
         raise _why(where, error, runtime) from None
@@ -96,13 +97,22 @@ def _beside(where: Located, runtime: Any) -> Sequence[Any]:
     return tensors
 
 
-def _in_place(where: Located, sure: _core.SureLease, process: Any) -> list[_core.Buffer] | None:
-    """The memory of a value: where it lies, as far as that is an arena. ``None``: all is to be copied."""
+def _in_place(
+    where: Located, sure: _core.InPlace | None, process: Any
+) -> list[_core.Buffer] | None:
+    """The memory of a value: where it lies, as far as that is an arena. ``None``: all is to be copied.
+
+    Raises ``OSError`` as reading does."""
     if _core.checks_writes() or process.board.gone(where.slot, where.incarnation):
         return None  # what is compared is what has been copied; and of the dead nothing is got any more
     file, lying = File.split(where.lying)
     view = process.arenas.of(where.slot, where.incarnation, where.pid, *file)
-    found = None if view is None else sure.in_place(view, where.ranges, lying)
+    if view is None:
+        return None
+    if sure is None:
+        named = where.pid, where.anchor, where.number
+        sure = _core.hazard(process.board, process.slot, view, *named)
+    found = None if sure is None else sure.buffers(view, where.ranges, lying)
     if found is None or None not in found:
         return cast("list[_core.Buffer] | None", found)
     # The anchor says whether what is copied is the value's.

@@ -33,7 +33,8 @@ class KeptObject:
     route: how this process would get it: ``"here"``, it is the object itself; ``"read"``, from the keeper's
         memory; or the name of another route, of what lies on a device.
     holders: who keeps it from going, in the order of their names: the processes that have a reference to it
-        or a call that takes it, and those that have passed one on until it has arrived.
+        or a call that takes it, those that have passed one on until it has arrived, and those that read it
+        where it lies.
     """
 
     id: str
@@ -65,6 +66,8 @@ def objects() -> list[KeptObject]:
         for number, reader, incarnation in sent:
             if not process.board.gone(reader, incarnation):
                 holders.setdefault(number, set()).add(reader)
+        for number in process.board.announced(slot):
+            holders.setdefault(number, set()).add(slot)
     now = _core.monotonic_ns()
     name = process.board.name
     found = []

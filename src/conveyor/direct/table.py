@@ -50,6 +50,7 @@ class Stored:
         "__weakref__",
         "_anchor",
         "_buffers",
+        "_lingers",
         "_table",
         "beside",
         "number",
@@ -74,20 +75,45 @@ class Stored:
         self.ranges = ranges
         self.beside = beside
         self._anchor: _core.Anchor | None = anchor
+        self._lingers: _core.Lingers | None = None
 
     def __del__(self) -> None:
         # First: who reads the memory meanwhile finds that it may be anybody's.
         self._anchor = None
-        self._table.forget(self.number)
-        if self.beside is not None:
-            route, note, tensors = self.beside
-            route.forget(self.number, note, tensors)
+        if self._lingers is None:
+            self._table.forget(self.number, self.beside)
+            return
+        self._table.hide(self.number)
+        self._lingers.end()
+
+    def lies_in(self, arena: _core.Arena, value: Any, *what: Any) -> None:
+        """Some of the memory of ``value``, which this keeps, is the arena's. Others may read it there: it
+        stays until they have let go of it, also if the owner of the reference has died. ``what``: see
+        :meth:`Table.names`."""
+        rest = _Rest(self._table, self.number, (value, self._buffers), self.beside)
+        names = self._table.names(*what)
+        self._lingers = _core.Lingers(arena, self.number, self.ranges, names, rest)
 
     @property
     def anchor(self) -> int:
         """Where the word lies that says it is here."""
         assert self._anchor is not None
         return self._anchor.address
+
+
+class _Rest:
+    """What keeps a value's memory when the value itself is not to be found any more."""
+
+    __slots__ = ("_beside", "_memory", "_number", "_table")
+
+    def __init__(self, table: Table, number: int, memory: Any, beside: OnRoute | None) -> None:
+        self._table = table
+        self._number = number
+        self._memory = memory
+        self._beside = beside
+
+    def __del__(self) -> None:
+        self._table.forget(self._number, self._beside)
 
 
 class Watched(Stored):
@@ -213,14 +239,20 @@ class Table:
             found = self._names[what] = _core.LastingText(text.encode())
         return found
 
-    def forget(self, number: int) -> None:
-        """The value of that number is garbage."""
+    def hide(self, number: int) -> None:
+        """The value of that number is not to be found any more. Its memory may be read still."""
         self._stored.pop(number, None)
+
+    def forget(self, number: int, beside: OnRoute | None = None) -> None:
+        """The value of that number is garbage, and what others have got of it ``beside``."""
+        self.hide(number)
         self._lying.pop(number, None)
         # Any thread may have had it last: one that sends it, or that runs a method which took it.
         if self._told:
             for tell in self._told.copy():
                 tell()
+        if beside is not None:
+            beside.route.forget(number, beside.note, beside.tensors)
 
     @contextmanager
     def telling(self, tell: Callable[[], object]) -> Iterator[None]:

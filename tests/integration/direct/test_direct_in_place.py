@@ -290,19 +290,6 @@ def test_what_has_come_stays_when_its_maker_ends(session, reader, count, wait_un
     assert get(reader.total.remote()) == 2.0 * count
 
 
-def test_whose_owner_may_die_is_copied_by_others(maker, wait_until):
-    """To whom an owner passes its reference on copies: when that dies, nothing keeps the memory there."""
-    owner, reader = Reader.remote(), Reader.remote()
-    count = 2 * MB
-    assert get(owner.fetched.remote(maker, count))
-    assert get(owner.hand.remote(reader)) is False
-    os.kill(get(owner.pid.remote()), signal.SIGKILL)
-    wait_until(lambda: not [one for one in conveyor.objects() if one.keeper.startswith("Maker")])
-    get(maker.drop.remote())
-    get(maker.fill.remote(count, 9.0))
-    assert get(reader.total.remote()) == 5.0 * count
-
-
 def test_a_child_of_a_reader_has_it_as_long_as_it_lives(maker, reader):
     count = 2 * MB
     ref = maker.array.remote(count, 2.0)

@@ -52,7 +52,7 @@ class Holder(Protocol):
         ...
 
     def fetch(
-        self, where: Located, decode: Callable[..., Any], sure: _core.SureLease | None = None
+        self, where: Located, decode: Callable[..., Any], sure: _core.InPlace | None = None
     ) -> Any:
         """Fetch a value, which is decoded with ``decode(codec, meta, buffers)``. ``sure``: what keeps it
         where it lies."""
