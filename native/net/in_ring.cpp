@@ -18,9 +18,11 @@ std::bitset<kMaxReaders> close_elsewhere(const Ring& ring, const std::bitset<kMa
 }  // namespace
 
 InRing::InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed)
+               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed,
+               size_t times, uint32_t kept)
     : index(index), ring_(segment->ring(offset)), sender_(segment, offset, board, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
-      readers_(uint32_t(readers.size())), unclaimed_(std::move(unclaimed)) {
+      readers_(uint32_t(readers.size())), unclaimed_(std::move(unclaimed)),
+      times_(kept != 0 ? reinterpret_cast<Word*>(segment->at(times, kept * sizeof(Word))) : nullptr), kept_(kept) {
   for (const Target& t : readers) processes_.emplace_back(t.slot, board->slot(t.slot)->incarnation.load(std::memory_order_relaxed));
 }
 
@@ -113,6 +115,7 @@ void InRing::publish() {
   }
   // The arena counts what lies beside the body.
   out_.beside = out_.block != nullptr && (out_.flags & kExternal) ? head_.block : 0;
+  if (times_ != nullptr) times_[head_.tag & (kept_ - 1)].store(now_ns(), std::memory_order_relaxed);
   sender_.publish(out_);
   out_.arena.reset();
   ++frames;

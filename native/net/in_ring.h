@@ -5,6 +5,7 @@
 // It always has room, because the writer's ring, which has as many slots, waits for these readers.
 #pragma once
 
+#include "../recorder.h"
 #include "../sender.h"
 #include "unclaimed.h"
 #include "wire.h"
@@ -17,9 +18,11 @@ constexpr const char* kHostIsFull = "conveyor:host-full";       // this host has
 
 class InRing {
  public:
-  // `here`: which of its readers are on this host. `unclaimed` is told of claims of those that have left.
+  // `here`: which of its readers are on this host. `unclaimed` is told of claims of those that have left. `times`: see
+  // RingSpec.
   InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed);
+         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed,
+         size_t times = 0, uint32_t kept = 0);
 
   // All of these throw Violation. What follows the head, `size` bytes, is to be written to what they return (null: to
   // be dropped); then to received().
@@ -53,6 +56,8 @@ class InRing {
   std::bitset<kMaxReaders> here_;
   uint32_t readers_;
   const Unclaimed unclaimed_;
+  Word* const times_;
+  const uint32_t kept_;
   std::vector<std::pair<uint32_t, uint32_t>> processes_;  // of the readers: slot and incarnation
   bool begun_ = false;    // a frame has begun to come
   bool refused_ = false;  // with no block for it: an error stands for it

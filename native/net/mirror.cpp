@@ -23,6 +23,7 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
   for (const RingSpec& spec : rings) {
     const auto index = uint32_t(rings_.size());
     Entry& entry = rings_.emplace_back(Entry{segment_->ring(spec.offset), meet(spec.writer), {}, cursors});
+    if (spec.kept & (spec.kept - 1)) throw std::system_error(EINVAL, std::generic_category(), "times of a mirrored ring");
     if (spec.readers.size() != entry.ring.readers) throw std::system_error(EINVAL, std::generic_category(), "readers of a mirrored ring");
     cursors += spec.readers.size();
     std::map<uint32_t, std::vector<OutRing::Reading>> readings;
@@ -34,7 +35,8 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
       if (entry.writer_host != self) told_.emplace_back(index, r);
     }
     if (entry.writer_host != self) {
-      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot), where.unclaimed());
+      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot), where.unclaimed(),
+                                                           spec.times, spec.kept);
       continue;
     }
     for (const auto& [host, of] : readings) {

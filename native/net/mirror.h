@@ -18,6 +18,8 @@ struct RingSpec {
   Target writer;
   std::vector<Target> readers;
   std::shared_ptr<ArenaView> view{};  // of the writer's arena, if it is here
+  size_t times = 0;                   // where it is noted when frames have come: of each at its tag, modulo `kept`, a power of two
+  uint32_t kept = 0;                  // 0: nowhere
 };
 
 // Where the processes of the session are.

@@ -24,11 +24,11 @@ void bind_net(nb::module_& m) {
 
   nb::class_<net::RingSpec>(m, "MirroredRing")
       .def("__init__", [](net::RingSpec* self, size_t offset, std::pair<uint32_t, uint32_t> writer, const std::vector<std::pair<uint32_t, uint32_t>>& readers,
-                          std::shared_ptr<ArenaView> view) {
+                          std::shared_ptr<ArenaView> view, size_t times, uint32_t kept) {
              std::vector<Target> targets;
              for (const auto& [slot, bit] : readers) targets.push_back({slot, bit});
-             new (self) net::RingSpec{offset, {writer.first, writer.second}, std::move(targets), std::move(view)};
-           }, "offset"_a, "writer"_a, "readers"_a, "view"_a.none() = nb::none());
+             new (self) net::RingSpec{offset, {writer.first, writer.second}, std::move(targets), std::move(view), times, kept};
+           }, "offset"_a, "writer"_a, "readers"_a, "view"_a.none() = nb::none(), "times"_a = 0, "kept"_a = 0);
   nb::class_<net::LimitsSpec>(m, "MirroredLimits")
       .def("__init__", [](net::LimitsSpec* self, size_t offset, uint32_t sets, uint32_t tasks, uint32_t home) { new (self) net::LimitsSpec{offset, sets, tasks, home}; },
            "offset"_a, "sets"_a, "tasks"_a, "home"_a);

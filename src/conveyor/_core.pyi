@@ -1627,8 +1627,12 @@ class MirroredRing:
         writer: tuple[int, int],
         readers: Sequence[tuple[int, int]],
         view: ArenaView | None = None,
+        times: int = 0,
+        kept: int = 0,
     ) -> None:
-        """``writer`` and ``readers``: slots and bits. ``view``: of the arena of a writer that is on this host."""
+        """``writer`` and ``readers``: slots and bits. ``view``: of the arena of a writer that is on this host.
+        ``times``: the offset of ``kept`` numbers of 64 bits, a power of two, in which it is noted when frames have
+        come from another host, that of each at its tag modulo ``kept``."""
 
 class MirroredLimits:
     """Limits of a segment that several hosts have; ``home``: the host that submits."""

@@ -21,6 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
+from conveyor.runtime.driver import abroad
 from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.ranks import Membership
 
@@ -210,6 +211,15 @@ def test_ranks_of_two_nodes_that_have_called_different_things(ranks, group):
     texts = get([a.reduce.remote(3, "int64" if i == 2 else "float32") for i, a in enumerate(ranks)])
     assert "int64[3]" in texts[3]
     assert get([actor.reduce.remote(2) for actor in ranks]) == [[4.0, 4.0]] * 4
+
+
+def test_the_driver_says_what_ranks_of_another_node_do(ranks, monkeypatch):
+    monkeypatch.setattr(abroad, "HASTE", WAIT)
+    made = collective.create_collective_group([ranks[0], ranks[1]], driver_rank=2)
+    told = rf"rank 0 \({name_of(ranks[0])}\), idle; rank 1 \({name_of(ranks[1])}\), idle"
+    with pytest.raises(CollectiveTimeoutError, match=told):
+        collective.barrier(timeout=0.05)
+    collective.destroy_collective_group(made)
 
 
 def test_who_does_not_come_is_named_on_all_nodes(ranks, group, meeting):

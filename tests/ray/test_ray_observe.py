@@ -102,6 +102,33 @@ def test_counters_of_another_node(nodes):
     assert "torn down" in graph.stats().unknown["there 0"]
 
 
+def test_latency_of_results_from_another_node(nodes, tmp_path, wait_until):
+    (here, _), (one, _) = nodes
+    with pipeline(here, one).compile() as graph:
+        began = time.monotonic()
+        got = [get(graph.execute(i)) for i in range(40)]
+        took = time.monotonic() - began
+        assert got == [i + 2 for i in range(40)]
+        latency = graph.stats().latency
+        assert latency.count == 40
+        assert 0 < latency.p50_s <= latency.max_s
+        assert latency.total_s <= took
+    inside, go = str(tmp_path / "inside"), str(tmp_path / "go")
+    with InputNode() as inp:
+        # The one here is done long before the other.
+        dag = MultiOutputNode([one.hold.bind(inp, inside, go), here.run.bind(inp)])
+    with dag.compile() as graph:
+        began = time.monotonic()
+        refs = graph.execute(1)
+        submitted = time.monotonic()
+        wait_until(lambda: os.path.exists(inside), WAIT)
+        wait_until(lambda: refs[1].done(), WAIT)
+        held = time.monotonic() - submitted
+        open(go, "w").close()
+        assert get(refs) == [1, 2]
+        assert held <= graph.stats().latency.max_s <= time.monotonic() - began
+
+
 def test_what_actors_of_another_node_do(nodes, tmp_path, wait_until):
     (here, _), (one, two) = nodes
     inside, go = str(tmp_path / "inside"), str(tmp_path / "go")

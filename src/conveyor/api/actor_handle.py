@@ -91,7 +91,8 @@ class ActorHandle(Generic[InstanceT]):
         # Somebody else will hold one now, so the last one here is not the last.
         self._runtime.share(self._id)
         methods = {name: entry.info for name, entry in self._table.items()}
-        return _unpickle, (self._id, self._class_name, methods)
+        # Actors are counted in each session anew: its number alone is another actor's in another one.
+        return _unpickle, (self._runtime.exports.session, self._id, self._class_name, methods)
 
 
 # handle.__ray_call__.remote(function, *args) runs function(instance, *args) in the actor.
@@ -319,12 +320,14 @@ def check_usable(handle: ActorHandle) -> None:
         raise RuntimeStateError(f"{handle!r} cannot be used here: it belongs to {whose}")
 
 
-def _unpickle(actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]) -> ActorHandle:
+def _unpickle(
+    session: str, actor: ActorId, class_name: str, methods: Mapping[str, MethodInfo]
+) -> ActorHandle:
     runtime = context.running()
-    if runtime is None:
+    if runtime is None or runtime.exports.session != session:
         raise RuntimeStateError(
             f"the handle of actor {actor.name} can only be unpickled in a process of its session, "
-            f"and this process has none"
+            f"and this process {'has none' if runtime is None else 'belongs to another session'}"
         )
     return ActorHandle(runtime, actor, class_name, make_table(methods))
 

@@ -190,8 +190,9 @@ class Group:
         """What is known now of those that have not come."""
         if not ranks:
             return " not all ranks have come to it, the last one of them just too late"
-        doing = self._runtime.collectives.doing
-        described = [f"{self.who(rank)}{doing(self.joined, rank)}" for rank in ranks[:_DESCRIBED]]
+        told = ranks[:_DESCRIBED]
+        doing = self._runtime.collectives.doing(self.joined, told)
+        described = [f"{self.who(rank)}{does}" for rank, does in zip(told, doing, strict=True)]
         if len(ranks) > _DESCRIBED:
             described.append(f"{len(ranks) - _DESCRIBED} more")
         return f" these ranks have not come to it: {'; '.join(described)}"

@@ -20,6 +20,10 @@ class RingPlan(Struct, frozen=True):
     writer: Place
     readers: tuple[Place, ...]
     flags: int = 0
+    #: Where it is noted when frames have come from another host, of ``kept`` tags that follow each other; 0:
+    #: nowhere.
+    times: int = 0
+    kept: int = 0
 
     @property
     def ends(self) -> tuple[Place, ...]:
@@ -75,6 +79,8 @@ class Blueprint(Struct, frozen=True):
                 ring.writer.bell,
                 [reader.bell for reader in ring.readers],
                 view_of(ring.writer.slot),
+                ring.times,
+                ring.kept,
             )
             for ring in self.rings
         ]

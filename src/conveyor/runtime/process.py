@@ -22,7 +22,7 @@ from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
-from conveyor.runtime.status import Label, Page, actor_status, status_of
+from conveyor.runtime.status import ActorStatus, Label, Page, actor_status, status_of
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
@@ -140,23 +140,32 @@ class Process:
         self.arenas = OthersArenas(self)
         self._reading: weakref.WeakSet[Reading] = weakref.WeakSet()
         self._reading_lock = threading.RLock()  # a signal handler may lay a channel
-        #: Asks the host of the process in that slot, which is another one, what it is doing; or why that is
-        #: not known. Only the driver's process has it.
-        self.look_afar: Callable[[int], Page | str] | None = None
+        #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
+        #: that is not known. Only the driver's process has it.
+        self.look_afar: Callable[[Sequence[int]], list[Page | str]] | None = None
         self._closed = False
 
     def describe(self, slot: int, label: Label | None = None) -> str:
         """What the process in ``slot`` is doing, in words, for an error. ``label`` names a (graph, node)."""
-        status = actor_status(self.board, slot, None, label)
+        return self.statuses([(slot, None)], label)[0].describe()
+
+    def statuses(
+        self, members: Sequence[tuple[int, int | None]], label: Label | None = None
+    ) -> list[ActorStatus]:
+        """What these processes, by slot and incarnation, are doing. The driver asks other hosts, all of them
+        together, and not for long."""
+        found = [actor_status(self.board, *member, label) for member in members]
+        far = [place for place, status in enumerate(found) if status.state == "elsewhere"]
         # A forked child has no connection to other hosts.
-        if status.state == "elsewhere" and self.look_afar is not None and not self.inbox.inherited:
-            found = self.look_afar(slot)
-            status = (
-                replace(status, unknown=found)
-                if isinstance(found, str)
-                else status_of(found, label)
-            )
-        return status.describe()
+        if far and self.look_afar is not None and not self.inbox.inherited:
+            seen = self.look_afar([members[place][0] for place in far])
+            for place, page in zip(far, seen, strict=True):
+                found[place] = (
+                    replace(found[place], unknown=page)
+                    if isinstance(page, str)
+                    else status_of(page, label)
+                )
+        return found
 
     def ring(self) -> None:
         """Have whoever waits in this process look again."""

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from conveyor.runtime.status import actor_status
-
 if TYPE_CHECKING:
     from conveyor import _core
     from conveyor.exceptions import ConveyorError
+    from conveyor.runtime.process import Process
     from conveyor.runtime.protocol import ActorId
 
 
@@ -45,12 +44,16 @@ class Joined(Struct, frozen=True):
 
 
 def doing(
-    board: _core.Board, membership: Membership, rank: int, label: Callable[[int, int], str | None]
-) -> str:
+    process: Process,
+    membership: Membership,
+    ranks: Sequence[int],
+    label: Callable[[int, int], str | None],
+) -> list[str]:
     """See ``Collectives``. ``label`` names a (graph, node)."""
-    if rank == membership.driver:
-        return ""
-    return f", {actor_status(board, *membership.members[rank], label).describe()}"
+    actors = [rank for rank in ranks if rank != membership.driver]
+    statuses = process.statuses([membership.members[rank] for rank in actors], label)
+    said = {rank: f", {status.describe()}" for rank, status in zip(actors, statuses, strict=True)}
+    return [said.get(rank, "") for rank in ranks]
 
 
 class Collectives(Protocol):
@@ -88,8 +91,8 @@ class Collectives(Protocol):
         ``runtime.sights``); ``_core.MADE_NOW``, if what calls an operation is no call."""
         ...
 
-    def doing(self, joined: Joined, rank: int) -> str:
-        """What the process of that rank does, in words that follow its name; none of the driver's."""
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        """What the processes of these ranks do, in words that follow their names; none of the driver's."""
         ...
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:

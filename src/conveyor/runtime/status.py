@@ -70,7 +70,7 @@ class ActorStatus:
         if self.state == "dead":
             return "dead" + (f": {self.error.splitlines()[0]}" if self.error else "")
         if self.state == "elsewhere":
-            why = self.unknown or "nobody has asked its host"
+            why = self.unknown or "only the driver asks other hosts"
             return f"alive, on another host, and what it does is not known: {why}"
         text = ""
         if self.method is not None and self.since is not None:

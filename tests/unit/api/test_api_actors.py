@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ class FakeRuntime:
         self.released: list[ActorId] = []
         self.shared: list[ActorId] = []
         self.compiled: list[Any] = []
+        self.exports = SimpleNamespace(session=f"session {id(self)}")
 
     def create_actor(self, spec: ActorSpec) -> ActorId:
         self.specs.append(spec)
@@ -624,7 +626,7 @@ def test_handles_of_a_session_that_is_over(runtime):
     actor = Echo.remote()
     node = actor.echo.bind(InputNode())
     data = pickle.dumps(actor)
-    context.install(FakeRuntime())
+    context.install(another := FakeRuntime())
     uses = [
         (actor.echo.remote, "x"),
         (actor.echo.bind, 1),
@@ -636,6 +638,11 @@ def test_handles_of_a_session_that_is_over(runtime):
     for use, *args in uses:
         with pytest.raises(RuntimeStateError, match="a session that has ended"):
             use(*args)
+    # Actors are counted anew in each session: this one has another actor of that number.
+    Echo.remote()
+    assert another.specs
+    with pytest.raises(RuntimeStateError, match="this process belongs to another session"):
+        pickle.loads(data)
     context.install(None)
     with pytest.raises(RuntimeStateError, match="can only be unpickled in a process of its sess"):
         pickle.loads(data)

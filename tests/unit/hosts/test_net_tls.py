@@ -323,6 +323,16 @@ def test_a_key_is_in_no_file_and_no_descriptor(made):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+def test_a_key_with_a_passphrase_is_refused(authority, tmp_path):
+    """OpenSSL asks for it at the terminal, where there is one, and waits."""
+    files = authority("ours", "here")
+    locked = str(tmp_path / "locked.key")
+    words = ("openssl", "ec", "-in", files.key, "-aes256", "-passout", "pass:secret")
+    subprocess.run([*words, "-out", locked], check=True, capture_output=True)
+    with pytest.raises(TlsError, match="the key is encrypted"):
+        Tls(CertificateFiles(files.certificate, locked, files.ca))
+
+
 def test_a_key_is_in_nothing_that_is_printed(made):
     assert b"PRIVATE KEY" in made.pem
     assert "KEY" not in repr([made]) + str(made)

@@ -36,7 +36,7 @@ class InlineCollectives:
     def called_at(self) -> int:
         return _core.MADE_NOW
 
-    def doing(self, joined: Joined, rank: int) -> str:
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
         self._refuse()
 
     def death(self, joined: Joined, rank: int) -> NoReturn:

@@ -14,6 +14,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 from msgspec import Struct
 
@@ -148,8 +149,15 @@ def _context(protocol: int, certificate: str, key: str | None, ca: str) -> ssl.S
     # The proofs of the token say whose certificate it has to be; nodes have addresses and no names.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
+
+    def no_passphrase() -> NoReturn:
+        # Else OpenSSL asks for it at the terminal, and waits.
+        raise ValueError(
+            "the key is encrypted, and there is nobody to say its passphrase: decrypt it"
+        )
+
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, no_passphrase)
     except (OSError, ValueError) as error:
         raise TlsError(
             f"tls: the certificate {certificate} with the key {key} cannot be used: {error}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +46,8 @@ def start(
     tls: whether connections between nodes are over TLS. ``True``: with a certificate that is made for this
     session. A mapping: with files of each node, by the names ``certificate``, ``key`` and ``ca``.
     """
+    if address is not None and not isinstance(address, str):
+        raise TypeError(f"address must be a str, not {type(address).__name__}")
     if node_timeout is None:
         node_timeout = _TLS_TIMEOUT if tls else _NODE_TIMEOUT
     check_sharing(shared_memory, node_timeout)
@@ -68,7 +72,17 @@ def start(
         disconnect()
         raise
     driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
+    if options.handle_sigterm:
+        _leave_sigterm_to_python()
     return driver
+
+
+def _leave_sigterm_to_python() -> None:
+    """Have SIGTERM go to its handler in Python, which is Ray's, and to nothing else. Ray has put a native one
+    before it, which has the process aborted three seconds later; the actors have the grace period."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def check_sharing(shared_memory: object, node_timeout: object) -> None:

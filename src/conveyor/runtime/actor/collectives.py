@@ -83,8 +83,8 @@ class ActorCollectives:
     def close(self, number: int) -> None:
         self._requests.ask(CloseGroup(number))
 
-    def doing(self, joined: Joined, rank: int) -> str:
-        return doing(self._process.board, joined.membership, rank, self._label)
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        return doing(self._process, joined.membership, ranks, self._label)
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:
         actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]

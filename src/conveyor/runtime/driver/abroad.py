@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -128,14 +128,19 @@ class Abroad:
         here.set_result(self._lookout.look(look, segment))
         return here
 
-    def look_at(self, slot: int, hears: bool) -> Page | str:
-        """What the process of another host in that slot is doing, if that host says so at once; else why it
-        is not known. ``hears``: the caller is who hears its answers."""
-        host = self._hosts.get(self.host_of(slot))
-        if host is None or hears:
-            return "it has ended" if host is None else "its host was not asked"
-        answer = host.look_at_all(LookAtAll(False))
-        wait([answer], HASTE)
+    def look_at(self, slots: Sequence[int], hears: bool) -> list[Page | str]:
+        """What the processes of other hosts in these slots are doing, as far as their hosts say so at once;
+        else why that is not known. ``hears``: the caller is who hears their answers."""
+        if hears:
+            return ["its host was not asked"] * len(slots)
+        hosts = {number: self._hosts.get(number) for number in map(self.host_of, slots)}
+        answers = {n: host.look_at_all(LookAtAll(False)) for n, host in hosts.items() if host}
+        wait(answers.values(), HASTE)
+        return [self._seen(slot, answers.get(self.host_of(slot))) for slot in slots]
+
+    def _seen(self, slot: int, answer: Future[list[Page]] | None) -> Page | str:
+        if answer is None:
+            return "it has ended"
         if not answer.done():
             return f"its host has not answered for {HASTE:g} s"
         error = answer.exception()

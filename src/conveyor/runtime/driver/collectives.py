@@ -261,8 +261,8 @@ class DriverCollectives:
     def called_at(self) -> int:
         return _core.MADE_NOW
 
-    def doing(self, joined: Joined, rank: int) -> str:
-        return doing(self._table.board, joined.membership, rank, self._table.label)
+    def doing(self, joined: Joined, ranks: Sequence[int]) -> list[str]:
+        return doing(self._process, joined.membership, ranks, self._table.label)
 
     def death(self, joined: Joined, rank: int) -> ConveyorError:
         actor, (slot, incarnation) = joined.membership.actors[rank], joined.membership.members[rank]

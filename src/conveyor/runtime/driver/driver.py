@@ -121,7 +121,7 @@ class Driver(CallingRuntime):
             return process.own_view(self._arena_fd)
 
         self.abroad = Abroad(process, own_view)
-        process.look_afar = lambda slot: self.abroad.look_at(slot, hosts.on_thread())
+        process.look_afar = lambda slots: self.abroad.look_at(slots, hosts.on_thread())
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )

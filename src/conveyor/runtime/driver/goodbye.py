@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
-from conveyor import _core
 from conveyor.exceptions import ConveyorError
 from conveyor.runtime.actor.orders import End
 from conveyor.runtime.calls.exit_hook import EXIT_HOOK
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.status import actor_status
+from conveyor.runtime.process import Process
+from conveyor.runtime.protocol import PID_MASK
+from conveyor.runtime.status import ActorStatus
 
 logger = logging.getLogger("conveyor")
 
@@ -28,12 +30,12 @@ class Goodbye:
 
     def __init__(
         self,
-        board: _core.Board,
+        process: Process,
         grace: float,
         kill: Callable[[ActorRecord], None],
         label: Callable[[int, int], str | None],
     ) -> None:
-        self._board = board
+        self._process = process
         self.grace = grace
         self._kill = kill
         self._label = label
@@ -97,23 +99,29 @@ class Goodbye:
             (False, "not ended within the grace period of %g s, and killed:\n%s"),
             (True, "still at work after the grace period of %g s, and left there:\n%s"),
         ):
-            actors = "\n".join(f"  {self._describe(r)}" for r in left if _stays(r) is stay)
+            actors = [record for record in left if _stays(record) is stay]
             if actors:
-                logger.warning(how, self.grace, actors)
+                logger.warning(how, self.grace, "\n".join(self._describe(actors)))
 
-    def _describe(self, record: ActorRecord) -> str:
-        status = actor_status(self._board, record.slot, record.incarnation, self._label)
-        text = str(status)
+    def _describe(self, records: list[ActorRecord]) -> Iterator[str]:
+        statuses = self._process.statuses([r.reader for r in records], self._label)
+        for record, status in zip(records, statuses, strict=True):
+            place = None if record.process is None else record.process.place
+            known = replace(status, pid=record.pid & PID_MASK, host=place or None)
+            yield f"  {known}{self._what_is_left(record, status)}"
+
+    def _what_is_left(self, record: ActorRecord, status: ActorStatus) -> str:
         if status.state == "idle":
+            if record.host is not None:
+                return ": it runs no method, and its process has not ended"
             # The hook is what the page says last, also where the class has none.
-            if self._board.status(record.slot)[-1] == EXIT_HOOK:
-                text += (
+            if self._process.board.status(record.slot)[-1] == EXIT_HOOK:
+                return (
                     f": its methods and {EXIT_HOOK} are done, but its process was not: threads, atexit "
                     "handlers, finalizers, or what the interpreter does at its end"
                 )
-            else:
-                text += ": it runs no method, and has not begun its end"
-        return text
+            return ": it runs no method, and has not begun its end"
+        return ""
 
 
 def _stays(record: ActorRecord) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import threads
+from conveyor.runtime.protocol import PID_MASK
 from conveyor.runtime.waiting.patience import Patience
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Restarts:
             record = self.current(actor)
             if record.alive:
                 return record
-            _wait(record.exited, f"the end of {actor.name}", record)
+            _wait_for_end(record)
             if tried:
                 raise record.death()
             with self.lock:
@@ -79,9 +80,10 @@ class Restarts:
             coming = record.exited.is_set() or record.may_restart() or record.restarting
             if record.alive or not coming:
                 return record
-            _wait(record.exited, f"the end of {actor.name}", record)
+            _wait_for_end(record)
             if record.restarting:
-                _wait(record.replaced, f"the restart of {actor.name}", record)
+                doing = "another process is being started for it"
+                _wait(record.replaced, f"the restart of {actor.name}", doing)
             if self._table.record(actor) is record:
                 return record
 
@@ -144,9 +146,13 @@ class Restarts:
         record.replaced.set()
 
 
-def _wait(event: threading.Event, what: str, record: ActorRecord) -> None:
+def _wait_for_end(record: ActorRecord) -> None:
+    pid = record.pid & PID_MASK
+    doing = f"the end of its process (pid {pid}) is not reported yet"
+    _wait(record.exited, f"the end of {record.id.name}", doing)
+
+
+def _wait(event: threading.Event, what: str, doing: str) -> None:
     patience = Patience(None)
     while not event.wait(patience.step()):
-        patience.check(
-            lambda: what, lambda: f"the end of its process (pid {record.pid}) is not reported yet"
-        )
+        patience.check(lambda: what, lambda: doing)

@@ -55,7 +55,7 @@ class Supervisor:
         self._board = table.board
         self._watches = DeathWatches(self._board, fired)
         self._restarts = Restarts(table, lambda record: self.start(record.actor, replaces=record))
-        self._goodbye = Goodbye(self._board, grace, self._end_at_once, table.label)
+        self._goodbye = Goodbye(household.process, grace, self._end_at_once, table.label)
         #: Is given the driver's end of the socket on which a new process will ask for things.
         self.on_request_socket: Callable[[ActorRecord, socket.socket], object] = _close_it
         #: Is told that a process will be on another host, whose requests come by way of that.

@@ -154,7 +154,8 @@ def lay_out(
             end = ReadEnd(edge.id, offset, index, writer, shared)
             reads.setdefault(reader, []).append(end)
         targets = tuple([places[r] for r in edge.readers])
-        rings.append(RingPlan(offset, slots_of(edge.depth), stride, writer, targets, flags))
+        times = recorders[edge.writer].times_of(edge.id)
+        rings.append(RingPlan(offset, slots_of(edge.depth), stride, writer, targets, flags, *times))
         writes.setdefault(edge.writer, []).append(WriteEnd(edge.id, offset, targets))
     conduits: dict[int, list[ConduitEnd]] = {}
     for number, offset in wires.items():

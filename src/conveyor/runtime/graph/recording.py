@@ -57,6 +57,20 @@ class RecorderPlace(Struct, frozen=True):
             whose,
         )
 
+    def times_of(self, edge: int) -> tuple[int, int]:
+        """Where the times of the last executions' frames of this edge are kept, and of how many; 0 if it is
+        no output. Its writer notes them there; where that is on another host, who receives them here."""
+        if edge not in self.outputs:
+            return 0, 0
+        before = _core.Recorder.bytes(
+            len(self.tasks),
+            len(self.receives),
+            len(self.sends),
+            self.outputs.index(edge),
+            self.slots,
+        )
+        return self.offset + before, self.slots
+
 
 def result_edges(plan: Plan) -> tuple[int, ...]:
     """The edges that the driver reads, each once: of the outputs, then of the effects."""
