@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../sender.h"
+#include "lent.h"
 #include "unclaimed.h"
 #include "wire.h"
 
@@ -17,9 +18,10 @@ constexpr const char* kHostIsFull = "conveyor:host-full";       // this host has
 
 class InRing {
  public:
-  // `here`: which of its readers are on this host. `unclaimed` is told of claims of those that have left.
-  InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed);
+  // `id`: the segment's. `here`: which of its readers are on this host. `returning`: to the writer's. `unclaimed` is told of claims of those that have left.
+  InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, std::shared_ptr<Returning> returning,
+         Unclaimed unclaimed);
 
   // All of these throw Violation. What follows the head, `size` bytes, is to be written to what they return (null: to
   // be dropped); then to received().
@@ -45,13 +47,16 @@ class InRing {
   uint64_t frames = 0;
 
  private:
+  void check_size(const FrameHead& head, bool stands_in) const;
   void publish();
   // The header of the frame that is about to be published, if it claims anything.
   std::optional<std::string> claims() const;
+  const uint64_t id_;
   Ring ring_;
   Sender sender_;
   std::bitset<kMaxReaders> here_;
   uint32_t readers_;
+  const std::shared_ptr<Returning> returning_;
   const Unclaimed unclaimed_;
   std::vector<std::pair<uint32_t, uint32_t>> processes_;  // of the readers: slot and incarnation
   bool begun_ = false;    // a frame has begun to come
@@ -59,6 +64,7 @@ class InRing {
   const char* error_ = nullptr;
   FrameHead head_{};
   Outgoing out_;
+  std::shared_ptr<Borrowed> borrowed_;  // of a frame that keeps something at its writer's
   uint64_t in_slot_ = 0;  // bytes of the body still to come into the slot
   uint64_t got_ = 0;      // bytes of the block
   bool owes_have_ = false;  // of a frame that was in a block

@@ -84,7 +84,7 @@ class Depot:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError):
-                _wait_on(sock)
+                wait_on(sock)
                 while True:
                     self._answer(sock)
         finally:
@@ -93,7 +93,7 @@ class Depot:
             hang_up(sock)
 
     def _answer(self, sock: socket.socket) -> None:
-        number, at, size = _ASKED.unpack(_hear(sock, _ASKED.size))
+        number, at, size = _ASKED.unpack(hear(sock, _ASKED.size))
         with self._lock:
             fd = self._files.get(number, -1)
             file = None if fd < 0 else open(os.dup(fd), "rb", buffering=0)  # noqa: SIM115
@@ -153,7 +153,7 @@ class Supply:
         try:
             sock = self._take()
             sock.sendall(_ASKED.pack(number, at, len(room) - at))
-            (there,) = _ANSWERED.unpack(_hear(sock, _ANSWERED.size))
+            (there,) = _ANSWERED.unpack(hear(sock, _ANSWERED.size))
             if there != len(room) - at:
                 raise FileNotFoundError(f"the other host does not have value {number} any more")
             while at < len(room):
@@ -193,7 +193,7 @@ class Supply:
             try:
                 sock = self._dial()
                 try:
-                    _wait_on(sock)
+                    wait_on(sock)
                 except BaseException:
                     hang_up(sock)
                     raise
@@ -226,17 +226,25 @@ def break_off(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _wait_on(sock: socket.socket) -> None:
+def wait_on(sock: socket.socket) -> None:
     """Nobody says anything while he waits, which he does as long as the other side lives."""
     sock.settimeout(None)
     watch_life(sock)
 
 
-def _hear(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        some = sock.recv(size - len(data))
+def hear(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, and not one more."""
+    data = bytearray(size)
+    with memoryview(data) as room:
+        hear_into(sock, room)
+    return bytes(data)
+
+
+def hear_into(sock: socket.socket, room: memoryview) -> None:
+    """As many bytes as there is room for."""
+    at = 0
+    while at < len(room):
+        some = sock.recv_into(room[at:])
         if not some:
             raise ConnectionError("the other host has ended the connection")
-        data += some
-    return data
+        at += some

@@ -23,6 +23,7 @@ from conveyor.exceptions import (
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.collectives import ActorCollectives
+from conveyor.runtime.actor.far_memory import FarMemoryClient
 from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
@@ -134,6 +135,9 @@ class ActorRuntime(CallingRuntime):
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
         )
+
+        if hello.places:  # else all processes of the session are on one host
+            process.far_memory = FarMemoryClient(self._open, self._requests.ask)
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:
