@@ -49,7 +49,7 @@ class InRing {
  private:
   void check_size(const FrameHead& head, bool stands_in) const;
   void publish();
-  // The header of the frame that is about to be published, if it claims anything.
+  // The header of the frame that has come, if it claims anything.
   std::optional<std::string> claims() const;
   const uint64_t id_;
   Ring ring_;
@@ -67,6 +67,7 @@ class InRing {
   std::shared_ptr<Borrowed> borrowed_;  // of a frame that keeps something at its writer's
   uint64_t in_slot_ = 0;  // bytes of the body still to come into the slot
   uint64_t got_ = 0;      // bytes of the block
+  std::vector<char> first_;  // the first of them, of a frame that is refused and claims something
   bool owes_have_ = false;  // of a frame that was in a block
 };
 

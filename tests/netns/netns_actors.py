@@ -38,6 +38,9 @@ class Stage:
         for i in range(n):
             yield np.full(500, i)
 
+    def all_of(self, receiver: Any) -> list[Any]:
+        return list(receiver)
+
     def pid(self) -> int:
         return os.getpid()
 

@@ -54,6 +54,9 @@ class Holder:
     def total(self, refs=None):
         return [float(value.sum()) for value in conveyor.get(self.refs if refs is None else refs)]
 
+    def inner_totals(self):
+        return [float(conveyor.get(one["inner"]).sum()) for one in conveyor.get(self.refs)]
+
     async def awaited(self, refs):
         return [float((await ref).sum()) for ref in refs]
 

@@ -191,6 +191,35 @@ def test_it_ends_with_the_program(scripts, two_nodes, wait_until):
         os.close(pidfd)
 
 
+def test_it_ends_when_rays_connection_has_ended_before(scripts, two_nodes):
+    """Ray would make another connection by itself: to whatever cluster it finds, or to a new one."""
+    source = """
+    import sys
+    import ray
+    import conveyor
+
+    class A:
+        def run(self):
+            return 1
+
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    conveyor.init(engine="ray", shared_memory="node", grace_seconds=0.1)
+    where = {"resources": {"second": 0.1}}
+    actor = conveyor.remote(A).options(**where).remote()
+    assert conveyor.get(actor.run.remote()) == 1
+    ray.shutdown()
+    try:
+        conveyor.remote(A).options(**where).remote()
+    except conveyor.exceptions.ActorStartError as error:
+        print(error)
+    conveyor.shutdown()
+    print("connected", ray.is_initialized())
+    """
+    out = scripts.run(source, two_nodes.address, env={"RAY_ADDRESS": ""})
+    assert "the connection to Ray that the session was started on has ended" in out
+    assert "connected False" in out
+
+
 def _over(pidfd):
     try:
         signal.pidfd_send_signal(pidfd, 0)

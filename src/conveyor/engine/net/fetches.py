@@ -318,16 +318,17 @@ class FarMemoryService:
 
     def _want(self, message: Want, _fds: list[int]) -> None:
         def tell(fd: int, size: int, error: int, why: str) -> None:
-            data, given = None, []
+            data: bytes | None = None
+            file: _core.Snapshot | None = None  # which takes it along
             try:
                 if not error and size < SHARE_FROM:
                     data = os.pread(fd, size, 0)
                 elif not error:
-                    given = [os.dup(fd)]
+                    file = _core.Snapshot.received(0, 0, size, None, fd)
             except (OSError, MemoryError) as failed:
                 error = getattr(failed, "errno", None) or errno.ENOMEM
                 why = str(failed)
-            self.connection.send(Come(message.number, size, data, error, why), given)
+            self.connection.send(Come(message.number, size, data, error, why), file)
 
         self._fetches.bring(message.wanted, tell)
 

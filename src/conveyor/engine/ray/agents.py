@@ -24,7 +24,7 @@ from conveyor.engine.net.handshake import (
     FOR_FETCHING,
     FOR_READING,
     Identity,
-    dial,
+    dial_host,
     hand_over,
     new_token,
 )
@@ -60,9 +60,12 @@ class Agents:
         on_news: Callable[[AgentHost, News], object],
         on_loss: Callable[[AgentHost], object],
         tls: Credentials | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes.
+        ``check()`` raises where Ray is not to be asked for anything any more."""
+        self._check = check
         self._ray, self._events, self._window = ray, events, window
         self._credentials = tls
         self._tls = None if tls is None else Tls(tls)
@@ -145,20 +148,21 @@ class Agents:
                 f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
                 f"cannot be connected: {cause}"
             ) from error
-        dial_depot = partial(self._dial, ready.address, FOR_FETCHING)
-        host = AgentHost(number, name, agent, ready, self.lose, self._depot, dial_depot)
+        dial_depot = partial(self._dial, number, ready.address, FOR_FETCHING)
+        at = number, name, agent
+        host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
         self._hear(host)
         return host
 
-    def _dial(self, address: tuple[str, int], purpose: int) -> socket.socket:
+    def _dial(self, number: int, address: tuple[str, int], purpose: int) -> socket.socket:
         identity = Identity(0, __version__, purpose=purpose)
-        return dial(address, self._token, identity, self._window, self._tls)[0]
+        return dial_host(number, address, self._token, identity, self._window, self._tls)
 
     def _dial_memories(self, number: int) -> socket.socket:
         host = self.by_number(number)
         if host is None:
             raise ConnectionError("the host is lost")
-        return self._dial(host.address, FOR_READING)
+        return self._dial(number, host.address, FOR_READING)
 
     def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
         """What the agent says of itself, unless the session ends before."""
@@ -182,19 +186,25 @@ class Agents:
         """Let hosts in from now on; where."""
         assert self._home is not None
         if self._listener is None:
-            self._pump = self._home.pump(self._window)
             process = self._home.process
             self._memories = Memories(process.board, process.slot)
             self._fetches = Fetches(self._home.host_of, self._dial_memories, self._home.kept_afar)
             process.far_memory = process.hosts_memory = self._fetches
-            self._events.add(self._pump.notice_fd, self._on_notice)
-            self._listener = Listener(
+            listener = Listener(
                 (self._ray.util.get_node_ip_address(), 0),
                 self._token,
                 Identity(0, __version__),
                 self._let_in,
                 tls=self._tls,
             )
+            try:
+                # Nobody knows of the listener yet: who is let in finds the pump.
+                self._pump = self._home.pump(self._window, listener.address[0])
+                self._events.add(self._pump.notice_fd, self._on_notice)
+            except BaseException:
+                listener.close()
+                raise
+            self._listener = listener
             self._display = Display(self._events, self._gather)
         return self._listener.address
 
@@ -222,7 +232,12 @@ class Agents:
 
     def _hear(self, host: AgentHost) -> None:
         """Have the next news of it told."""
-        ref = host.agent.news.options(concurrency_group="news").remote()
+        try:
+            self._check()
+            ref = host.agent.news.options(concurrency_group="news").remote()
+        except Exception as error:  # Ray is disconnected, say
+            self.lose(host, f"its agent cannot be asked for news ({error})")
+            return
         ref.future().add_done_callback(
             lambda result: self._events.call(partial(self._heard, host, result))
         )
@@ -278,6 +293,7 @@ class Agents:
     def _kill(self, agent: Any) -> None:
         # Ray may be disconnected by now, and its actors with it.
         with suppress(Exception):
+            self._check()
             self._ray.kill(agent)
 
     def refuse(self) -> None:

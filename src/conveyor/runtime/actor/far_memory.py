@@ -17,6 +17,8 @@ from conveyor.runtime.far_memory import Brought, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.message import Message
 from conveyor.runtime.refs.connection import Connection
+from conveyor.runtime.refs.messages import all_of
+from conveyor.system_limits import explained
 
 
 class ToHost(Message, frozen=True):
@@ -48,13 +50,9 @@ class Come(FromHost, frozen=True):
 class FarMemoryClient:
     """An actor's: it asks its host."""
 
-    def __init__(
-        self,
-        connect: Callable[[Request], socket.socket],
-        ask: Callable[[Request], tuple[Any, list[int]]],
-    ) -> None:
-        """``connect(request)``: the socket that the driver answers with; ``ask(request)``: its answer."""
-        self._connect, self._ask = connect, ask
+    def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]]) -> None:
+        """``ask(request)``: the driver's answer, and the descriptors that come with it."""
+        self._ask = ask
         # Reentrant: a signal handler may fetch something while its thread waits for the connection.
         self._lock = threading.RLock()
         self._connection: Connection | None = None
@@ -90,7 +88,10 @@ class FarMemoryClient:
         with self._lock:
             connection = self._connection
             if connection is None or connection.ended:
-                sock = self._connect(OpenFarMemory())
+                with explained("open a connection to this process's host"):
+                    _, fds = self._ask(OpenFarMemory())
+                    (fd,) = all_of(fds, 1)
+                    sock = socket.socket(fileno=fd)
                 self._connection = connection = Connection(
                     sock, "memory", self._on_message, self._on_end
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from conveyor.runtime.actor.requests import (
     Disconnect,
     Find,
     FindTransport,
+    HostsOf,
     Kill,
     Lay,
     LayAgain,
@@ -123,9 +124,7 @@ class ActorRuntime(CallingRuntime):
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
         # One handle, and so one connection, for each graph.
-        self._graphs: weakref.WeakValueDictionary[int, CompiledGraph] = (
-            weakref.WeakValueDictionary()
-        )
+        self._graphs = weakref.WeakValueDictionary[int, CompiledGraph]()
         self.exports = ActorExports(
             hello.session,
             hello.number,
@@ -135,9 +134,7 @@ class ActorRuntime(CallingRuntime):
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
         )
-
-        if hello.places:  # else all processes of the session are on one host
-            process.far_memory = FarMemoryClient(self._open, self._requests.ask)
+        process.far_memory = FarMemoryClient(self._requests.ask) if hello.places else None
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:
@@ -247,10 +244,13 @@ class ActorRuntime(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement)
+        plan = lower(root, config, placement, self._hosts_of)
         refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
+
+    def _hosts_of(self, actors: Sequence[ActorId]) -> Sequence[int]:
+        return tuple(self._requests.ask(HostsOf(tuple(actors)))[0])
 
     def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
         self.tidy()
