@@ -289,6 +289,9 @@ def wait_on(sock: socket.socket) -> None:
     """Nobody says anything while he waits, which he does as long as the other side lives."""
     sock.settimeout(None)
     watch_life(sock)
+    if sock.family != socket.AF_UNIX:
+        # What is said is waited for: it is not held back for more (Nagle's algorithm).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def hear(sock: socket.socket, size: int) -> bytes:
