@@ -1,6 +1,8 @@
 // A frame that has been taken out of its ring.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -18,6 +20,16 @@ struct OwnedMemory {
   }
   // Shared with who else has the file of at least `size` bytes.
   OwnedMemory(int fd, size_t size) : data(map_shared(fd, 0, align_up(size, kGranule))), mapped(align_up(size, kGranule)) {}
+  // What is in a file, whose pages are shared until they are written to: that nobody else sees.
+  static std::shared_ptr<OwnedMemory> copy_of(int fd, size_t size) {
+    auto memory = std::make_shared<OwnedMemory>(size_t(0));
+    const size_t room = align_up(std::max<size_t>(size, 1), kGranule);
+    void* const at = ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (at == MAP_FAILED) throw_errno("mmap");
+    std::free(std::exchange(memory->data, static_cast<char*>(at)));
+    memory->mapped = room;
+    return memory;
+  }
   ~OwnedMemory() {
     if (mapped != 0)
       ::munmap(data, mapped);

@@ -17,13 +17,28 @@ std::bitset<kMaxReaders> close_elsewhere(const Ring& ring, const std::bitset<kMa
 
 }  // namespace
 
-InRing::InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed,
-               size_t times, uint32_t kept)
-    : index(index), ring_(segment->ring(offset)), sender_(segment, offset, board, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
-      readers_(uint32_t(readers.size())), unclaimed_(std::move(unclaimed)),
+InRing::InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+               const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena,
+               std::shared_ptr<Returning> returning, Unclaimed unclaimed, size_t times, uint32_t kept)
+    : index(index), id_(id), ring_(segment->ring(offset)), sender_(segment, offset, board, readers, std::move(arena), close_elsewhere(ring_, here)), here_(here),
+      readers_(uint32_t(readers.size())), returning_(std::move(returning)), unclaimed_(std::move(unclaimed)),
       times_(kept != 0 ? reinterpret_cast<Word*>(segment->at(times, kept * sizeof(Word))) : nullptr), kept_(kept) {
   for (const Target& t : readers) processes_.emplace_back(t.slot, board->slot(t.slot)->incarnation.load(std::memory_order_relaxed));
+}
+
+void InRing::check_size(const FrameHead& head, bool stands_in) const {
+  const bool external = !stands_in && (head.flags & kExternal), keeps = !stands_in && (head.flags & kKeeps);
+  bool fits;
+  if (stands_in)
+    fits = head.in_slot == 0 && head.block == 0;
+  else if (external)
+    fits = head.size == head.in_slot && head.block != 0;
+  else if (keeps)  // behind its body stand the numbers of what it keeps
+    fits = head.in_slot == 0 && head.size < kMostBytes && head.block >= trailer_at(head.size) + trailer_size({}) &&
+           head.block - trailer_at(head.size) <= (1 + kMostNumbers) * sizeof(uint64_t);
+  else
+    fits = head.block == 0 ? head.size == head.in_slot : head.size == head.block && head.in_slot == 0;
+  if (!fits) throw Violation("a frame of a wrong size");
 }
 
 char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
@@ -32,13 +47,13 @@ char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
   if (head.number != sender_.ring.head()) throw Violation("a frame out of its order");
   if (!sender_.ring.has_room()) throw Violation("more frames than there is room for");
   if (head.kind < uint16_t(Kind::kValue) || head.kind > uint16_t(Kind::kControl)) throw Violation("a frame of no kind");
-  const bool stands_in = flags & kStandIn, external = !stands_in && (head.flags & kExternal);
+  const bool stands_in = flags & kStandIn, keeps = !stands_in && (head.flags & kKeeps);
   if (head.in_slot != size || head.in_slot > ring_.capacity() || head.block > kMostBytes) throw Violation("a frame of a wrong size");
-  if (stands_in ? head.in_slot != 0 || head.block != 0
-                : external || head.block == 0 ? head.size != head.in_slot || (external && head.block == 0)
-                                              : head.size != head.block || head.in_slot != 0)
-    throw Violation("a frame of a wrong size");
-  if (!stands_in && (head.flags & kKeeps)) throw Violation("a frame that cannot be between hosts");
+  check_size(head, stands_in);
+  if (!keeps)
+    borrowed_.reset();
+  else if (borrowed_ == nullptr)  // else it has begun anew
+    borrowed_ = Returning::borrow(returning_, {id_, index, head.number});
   // Begun anew after a reconnect: the block may be there.
   const bool again = begun_ && out_.block != nullptr && head.block == head_.block;
   head_ = head;
@@ -99,7 +114,7 @@ void InRing::publish() {
   out_.tag = head_.tag;
   out_.codec = head_.codec;
   out_.kind = Kind(head_.kind);
-  out_.flags = head_.flags;
+  out_.flags = head_.flags & ~uint32_t(kSure);
   out_.size = head_.size;
   const auto header = claims();  // before a reader may end its lease, and an error takes its place
   if (refused_) {
@@ -113,11 +128,20 @@ void InRing::publish() {
     out_.size = std::strlen(error_);  // fits in every slot
     std::memcpy(sender_.ring.next_body(), error_, out_.size);
   }
+  if (borrowed_ != nullptr) {
+    borrowed_->whole = true;
+    if (!refused_) {
+      if (!(out_.flags & kExternal)) out_.keeps = read_trailer(out_.block->data(), out_.size, head_.block);
+      out_.attached = std::move(borrowed_);
+    }
+    borrowed_.reset();
+  }
   // The arena counts what lies beside the body.
   out_.beside = out_.block != nullptr && (out_.flags & kExternal) ? head_.block : 0;
   if (times_ != nullptr) times_[head_.tag & (kept_ - 1)].store(now_ns(), std::memory_order_relaxed);
   sender_.publish(out_);
   out_.arena.reset();
+  out_.keeps.clear();
   ++frames;
   if (!header) return;
   const auto left = refused_ ? here_ : sender_.ring.left_behind(sender_.ring.head() - 1) & here_;

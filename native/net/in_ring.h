@@ -7,6 +7,7 @@
 
 #include "../recorder.h"
 #include "../sender.h"
+#include "lent.h"
 #include "unclaimed.h"
 #include "wire.h"
 
@@ -18,11 +19,11 @@ constexpr const char* kHostIsFull = "conveyor:host-full";       // this host has
 
 class InRing {
  public:
-  // `here`: which of its readers are on this host. `unclaimed` is told of claims of those that have left. `times`: see
-  // RingSpec.
-  InRing(const std::shared_ptr<Segment>& segment, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, Unclaimed unclaimed,
-         size_t times = 0, uint32_t kept = 0);
+  // `id`: the segment's. `here`: which of its readers are on this host. `returning`: to the writer's. `unclaimed` is told of claims of those that have left.
+  // `times`: see RingSpec.
+  InRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
+         const std::vector<Target>& readers, const std::bitset<kMaxReaders>& here, std::shared_ptr<Arena> arena, std::shared_ptr<Returning> returning,
+         Unclaimed unclaimed, size_t times = 0, uint32_t kept = 0);
 
   // All of these throw Violation. What follows the head, `size` bytes, is to be written to what they return (null: to
   // be dropped); then to received().
@@ -48,13 +49,16 @@ class InRing {
   uint64_t frames = 0;
 
  private:
+  void check_size(const FrameHead& head, bool stands_in) const;
   void publish();
   // The header of the frame that has come, if it claims anything.
   std::optional<std::string> claims() const;
+  const uint64_t id_;
   Ring ring_;
   Sender sender_;
   std::bitset<kMaxReaders> here_;
   uint32_t readers_;
+  const std::shared_ptr<Returning> returning_;
   const Unclaimed unclaimed_;
   Word* const times_;
   const uint32_t kept_;
@@ -64,6 +68,7 @@ class InRing {
   const char* error_ = nullptr;
   FrameHead head_{};
   Outgoing out_;
+  std::shared_ptr<Borrowed> borrowed_;  // of a frame that keeps something at its writer's
   uint64_t in_slot_ = 0;  // bytes of the body still to come into the slot
   uint64_t got_ = 0;      // bytes of the block
   std::vector<char> first_;  // the first of them, of a frame that is refused and claims something

@@ -35,14 +35,14 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
       if (entry.writer_host != self) told_.emplace_back(index, r);
     }
     if (entry.writer_host != self) {
-      if (here.any()) entry.in = std::make_unique<InRing>(segment_, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot), where.unclaimed(),
-                                                           spec.times, spec.kept);
+      if (here.any()) entry.in = std::make_unique<InRing>(segment_, id, index, spec.offset, board, spec.readers, here, where.arena_of(spec.writer.slot),
+                                                               where.returning(entry.writer_host), where.unclaimed(), spec.times, spec.kept);
       continue;
     }
     for (const auto& [host, of] : readings) {
       if (host == self) continue;
       if (!spec.view) throw std::system_error(EINVAL, std::generic_category(), "a ring that is sent needs the arena of its writer");
-      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view, where.unclaimed());
+      entry.out[host] = std::make_unique<OutRing>(segment_, id, index, spec.offset, board, spec.writer, of, spec.view, where.lent(host), where.unclaimed());
     }
   }
   for (size_t lead = 0; lead < rings.size(); ++lead)
@@ -72,10 +72,8 @@ void Mirror::put_open(uint32_t host, Connection& to) {
   peers_.at(host).open = true;
   std::vector<OpenEntry> entries;
   for (Entry& e : rings_)
-    if (e.in && e.writer_host == host) {
-      entries.push_back({e.in->index, e.ring.readers, e.in->have(), e.in->at()});
-      e.in->note_told();
-    }
+    // Who has been told before takes no heed of this, and is owed a word (kHave) all the same.
+    if (e.in && e.writer_host == host) entries.push_back({e.in->index, e.ring.readers, e.in->have(), e.in->at()});
   to.put(Prefix{What::kOpen, 0, uint32_t(sizeof(OpenHead) + entries.size() * sizeof(OpenEntry)), id});
   to.put(OpenHead{rings(), uint32_t(entries.size())});
   if (!entries.empty()) to.put(entries.data(), entries.size() * sizeof(OpenEntry));

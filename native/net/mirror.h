@@ -28,6 +28,9 @@ class Whereabouts {
   virtual uint32_t host_of(uint32_t slot) const = 0;
   virtual std::shared_ptr<Arena> arena_of(uint32_t slot) const = 0;  // of a process of another host
   virtual Unclaimed unclaimed() = 0;
+  // What another host has of this one's, and what this one has of it and needs no more.
+  virtual std::shared_ptr<Lent> lent(uint32_t host) = 0;
+  virtual std::shared_ptr<Returning> returning(uint32_t host) = 0;
   virtual ~Whereabouts() = default;
 };
 

@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "../body.h"
+#include "../frame.h"
 
 namespace conveyor::net {
 
 OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-                 Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, Unclaimed unclaimed)
-    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)), unclaimed_(std::move(unclaimed)) {
+                 Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, std::shared_ptr<Lent> lent,
+                 Unclaimed unclaimed)
+    : index(index), segment_(segment), board_(board), id_(id), view_(std::move(view)), lent_(std::move(lent)), unclaimed_(std::move(unclaimed)) {
   for (const Reading& r : readers) ends_.push_back({r.reader, segment->ring(offset), std::make_unique<RingReader>(segment, offset, r.reader, board, writer),
                      r.target.slot, board->slot(r.target.slot)->incarnation.load(std::memory_order_relaxed)});
   sent_ = most_ = have_ = ends_.front().end->next();
@@ -17,6 +19,16 @@ OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t 
 OutRing::~OutRing() {
   for (End& e : ends_)
     if (!e.left && !board_->gone(e.slot, e.incarnation)) leave(e);
+  // What was sent as a whole has come, or will: its host says when it is needed no more.
+  try {
+    for (Loaded& l : loaded_)
+      if (l.head.number < most_) hand_over(l);
+  } catch (const std::bad_alloc&) {  // their readers find that the values are gone
+  }
+}
+
+void OutRing::hand_over(Loaded& loaded) {
+  if (loaded.head.flags & kKeeps) lent_->add({id_, index, loaded.head.number}, loaded.leases);
 }
 
 uint64_t OutRing::limit() noexcept {
@@ -67,7 +79,10 @@ void OutRing::open(uint64_t have, uint64_t at) {
 void OutRing::release(uint64_t have) {
   if (have < have_ || have > std::max(sent_, most_)) throw Violation("a host has frames that it was never sent");
   have_ = have;
-  while (!loaded_.empty() && loaded_.front().head.number < have) loaded_.pop_front();
+  while (!loaded_.empty() && loaded_.front().head.number < have) {
+    hand_over(loaded_.front());
+    loaded_.pop_front();
+  }
 }
 
 size_t OutRing::step(Connection& to) {
@@ -97,8 +112,9 @@ void OutRing::begin(Connection& to) {
   const auto* shared = reinterpret_cast<const SlotHeader*>(ring.slot(sent_));
   const SlotHeader slot = read_once(*shared);
   const char* body = reinterpret_cast<const char*>(shared + 1);
-  FrameHead head = {index, uint16_t(slot.kind), slot.codec, sent_, slot.tag, slot.flags, 0, slot.size, 0};
-  bool whole = !(slot.flags & kKeeps);
+  // Whether the reader is sure of the value is not known: the frame's own host may be lost before.
+  FrameHead head = {index, uint16_t(slot.kind), slot.codec, sent_, slot.tag, slot.flags & ~uint32_t(kSure), 0, slot.size, 0};
+  bool whole = !(slot.flags & kKeeps) || slot.block != 0;
   // Whoever has written what no writer does spoils that frame: the other host would give this one up for it.
   if (slot.kind < Kind::kValue || slot.kind > Kind::kControl) {
     head.kind = uint16_t(Kind::kError);
@@ -150,6 +166,12 @@ bool OutRing::load(const SlotHeader& slot, FrameHead& head, const char* body) {
     for (const End& e : ends_)
       if (!e.left) loaded.leases.push_back(std::make_shared<Lease>(*view_, slot.block - 1, slot.block_size, e.reader));
     loaded.block = loaded.leases.front()->data();
+    if ((slot.flags & kKeeps) && !(slot.flags & kExternal)) {
+      // With the numbers of what it keeps, which stand behind the body.
+      const size_t numbers = trailer_at(slot.size) + trailer_size(read_trailer(loaded.block, slot.size, room));
+      if (numbers > room) return false;
+      head.block = loaded.head.block = numbers;
+    }
     loaded_.push_back(std::move(loaded));
   } catch (const std::exception&) {  // it cannot be mapped, or is none
     return false;

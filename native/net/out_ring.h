@@ -2,7 +2,7 @@
 //
 // A reader's cursor moves here when its host says that it has taken the frame. Until then the frame stays in the ring,
 // so after a reconnect it is sent again from there, if it has not arrived; nothing else keeps frames. A block is not
-// needed for so long: its leases end when the host has it.
+// needed for so long: its leases end when the host has it, but those of a frame that keeps something, which are lent.
 //
 // What a writer has put into a ring where it waits for room (a generator's items) goes ahead of what it puts into others
 // of the segment behind that (the generator's end): a reader that has the one counts on having the other. All else of two
@@ -16,6 +16,7 @@
 #include "../lease.h"
 #include "../ring.h"
 #include "connection.h"
+#include "lent.h"
 #include "unclaimed.h"
 #include "wire.h"
 
@@ -27,9 +28,9 @@ class OutRing {
     uint32_t reader;  // of the ring
     Target target;    // that it has here: its proxy
   };
-  // `view`: of the writer's arena. `unclaimed` is told of claims in frames that are not sent.
+  // `view`: of the writer's arena. `lent`: to that host. `unclaimed` is told of claims in frames that are not sent.
   OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t index, size_t offset, const std::shared_ptr<Board>& board,
-          Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, Unclaimed unclaimed);
+          Target writer, const std::vector<Reading>& readers, std::shared_ptr<ArenaView> view, std::shared_ptr<Lent> lent, Unclaimed unclaimed);
   // Nobody takes for these readers any more what was not sent: no block waits for it.
   ~OutRing();
   OutRing(const OutRing&) = delete;
@@ -88,6 +89,8 @@ class OutRing {
   // Sets `loaded` for a frame with a block. False: the frame cannot be sent.
   bool load(const SlotHeader& slot, FrameHead& head, const char* body);
   void leave(End& end);
+  // Its host has that frame: its leases end, or are lent.
+  void hand_over(Loaded& loaded);
   // A frame that nobody has sent yet is not sent to that reader: its block is not needed, nor what it claims.
   void pass_over(const SlotHeader& slot, const char* body, const End& end);
 
@@ -95,6 +98,7 @@ class OutRing {
   const std::shared_ptr<Board> board_;
   const uint64_t id_;
   const std::shared_ptr<ArenaView> view_;
+  const std::shared_ptr<Lent> lent_;
   const Unclaimed unclaimed_;
   std::vector<End> ends_;
   std::vector<OutRing*> leads_;

@@ -21,7 +21,8 @@ T read(const char* from) {
 
 }  // namespace
 
-Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns) : host(host), hub_(hub), window_ns_(window_ns), silent_ns_(window_ns / 4 * 3) {}
+Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
+    : host(host), hub_(hub), window_ns_(window_ns), silent_ns_(window_ns / 4 * 3), returning_(std::make_shared<Returning>(std::move(bell))) {}
 
 PeerCounts Peer::counts() const {
   PeerCounts counts = counts_;
@@ -72,6 +73,7 @@ void Peer::lose(const std::string& reason) {
   drop(reason);
   reason_ = reason;
   state_ = State::kLost;
+  lent_->end();
 }
 
 void Peer::say_bye() {
@@ -180,6 +182,8 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kPing) return;
   if (prefix.what == What::kBye) return lose("it has ended");
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
+  if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
+  if (prefix.what == What::kHeard) return hear(read<Heard>(body));
   if (prefix.what == What::kClock) {
     if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
     clock_questions_.push_back(read<Clock>(body).asked);
@@ -264,6 +268,8 @@ void Peer::greeting(const Hello& hello) {
   greeted_ = true;
   deaths_ = hub_.deaths();
   closed_.clear();
+  next_told_ = unheard_;
+  told_ = heard_by_it_;
   for (Mirror* mirror : hub_.mirrors_of(host)) {
     mirror->reconnected(host);
     look_.insert(mirror);
@@ -309,6 +315,7 @@ bool Peer::put_control() {
     connection_->put(Rung{slot, incarnation, bit, 0});
   }
   rung_.clear();
+  put_returned();
   // Last, as what is put before them is on its way longer.
   for (const uint64_t asked : clock_questions_) {
     connection_->put(Prefix{What::kClockIs, 0, sizeof(Clock), 0});

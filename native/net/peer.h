@@ -43,7 +43,10 @@ class Peer {
   enum class State { kNew, kUp, kDown, kLost };
   // `window_ns`: without a connection for so long it is given up. One from which nothing has come for three quarters of
   // it is taken for broken.
-  Peer(Hub& hub, uint32_t host, uint64_t window_ns);
+  Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell);
+  ~Peer() { Returning::drop(unheard_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
 
   const uint32_t host;
   State state() const { return state_; }
@@ -71,6 +74,11 @@ class Peer {
   // The last of them.
   const std::deque<ClockSample>& clock_samples() const { return clock_samples_; }
 
+  const std::shared_ptr<Lent>& lent() const { return lent_; }
+  const std::shared_ptr<Returning>& returning() const { return returning_; }
+  // Its bell was rung: see what nobody here needs any more.
+  void look_at_returning();
+
   // Read and heed what has come. True: something had. Drops the connection, or gives the host up.
   bool receive();
   // Send what can be sent; true: something was.
@@ -91,6 +99,9 @@ class Peer {
   void greeting(const Hello& hello);
   bool put_control();
   void put_frames();
+  void put_returned();
+  void hear(const Returned& returned, uint64_t segment);
+  void hear(const Heard& heard);
   void wake_members(Mirror& mirror);
 
   Hub& hub_;
@@ -112,6 +123,15 @@ class Peer {
   uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_asked_ = 0;
   std::deque<ClockSample> clock_samples_;
   std::vector<uint64_t> clock_questions_;  // of the other host's, by its clock
+
+  const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();
+  const std::shared_ptr<Returning> returning_;
+  // What this host has returned and the other one has not heard of, in its order; how many that one has, and was told of
+  // over this connection.
+  Borrowed *unheard_ = nullptr, *last_ = nullptr, *next_told_ = nullptr;
+  uint64_t heard_by_it_ = 0, told_ = 0;
+  // How many the other one has returned, and was told that this has been heard.
+  uint64_t returned_ = 0, confirmed_ = 0;
 
   // A piece that is coming in: of whom, or of nobody.
   InRing* into_ = nullptr;

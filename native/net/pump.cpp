@@ -40,10 +40,10 @@ void drain(int fd) {
 
 HostPump::HostPump(std::shared_ptr<Board> board, uint32_t host, uint64_t window_ns, uint64_t spin_ns)
     : board_(std::move(board)), self_(host), window_ns_(window_ns), spin_ns_(spin_ns), instance_(random_number()), notice_(event_fd()), wake_(event_fd()),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)), returned_(std::make_shared<const Fd>(event_fd())), proxies_(board_), deaths_seen_(board_->header()->deaths.load()) {
   if (host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
   if (epoll_.get() < 0) throw_errno("epoll");
-  for (const int fd : {wake_.get(), proxies_.eventfd()}) {
+  for (const int fd : {wake_.get(), proxies_.eventfd(), returned_->get()}) {
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.fd = fd;
@@ -162,18 +162,6 @@ void HostPump::give_up(uint32_t host, const std::string& reason) {
   call([&] { peer(host).lose(reason); });
 }
 
-PeerCounts HostPump::counts(uint32_t host) {
-  PeerCounts counts;
-  call([&] { counts = peer(host).counts(); });
-  return counts;
-}
-
-bool HostPump::connected(uint32_t host) {
-  bool is = false;
-  call([&] { is = peer(host).greeted(); });
-  return is;
-}
-
 std::vector<Event> HostPump::events() {
   drain(notice_.get());
   std::lock_guard lock(mutex_);
@@ -238,7 +226,7 @@ void HostPump::died(uint32_t host, const Death& death) {
 Peer& HostPump::peer(uint32_t host) {
   if (host == self_ || host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host");
   Known& known = peers_[host];
-  if (!known.peer) known.peer = std::make_unique<Peer>(static_cast<Hub&>(*this), host, window_ns_);
+  if (!known.peer) known.peer = std::make_unique<Peer>(static_cast<Hub&>(*this), host, window_ns_, returned_);
   return *known.peer;
 }
 
@@ -311,6 +299,10 @@ bool HostPump::turn() {
   const int n = ::epoll_wait(epoll_.get(), events, 32, 0);
   for (int i = 0; i < n; ++i) {
     if (events[i].data.fd == proxies_.eventfd()) proxies_.drain();
+    if (events[i].data.fd == returned_->get()) {
+      drain(returned_->get());
+      for (auto& [host, known] : peers_) known.peer->look_at_returning();
+    }
     for (auto& [host, known] : peers_)
       if (known.peer->fd() == events[i].data.fd && (events[i].events & ~uint32_t(EPOLLOUT)) != 0) any |= known.peer->receive();
   }

@@ -73,6 +73,8 @@ class HostPump final : private Hub {
   uint32_t host_of(uint32_t slot) const override;
   std::shared_ptr<Arena> arena_of(uint32_t slot) const override;
   Unclaimed unclaimed() override;
+  std::shared_ptr<Lent> lent(uint32_t host) override { return peer(host).lent(); }
+  std::shared_ptr<Returning> returning(uint32_t host) override { return peer(host).returning(); }
   const std::shared_ptr<Board>& board() const override { return board_; }
   uint32_t self() const override { return self_; }
   uint64_t instance() const override { return instance_; }
@@ -99,6 +101,7 @@ class HostPump final : private Hub {
   const uint32_t self_;
   const uint64_t window_ns_, spin_ns_, instance_;
   const Fd notice_, wake_, epoll_;
+  const std::shared_ptr<const Fd> returned_;  // what was lent to this host is needed no more
   const uint64_t fork_ = fork_generation.load();
 
   // The thread's own.

@@ -8,8 +8,9 @@
 // cursors and limits. So whoever reads a frame sees what its sender had seen, on whatever way it has come: on one host
 // the memory does that.
 //
-// Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. Not sent are frames for
-// which their writers keep something (kKeeps): their readers get an error in their place (kStandIn).
+// Refs of a frame (kRefs) are claims on the session's rendezvous, good wherever its readers are. A frame for which its
+// writer keeps something (kKeeps) is lent: its readers' host says when nobody there has it any more (kReturned), again
+// after a reconnect, until it hears that this has come. What cannot be sent is an error at its readers (kStandIn).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 2;
+constexpr uint32_t kWireVersion = 3;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -42,6 +43,8 @@ enum class What : uint16_t {
   kPing,
   kClock,    // what does the listener's clock say?
   kClockIs,  // that
+  kReturned,  // of a frame that was lent, the speaker's host has nothing any more
+  kHeard,     // that, of all up to this one
   kBye,
   kLast = kBye,
 };
@@ -141,6 +144,15 @@ struct Clock {
   uint64_t asked;  // when that was, by who asks
   uint64_t says;   // kClockIs: the clock of who answers
 };
+struct Returned {
+  uint32_t ring;
+  uint32_t nothing;
+  uint64_t number;
+  uint64_t count;  // from 1 on: which one of all that the speaker has said
+};
+struct Heard {
+  uint64_t count;
+};
 struct Rung {
   uint32_t slot;
   uint32_t incarnation;
@@ -177,6 +189,8 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kRing: return exactly(sizeof(Rung));
     case What::kClock:
     case What::kClockIs: return exactly(sizeof(Clock));
+    case What::kReturned: return exactly(sizeof(Returned));
+    case What::kHeard: return exactly(sizeof(Heard));
     case What::kClose:
     case What::kPing:
     case What::kBye: return exactly(0);

@@ -79,8 +79,9 @@ void read(int pid, std::vector<iovec> from, std::vector<iovec> to, uint64_t anch
 // to read, where something is to be noted, and where it cannot be had: whoever asks in all ways is told why.
 nb::object fetch_small(nb::bytes meta, const Board& board, uint32_t own_slot) {
   const auto where = read_located({meta.c_str(), meta.size()});
-  if (!where || where->joined || !where->beside.empty() || !where->lying.empty() || where->slot == own_slot || where->slot >= board.slots()) return nb::none();
+  if (!where || where->joined || !where->beside.empty() || !where->lying.empty() || where->slot == own_slot || where->slot >= board.slots() || board.gone(where->slot, where->incarnation)) return nb::none();
   const BoardSlot* const keeper = board.slot(where->slot);
+  if (keeper->elsewhere.load(std::memory_order_relaxed) != 0) return nb::none();  // another host's memory
   if (keeper->transfers_held.load() != 0 || keeper->transfers_failing.load() != 0 || checks_writes.load(std::memory_order_relaxed)) return nb::none();
   std::vector<iovec> from = ranges_of(where->ranges), to;
   size_t size = 0;

@@ -1,4 +1,6 @@
 // Segments, arenas, and what lies in them.
+#include <sys/stat.h>
+
 #include <cstring>
 
 #include "bind.h"
@@ -149,6 +151,13 @@ void bind_memory(nb::module_& m) {
              auto memory = std::make_shared<OwnedMemory>(size);
              return Buffer{memory->data, size, false, memory, nullptr, nullptr};
            }, "size"_a)
+      .def_static("copy_of", [](int fd, size_t size) {
+             struct stat about;
+             if (::fstat(fd, &about) != 0) throw_errno("fstat");
+             if (about.st_size < 0 || size > size_t(about.st_size)) throw nb::value_error("conveyor: the file is shorter");
+             auto memory = OwnedMemory::copy_of(fd, size);
+             return Buffer{memory->data, size, false, memory, nullptr, nullptr};
+           }, "fd"_a, "size"_a)
       .def_ro("nbytes", &Buffer::length)
       .def_ro("readonly", &Buffer::readonly)
       .def_prop_ro("address", [](Buffer& b) { return reinterpret_cast<uintptr_t>(b.data); })

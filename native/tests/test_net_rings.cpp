@@ -134,30 +134,26 @@ TEST(what_is_not_wanted_and_what_was_lost_comes_back) {
   CHECK(t.a.wait(0, [&] { return sender->ring.wanted() == 13 && sender->ring.lost() == 1; }));
 }
 
+// What is no block of its writer's arena, as a broken peer may have written it.
 TEST(frames_that_cannot_travel_are_errors_at_their_readers) {
   Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
   const auto sender = t.a.sender(kId, t.rings, 0);
   const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  send(t.a, 0, *sender, 1, 100, kKeeps | kDefinitions);
-  send(t.a, 0, *sender, 2, 100'000, kKeeps);
-  send(t.a, 0, *sender, 3, 100);
-  for (uint64_t n : {1, 2}) {
-    REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
-    const Frame frame = receiver->take();
-    CHECK(frame.kind == Kind::kError);
-    CHECK_EQ(frame.tag, n);
-    CHECK_EQ(std::string(frame.body, frame.size), net::kNotBetweenHosts);
-  }
+  send(t.a, 0, *sender, 1, 100'000, kDefinitions);
+  const Ring ring = t.a.segments[kId]->ring(0);
+  reinterpret_cast<SlotHeader*>(ring.slot(0))->block_size = kBlockHeader;
+  send(t.a, 0, *sender, 2, 100);
+  join(t.a, t.b);
   REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
-  CHECK(is_whole(receiver->take(), 3, 100));
+  const Frame frame = receiver->take();
+  CHECK(frame.kind == Kind::kError);
+  CHECK_EQ(frame.tag, 1u);
+  CHECK_EQ(std::string(frame.body, frame.size), net::kNotBetweenHosts);
+  REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
+  CHECK(is_whole(receiver->take(), 2, 100));
   receiver->ring.want(1);
   CHECK(t.a.wait(0, [&] { return sender->ring.wanted() == 1; }));
   CHECK_EQ(sender->ring.lost(), 1u);
-  CHECK(check::soon([&] {
-    t.a.arenas[0]->give_back(0);
-    return t.a.arenas[0]->blocks_out() == 0;
-  }));
 }
 
 TEST(a_host_without_memory_says_so_in_the_frames_place) {

@@ -576,6 +576,11 @@ class Buffer:
     def own(size: int) -> Buffer:
         """New memory of this process alone."""
 
+    @staticmethod
+    def copy_of(fd: int, size: int) -> Buffer:
+        """What is at the beginning of a file. Its pages are shared until this process writes to them, which
+        nobody else sees; the descriptor is not needed any more. ``ValueError``: the file is shorter."""
+
     @property
     def nbytes(self) -> int:
         """Its length in bytes."""

@@ -242,7 +242,7 @@ def test_references_stand_for_their_values(far):
         assert get(graph.execute(ref)).sum() == 45 + 110
 
 
-def test_values_that_would_stay_travel(far):
+def test_values_that_stay_are_fetched(far):
     here, there = stage(HERE, 1), stage(THERE, 10)
     array = np.arange(1 << 16)
     kept, other = here.keep.remote(array), there.keep.remote(array)

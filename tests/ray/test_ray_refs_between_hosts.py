@@ -151,7 +151,7 @@ def test_what_it_was_to_make_when_it_died(pair, tmp_path, wait_until):
 
 
 def test_of_values_that_have_stayed(pair):
-    """They are copied where the reference is loaded on another node."""
+    """They are fetched from where they are."""
     here, there = pair
     stays = {"tensor_transport": "auto"}
     refs = [actor.make.options(**stays).remote(LARGE) for actor in pair]

@@ -10,6 +10,7 @@ from typing import Any, cast
 from conveyor import _core
 from conveyor.codec.beside import placing
 from conveyor.codec.direct import Beside, File, Located, receiving
+from conveyor.direct.afar import fetch_afar, is_afar, split
 from conveyor.direct.memory import is_array
 from conveyor.direct.table import TABLE, Decode
 from conveyor.direct.transfers import go_on
@@ -19,6 +20,7 @@ from conveyor.exceptions import (
     ArenaFullError,
     ObjectLostError,
     RuntimeStateError,
+    TransportError,
 )
 from conveyor.runtime import context
 
@@ -37,7 +39,8 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         WaitTimeoutError, InjectedFault: a test holds it back, or has it fail.
         SharedWriteError: it was written to since it is kept, and the session looks for that.
         OSError: the system refuses for another reason.
-        TransportError: a device cannot be opened here, or a transport could not bring it.
+        TransportError: a device cannot be opened here, or a transport could not bring it, or the keeper's
+            host cannot be reached from here.
     """
     stored = TABLE.find(where.number)
     if stored is not None and not where.joined and not where.snapshot:
@@ -50,7 +53,9 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         go_on(where, runtime)
     source = where.pid, where.ranges, where.anchor, where.number
     try:
-        if where.joined:
+        if is_afar(where, runtime.process):
+            buffers = split(where, fetch_afar(where, runtime.process))
+        elif where.joined:
             joined = _room_for(sum(_core.lengths_of(where.ranges)))
             _core.read_peer_joined(*source, joined)
             buffers = [joined]
@@ -139,6 +144,11 @@ def read_into(where: Located, memories: list[memoryview]) -> None:
     if runtime.process.board.transfers(where.slot):
         go_on(where, runtime)
     try:
+        if is_afar(where, runtime.process):
+            found = split(where, fetch_afar(where, runtime.process))
+            for memory, part in zip(memories, found, strict=True):
+                memory[:] = memoryview(part)
+            return
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
     except OSError as error:
         raise _why(where, error, runtime) from None
@@ -174,6 +184,11 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
         )
     if error.errno == errno.EBADMSG:
         return changed(where, runtime.process.board)
+    if runtime.process.board.elsewhere(where.slot):
+        return TransportError(
+            f"a value{_size(where)} that {where.keeper} keeps on another host could not be fetched: "
+            f"{error.strerror or error}"
+        )
     return error
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from conveyor import _core
 from conveyor.codec.direct import Beside, Located, Unfetched
+from conveyor.direct.afar import is_afar
 from conveyor.direct.listing import id_of
 from conveyor.direct.table import TABLE
+from conveyor.runtime import context
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.values import located
+from conveyor.runtime.refs.staying import located
 
 
 def _where(ref: Ref) -> Located | None:
@@ -21,13 +23,15 @@ def _where(ref: Ref) -> Located | None:
 
 
 def route_of(ref: Ref) -> str:
-    """``"frame"``, ``"here"``, ``"read"``, or the name of a route; see ``Ref.route``."""
+    """``"frame"``, ``"here"``, ``"read"``, ``"network"``, or the name of a route; see ``Ref.route``."""
     where = _where(ref)
     if where is None:
         return "frame"
     if not where.snapshot and TABLE.find(where.number) is not None:
         return "here"
-    return Beside.unpack(where.beside).route.name if where.beside else "read"
+    if where.beside:
+        return Beside.unpack(where.beside).route.name
+    return "network" if is_afar(where, context.current().process) else "read"
 
 
 def transport_of(ref: Ref) -> str | None:

@@ -18,6 +18,7 @@ from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environme
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
+from conveyor.runtime.far_memory import FarMemory, HostsMemory
 from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
@@ -143,6 +144,10 @@ class Process:
         #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
         #: that is not known. Only the driver's process has it.
         self.look_afar: Callable[[Sequence[int]], list[Page | str]] | None = None
+        #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
+        self.far_memory: FarMemory | None = None
+        #: The same, where this process does that for others of its host.
+        self.hosts_memory: HostsMemory | None = None
         self._closed = False
 
     def describe(self, slot: int, label: Label | None = None) -> str:

@@ -6,11 +6,13 @@ import socket
 
 import pytest
 
+from conveyor.engine.net.fetches import FarMemoryService
 from conveyor.engine.net.station import Station
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import message
-from conveyor.runtime.actor import orders, requests
+from conveyor.runtime.actor import far_memory, orders, requests
 from conveyor.runtime.actor.control import Control
+from conveyor.runtime.actor.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
 from conveyor.runtime.actor.requests import Notice, Request
 from conveyor.runtime.driver import far
@@ -56,7 +58,7 @@ def test_a_message_travels():
     assert copy == order
 
 
-@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange, far])
+@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange, far, far_memory])
 def test_every_message_says_what_it_means(module):
     found = [
         value
@@ -74,6 +76,11 @@ def test_the_driver_knows_every_order_by_its_actors():
 def test_the_switchboard_knows_every_request_and_notice():
     assert set(Switchboard.answers) == members(Request)
     assert set(Switchboard.notices) == members(Notice)
+
+
+def test_both_ends_of_a_connection_to_the_host_know_what_comes():
+    assert set(FarMemoryService.handlers) == members(ToHost)
+    assert set(FarMemoryClient.handlers) == members(FromHost)
 
 
 def test_another_host_knows_every_order_by_the_driver():

@@ -17,9 +17,10 @@ import pytest
 from conveyor import _core
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, Ended, Terms
+from conveyor.engine.ray.agent import Agent, Terms
 from conveyor.engine.ray.agents import AgentHost, Agents, Ready
 from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.engine.ray.news import Ended
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.actor.requests import Done, Failed

@@ -56,10 +56,11 @@ EncodeAny = Callable[[Any, "SentDefinitions | None"], Encoded]
 """As :func:`conveyor.codec.frames.encode`."""
 
 
-def keep(value: Direct, encode_any: EncodeAny) -> tuple[bytes, Any] | None:
+def keep(value: Direct, encode_any: EncodeAny, afar: bool = False) -> tuple[bytes, Any] | None:
     """Keep a value here. Returns the meta bytes that say where it is, and what keeps it. ``None``: it has
-    no memory that could stay, refers to refs, or could not be fetched by others, and travels as any other."""
-    route = holder().route(value)
+    no memory that could stay, refers to refs, or could not be fetched by others, and travels as any other.
+    ``afar``: some of these are on other hosts, to which no route leads but fetching memory."""
+    route = None if afar else holder().route(value)
     if route is not None:
         collected = route.collected()
         made = _keep(value, pickling.dump if route.takes_all else encode_any, route, collected)
@@ -93,7 +94,7 @@ def _keep(
 
 def encode(value: Direct, sent: SentDefinitions | None, encode_any: EncodeAny) -> Encoded:
     """As :func:`conveyor.codec.frames.encode`, which is ``encode_any``."""
-    made = None if sent is not None and sent.elsewhere() else keep(value, encode_any)
+    made = keep(value, encode_any, sent is not None and bool(sent.elsewhere()))
     if made is None:
         return encode_any(value.value, sent)
     meta, kept = made
@@ -120,8 +121,9 @@ def reducers(encode_any: EncodeAny, decode_any: Callable[..., Any]) -> ReducerFa
         def reduce(direct: Direct) -> Any:
             sent = notes.get(SENT)
             try:
-                stays = sent is not None and not sent.in_band and not sent.elsewhere()
-                made = keep(direct, encode_any) if stays else None
+                made = None
+                if sent is not None and not sent.in_band:
+                    made = keep(direct, encode_any, bool(sent.elsewhere()))
             except Exception as error:
                 # A route has refused it. That is told as it is.
                 notes[FINAL] = error

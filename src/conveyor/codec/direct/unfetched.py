@@ -64,8 +64,10 @@ class Unfetched:
     def reduced(self, notes: dict[Any, Any]) -> Any:
         """For a pickle."""
         sent = notes.get(SENT)
-        if sent is None or sent.in_band:  # nobody would keep it
-            return itself, (self.fetch(),)
+        if sent is None or sent.in_band or (sent.elsewhere() and self.where.beside):
+            return itself, (
+                self.fetch(),
+            )  # nobody would keep it, or its readers cannot get all of it
         keep_beside(notes, self._keeper)
         return self._decode_any, (DIRECT, self.meta)
 

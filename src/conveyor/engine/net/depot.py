@@ -106,7 +106,7 @@ class Depot:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with contextlib.suppress(OSError):
-                _wait_on(sock)
+                wait_on(sock)
                 while True:
                     self._answer(sock)
         finally:
@@ -115,7 +115,7 @@ class Depot:
             hang_up(sock)
 
     def _answer(self, sock: socket.socket) -> None:
-        number, at, size = _ASKED.unpack(_hear(sock, _ASKED.size))
+        number, at, size = _ASKED.unpack(hear(sock, _ASKED.size))
         with self._lock:
             file = self._files.get(number)
             if file is not None:
@@ -196,7 +196,7 @@ class Supply:
         try:
             sock = self._take()
             sock.sendall(_ASKED.pack(number, at, len(room) - at))
-            (there,) = _ANSWERED.unpack(_hear(sock, _ANSWERED.size))
+            (there,) = _ANSWERED.unpack(hear(sock, _ANSWERED.size))
             if there != len(room) - at:
                 raise FileNotFoundError(f"the other host does not have value {number} any more")
             while at < len(room):
@@ -238,7 +238,7 @@ class Supply:
             try:
                 sock = self._dial()
                 try:
-                    _wait_on(sock)
+                    wait_on(sock)
                 except BaseException:
                     hang_up(sock)
                     raise
@@ -285,17 +285,28 @@ def break_off(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _wait_on(sock: socket.socket) -> None:
+def wait_on(sock: socket.socket) -> None:
     """Nobody says anything while he waits, which he does as long as the other side lives."""
     sock.settimeout(None)
     watch_life(sock)
+    if sock.family != socket.AF_UNIX:
+        # What is said is waited for: it is not held back for more (Nagle's algorithm).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _hear(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        some = sock.recv(size - len(data))
+def hear(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, and not one more."""
+    data = bytearray(size)
+    with memoryview(data) as room:
+        hear_into(sock, room)
+    return bytes(data)
+
+
+def hear_into(sock: socket.socket, room: memoryview) -> None:
+    """As many bytes as there is room for."""
+    at = 0
+    while at < len(room):
+        some = sock.recv_into(room[at:])
         if not some:
             raise ConnectionError("the other host has ended the connection")
-        data += some
-    return data
+        at += some

@@ -31,7 +31,7 @@ from conveyor.engine.net.tls import Tls, reason
 from conveyor.exceptions import ConveyorError
 
 #: Of the handshake and of what pumps say afterwards.
-PROTOCOL = 2
+PROTOCOL = 3
 
 _MAGIC = b"conveyor"
 # magic, protocol, wire, host, python, purpose, version, nonce
@@ -52,8 +52,9 @@ _HUNG_UP = (
     "the other side has hung up on this one's proof that it knows the session's token: it knows another one "
     "(it is of another session), or has just ended"
 )
-#: What a connection is for: all that pumps say to each other, or fetching what lies in a depot.
-FOR_PUMPS, FOR_FETCHING = 0, 1
+#: What a connection is for: all that pumps say to each other, fetching what lies in a depot, or reading
+#: memory of the other host's processes.
+FOR_PUMPS, FOR_FETCHING, FOR_READING = 0, 1, 2
 
 
 class HandshakeError(ConveyorError):

@@ -29,6 +29,7 @@ from conveyor.runtime.driver.far import (
     FarOrder,
     Forget,
     Hand,
+    Locate,
     MarkClosed,
     MarkRefused,
     Reach,
@@ -93,14 +94,17 @@ class Told(Struct):
     """Whom a station tells of what. All are called on the events' thread but ``reach`` and ``line``.
 
     asked: a process has asked the driver for something. headless: the main thread of a process is gone.
-    reach: connect to that host, there, from now on. line: open the connection of that number, which a
-    process of another host has the other end of; this host's process gets what comes back.
+    reach: connect to that host, there, from now on. locate: that is where it is. line: open the connection of
+    that number, which a process of another host has the other end of; this host's process gets what comes
+    back. memory: serve the other end of what comes back, over which a process wants memory of other hosts.
     """
 
     asked: Callable[[int, int, bytes], object]
     headless: Callable[[int], object]
     reach: Callable[[int, tuple[str, int]], object]
+    locate: Callable[[int, tuple[str, int]], object]
     line: Callable[[int], socket.socket]
+    memory: Callable[[], socket.socket]
 
 
 class Station:
@@ -157,6 +161,11 @@ class Station:
         """Whether the process of this host that has that slot is that one."""
         one = self._locals.get(slot)
         return one is not None and one.incarnation == incarnation
+
+    def host_of(self, slot: int) -> int | None:
+        """The number of the host of the process that has that slot, if that is another one."""
+        proxy = self._proxies.get(slot)
+        return None if proxy is None else proxy.host
 
     def given_at_birth(self, slot: int, segments: list[int]) -> list[int]:
         """The descriptors that a process is to get duplicates of: see ``orders.Hello``."""
@@ -247,6 +256,9 @@ class Station:
     def _reach(self, order: Reach) -> None:
         self._told.reach(order.host, order.address)
 
+    def _locate(self, order: Locate) -> None:
+        self._told.locate(order.host, order.address)
+
     def _spread(self, order: Spread) -> None:
         segment = self._segments[order.number] = order.blueprint.make()
         if not order.joined:
@@ -294,6 +306,8 @@ class Station:
     def _answer(self, order: Answer) -> None:
         # Opened in any case: where nobody gets it, the other end hears that it is over.
         line = self._told.line(order.line) if order.line else None
+        if order.memory:
+            line = self._told.memory()
         with nullcontext() if line is None else line:
             if not self.has(order.slot, order.incarnation):
                 return
@@ -327,6 +341,7 @@ class Station:
         Stand: _stand,
         Bury: _bury,
         Reach: _reach,
+        Locate: _locate,
         Spread: _spread,
         BreakGroup: _break_group,
         Forget: _forget,

@@ -26,17 +26,21 @@ from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.engine.net.carrier import Carrier, HungUp, Parcel
 from conveyor.engine.net.depot import Depot, Supply
+from conveyor.engine.net.fetches import Fetches
 from conveyor.engine.net.handshake import (
     FOR_FETCHING,
+    FOR_READING,
     HandshakeError,
     Identity,
     dial_host,
     hand_over,
 )
 from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.memories import Memories
 from conveyor.engine.net.station import Station, Told
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
+from conveyor.engine.ray.news import Arrived, Asked, Ended, LostHost, News, Sent, Unclaimed
 from conveyor.engine.ray.processes import Processes, Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
@@ -45,6 +49,7 @@ from conveyor.runtime import status, threads
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
@@ -87,57 +92,6 @@ class Ready(Struct, frozen=True):
     arena: ArenaSize
 
 
-class Arrived(Struct, frozen=True):
-    """A process that was expected under that number is there; or why it cannot be taken."""
-
-    number: int
-    pid: int
-    refused: str = ""
-
-
-class Asked(Struct, frozen=True):
-    """A process asks the driver for something."""
-
-    process: Reader
-    data: bytes
-
-
-class Ended(Struct, frozen=True):
-    """A process has ended: its wait status, what its slot said of it, whether it was left by ``sys.exit``,
-    the last lines that it has written, and whether it had to be killed, since it went on without its main
-    thread."""
-
-    number: int
-    status: int
-    page: Page
-    left: bool
-    tail: str
-    went_on: bool
-
-
-class LostHost(Struct, frozen=True):
-    """Another host is lost for this one."""
-
-    number: int
-    reason: str
-
-
-class Sent(Struct, frozen=True):
-    """What goes to the driver's host over connections of processes."""
-
-    parcel: Parcel
-
-
-class Unclaimed(Struct, frozen=True):
-    """That process has left before a frame came: what the frame's header claims is not claimed by it."""
-
-    header: bytes
-    process: Reader
-
-
-News = Arrived | Asked | Ended | LostHost
-
-
 class _Expected(Resident, eq=False, kw_only=True):
     number: int
     slot: int
@@ -160,10 +114,14 @@ class Agent:
         self._tls: Tls | None = None
         self._news: queue.SimpleQueue[News | Sent | Unclaimed | None] = queue.SimpleQueue()
         self._events = EventLoop()
+        #: Of hosts that are connected to from here, and of all that are known.
         self._addresses: dict[int, tuple[str, int]] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._lost: dict[int, threading.Event] = {}
         arena = replace(terms.arena, cap=min(terms.arena.cap, max(memory_limit() // 2, 1 << 20)))
-        told = Told(self._asked, self._headless, self._reach, self._line)
+        told = Told(
+            self._asked, self._headless, self._reach, self._locate, self._line, self._memory
+        )
         self._station = Station(terms.number, terms.driver, arena, self._events, told, terms.window)
         self._processes = Processes(self._events)
         self._visitors = Visitors(self._events)
@@ -171,9 +129,11 @@ class Agent:
         self._living: dict[int, _Expected] = {}  # by slot
         self._identity = Identity(terms.number, __version__)
         self._depot = Depot()
+        self._memories = Memories(self._station.board)
+        self._fetches = Fetches(self._station.host_of, partial(self._dial_for, FOR_READING))
         self._carrier = Carrier(
             self._depot,
-            Supply(self._dial_depot),
+            Supply(partial(self._dial_for, FOR_FETCHING, _DRIVER)),
             lambda parcel: self._news.put(Sent(parcel)),
         )
 
@@ -273,6 +233,10 @@ class Agent:
         """What all processes here wait for."""
         return self._station.look_at_waits(look)
 
+    def kept(self) -> list[KeptAt]:
+        """What the processes here keep for others."""
+        return kept_on(self._station.board, None)
+
     def leave(self) -> None:
         """The session is over, and all processes gone."""
         import ray
@@ -350,20 +314,35 @@ class Agent:
         self._carrier.open(number, here)
         return there
 
-    def _dial_depot(self) -> socket.socket:
-        own = replace(self._identity, purpose=FOR_FETCHING)
-        address, terms = self._addresses[_DRIVER], self._terms
-        return dial_host(_DRIVER, address, terms.token, own, terms.window, self._tls)
+    def _memory(self) -> socket.socket:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._fetches.serve(here)
+        except BaseException:
+            there.close()
+            raise
+        return there
+
+    def _dial_for(self, purpose: int, host: int) -> socket.socket:
+        own = replace(self._identity, purpose=purpose)
+        address, terms = self._places[host], self._terms
+        return dial_host(host, address, terms.token, own, terms.window, self._tls)
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
             self._depot.serve(sock)
             return
+        if other.purpose == FOR_READING:
+            self._memories.serve(sock)
+            return
         with suppress(OSError):  # it was given up
             hand_over(sock, self._station.pump, other.host)
 
+    def _locate(self, host: int, address: tuple[str, int]) -> None:
+        self._places[host] = address
+
     def _reach(self, host: int, address: tuple[str, int]) -> None:
-        self._addresses[host] = address
+        self._places[host] = self._addresses[host] = address
         self._lost.setdefault(host, threading.Event())
         self._dial(host, _PATIENCE)
 
@@ -388,6 +367,7 @@ class Agent:
                 threads.start(self._redial, "redial", host)
             elif kind == _core.HOST_LOST:
                 self._lost.setdefault(host, threading.Event()).set()
+                self._fetches.lose(host)
                 if host == _DRIVER:
                     self._end()
                 self._news.put(LostHost(host, reason))

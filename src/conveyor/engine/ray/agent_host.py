@@ -17,6 +17,7 @@ from conveyor.engine.ray.greeting import Told
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.driver.far import FarOrder
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
@@ -119,7 +120,11 @@ class AgentHost:
         """See :meth:`Agent.look_at_waits`."""
         return self._call(self.agent.look_at_waits, look, group="waits")
 
-    def _look(self, method: Any, look: Look | LookAtAll) -> Future[Any]:
+    def kept(self) -> Future[list[KeptAt]]:
+        """See :meth:`Agent.kept`."""
+        return self._look(self.agent.kept)
+
+    def _look(self, method: Any, *look: Look | LookAtAll) -> Future[Any]:
         with self._lock:
             if self._looks >= _MOST_LOOKS:
                 refused: Future[Any] = Future()
@@ -127,7 +132,7 @@ class AgentHost:
                 refused.set_exception(RuntimeStateError(text))
                 return refused
             self._looks += 1
-        future = self._call(method, look, group="looks")
+        future = self._call(method, *look, group="looks")
         future.add_done_callback(self._looked)
         return future
 

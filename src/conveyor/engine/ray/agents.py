@@ -19,13 +19,23 @@ from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.display import Display, NodeSeen
-from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial_host, hand_over, new_token
+from conveyor.engine.net.fetches import Fetches
+from conveyor.engine.net.handshake import (
+    FOR_FETCHING,
+    FOR_READING,
+    Identity,
+    dial_host,
+    hand_over,
+    new_token,
+)
 from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.memories import Memories
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
-from conveyor.engine.ray.agent import Agent, News, Ready, Sent, Terms, Unclaimed
+from conveyor.engine.ray.agent import Agent, Ready, Terms
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime.driver.far import Home
 from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
@@ -69,6 +79,8 @@ class Agents:
         self._display: Display | None = None
         self._pump: _core.HostPump | None = None
         self._depot = Depot()
+        self._memories: Memories | None = None
+        self._fetches: Fetches | None = None
         self._by_node: dict[str, AgentHost] = {}
         self._closed = self._refuses = False
         #: What the agent says that is started just now.
@@ -136,14 +148,21 @@ class Agents:
                 f"Ray has placed it on node {name}, which shares no memory with the driver's, and the two "
                 f"cannot be connected: {cause}"
             ) from error
-        identity = Identity(0, __version__, purpose=FOR_FETCHING)
-        dial_depot = partial(
-            dial_host, number, ready.address, self._token, identity, self._window, self._tls
-        )
+        dial_depot = partial(self._dial, number, ready.address, FOR_FETCHING)
         at = number, name, agent
         host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
         self._hear(host)
         return host
+
+    def _dial(self, number: int, address: tuple[str, int], purpose: int) -> socket.socket:
+        identity = Identity(0, __version__, purpose=purpose)
+        return dial_host(number, address, self._token, identity, self._window, self._tls)
+
+    def _dial_memories(self, number: int) -> socket.socket:
+        host = self.by_number(number)
+        if host is None:
+            raise ConnectionError("the host is lost")
+        return self._dial(number, host.address, FOR_READING)
 
     def _wait_for(self, ref: Any, node: Elsewhere) -> Ready:
         """What the agent says of itself, unless the session ends before."""
@@ -167,6 +186,10 @@ class Agents:
         """Let hosts in from now on; where."""
         assert self._home is not None
         if self._listener is None:
+            process = self._home.process
+            self._memories = Memories(process.board, process.slot)
+            self._fetches = Fetches(self._home.host_of, self._dial_memories, self._home.kept_afar)
+            process.far_memory = process.hosts_memory = self._fetches
             listener = Listener(
                 (self._ray.util.get_node_ip_address(), 0),
                 self._token,
@@ -198,6 +221,10 @@ class Agents:
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
             self._depot.serve(sock)
+            return
+        if other.purpose == FOR_READING:
+            assert self._memories is not None
+            self._memories.serve(sock)
             return
         assert self._pump is not None
         with suppress(OSError):  # it was given up
@@ -257,6 +284,8 @@ class Agents:
         assert self._pump is not None
         assert self._home is not None
         self._pump.give_up(host.number, why)
+        if self._fetches is not None:
+            self._fetches.lose(host.number)
         self._home.gone(host.number)
         self._on_loss(host)
         self._kill(host.agent)
@@ -286,6 +315,9 @@ class Agents:
             host.forget("the session is over")
             self._kill(host.agent)
         self._depot.close()
+        if self._fetches is not None and self._memories is not None:
+            self._fetches.close()
+            self._memories.close()
         if self._display is not None:
             self._display.close()
         if self._listener is not None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.tls import Credentials
-from conveyor.engine.ray.agent import Arrived, Asked, LostHost, News
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
 from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
+from conveyor.engine.ray.news import Arrived, Asked, LostHost, News
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.processes import Processes
 from conveyor.engine.ray.shell import Shell

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import field
 
 from conveyor.codec import Reader
-from conveyor.engine.ray.agent import Ended
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
+from conveyor.engine.ray.news import Ended
 from conveyor.engine.ray.processes import Resident
 from conveyor.engine.ray.tail import tail
 from conveyor.exceptions import ActorStartError

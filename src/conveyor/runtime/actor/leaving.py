@@ -35,6 +35,7 @@ def leave(runtime: ActorRuntime, control: Control) -> None:
         process.sweeper.close,
         process.keeping.close,
         runtime.exports.close,
+        lambda: process.far_memory.close() if process.far_memory is not None else None,
         runtime.watcher.close,
         runtime.requests.close,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from conveyor.runtime.message import Message
 
@@ -150,6 +150,23 @@ class Staying(Request, frozen=True):
     number: int
 
 
+class Introduce(Request, frozen=True):
+    """Whether the process that has ``slot`` as its ``incarnation``-th lives on another host than the asking
+    actor's. If so, that host knows it from then on."""
+
+    slot: int
+    incarnation: int
+
+
+class KeptAfar(Request, frozen=True):
+    """What processes of other hosts than the asking actor's keep for others: a list of ``KeptAt``."""
+
+
+class OpenFarMemory(Request, frozen=True):
+    """A connection to the asking actor's host, which fetches memory of other hosts' processes: ``None``, with
+    its socket."""
+
+
 class OpenRefs(Request, frozen=True):
     """A connection to the rendezvous of pickled refs: ``None``, with its socket."""
 
@@ -159,6 +176,10 @@ class OpenGraph(Request, frozen=True):
 
     number: int
     name: str
+
+
+Opening: TypeAlias = OpenRefs | OpenGraph | OpenFarMemory
+"""What is answered with the socket of a connection."""
 
 
 class OpenChannel(Request, frozen=True):

@@ -23,6 +23,7 @@ from conveyor.exceptions import (
 from conveyor.plan import lower
 from conveyor.plan.model import Plan, Task
 from conveyor.runtime.actor.collectives import ActorCollectives
+from conveyor.runtime.actor.far_memory import FarMemoryClient
 from conveyor.runtime.actor.introductions import ActorIntroductions
 from conveyor.runtime.actor.request_client import RequestClient
 from conveyor.runtime.actor.requests import (
@@ -124,9 +125,7 @@ class ActorRuntime(CallingRuntime):
         self._labels: dict[int, dict[tuple[int, int], str]] = {}
         self.graphs: weakref.WeakSet[ProcessAccount] = weakref.WeakSet()
         # One handle, and so one connection, for each graph.
-        self._graphs: weakref.WeakValueDictionary[int, CompiledGraph] = (
-            weakref.WeakValueDictionary()
-        )
+        self._graphs = weakref.WeakValueDictionary[int, CompiledGraph]()
         self.exports = ActorExports(
             hello.session,
             hello.number,
@@ -136,6 +135,7 @@ class ActorRuntime(CallingRuntime):
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
         )
+        process.far_memory = FarMemoryClient(self._requests.ask) if hello.places else None
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:

@@ -6,7 +6,7 @@ from conveyor import _core
 from conveyor.callers import Site, users_site
 from conveyor.exceptions import SerializationError
 from conveyor.runtime.calls.call import Call, with_arguments
-from conveyor.runtime.refs import values
+from conveyor.runtime.refs import staying, values
 from conveyor.runtime.refs.ref import Ref
 
 
@@ -28,10 +28,9 @@ def await_soon(first: Ref | None, seconds: float) -> None:
 def with_values(
     call: Call, actor: tuple[int, int], board: _core.Board, site: Site | None = None
 ) -> Call:
-    """``call`` of ``actor``, with the values of its refs, which are done: themselves, where the actor is on
-    another host. ``site``: the line that has made it, if that is not the one that the thread is in. Raises
-    ``RefFailed``."""
-    args, kwargs = values.with_values(call[1], call[2], board.elsewhere(actor[0]))
+    """``call`` of ``actor``, with the values of its refs, which are done. ``site``: the line that has made
+    it, if that is not the one that the thread is in. Raises ``RefFailed``."""
+    args, kwargs = values.with_values(call[1], call[2], afar=board.elsewhere(actor[0]))
     for given, sent in zip(call[1], args, strict=True):
         if sent is not given:
             _warn_of_sharing(given, sent, actor, site)
@@ -48,13 +47,13 @@ _OWN, _OTHER = 1, 2
 def _warn_of_sharing(ref: Ref, sent: object, actor: tuple[int, int], site: Site | None) -> None:
     """Warn, once, where a value is passed both to the actor that has it, which gets the very object, and
     to another one, which gets what is in it then."""
-    place = values.shared_at(sent)
+    place = staying.shared_at(sent)
     if place is None:
         return
     before = ref._passed
     ref._passed = passed = before | (_OWN if place == actor else _OTHER)
     if passed == _OWN | _OTHER != before:
-        where = values.located(sent)
+        where = staying.located(sent)
         assert where is not None
         # It names no ref: Python keeps each text of a warning for ever.
         (site or users_site()).warn(

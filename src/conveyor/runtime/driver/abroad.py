@@ -30,6 +30,7 @@ from conveyor.runtime.driver.far import (
     Forget,
     Hand,
     Handed,
+    Locate,
     MarkClosed,
     MarkRefused,
     Reach,
@@ -37,8 +38,9 @@ from conveyor.runtime.driver.far import (
     Stand,
 )
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.afar import HASTE, Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.graph.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
@@ -164,6 +166,14 @@ class Abroad:
             here.set_result(there)
         return here
 
+    def kept_afar(self, own: int = HERE) -> list[KeptAt]:
+        """What processes of other hosts than that one keep for others, as far as these answer in time."""
+        asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
+        found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
+        for answer in wait(asked, PATIENCE).done:
+            found += answer.result() if answer.exception() is None else []
+        return found
+
     # A process
 
     def settle(self, record: ActorRecord, birth: Birth, host: FarHost) -> bytes:
@@ -271,6 +281,7 @@ class Abroad:
             return
         joined = self._joined.get((lower, higher))
         if joined is None or _has_failed(joined):
+            self._hosts[lower].tell(Locate(higher, self._hosts[higher].address))
             joined = self._hosts[higher].send(Reach(lower, self._hosts[lower].address))
             self._joined[lower, higher] = joined
         done.append(joined)
@@ -287,6 +298,20 @@ class Abroad:
                 order = Stand(slot, incarnation, where, self._process.board.name(slot))
                 stands = known[slot, incarnation] = self._hosts[host].send(order)
             done.append(stands)
+
+    def introduce(self, record: ActorRecord, process: Reader) -> bool:
+        """Whether that process, which lives, is on another host than ``record``'s. If so, that host knows it
+        from now on, and can connect to its own."""
+        own, other = self.host_of(record.slot), self.host_of(process[0])
+        if own == other:
+            return False
+        if own != HERE:
+            with self._lock:
+                done: list[Future[Any]] = []
+                self._join(min(own, other), max(own, other), done)
+                self._introduce(own, (process,), done)
+            _wait_for(done)
+        return True
 
     def _view_of(self, slot: int) -> _core.ArenaView | None:
         if self.host_of(slot) != HERE:
@@ -345,7 +370,9 @@ class Abroad:
         with self._lock:
             done: list[Future[Any]] = []
             self._introduce(record.host.number, given.processes, done)
-            order = Answer(*record.reader, data, given.segment, given.processes, given.line)
+            order = Answer(
+                *record.reader, data, given.segment, given.processes, given.line, given.memory
+            )
             if wait:
                 done.append(record.host.send(order))
             else:

@@ -129,7 +129,7 @@ class Driver(CallingRuntime):
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
-        self._connections = Connections(self.exports, self._shared_graphs)
+        self._connections = Connections(self.exports, self._shared_graphs, process)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(
             self.table, self.supervisor, self.network, self.abroad, process, own_view
@@ -177,8 +177,9 @@ class Driver(CallingRuntime):
             self.abroad.open,
             self.switchboard.heard,
             self.abroad.gone,
-            process.arena_size,
-            process.identity,
+            self.abroad.host_of,
+            self.abroad.kept_afar,
+            process,
         )
         hosts.start(self.supervisor.on_exit, home)
         hosts.watch(self._garbage_event, self._on_garbage)

@@ -17,9 +17,10 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.message import Message
-from conveyor.runtime.process import ArenaSize
+from conveyor.runtime.process import ArenaSize, Process
 from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import LookAtWaits, WaitsThere
 
@@ -54,6 +55,13 @@ class Bury(FarOrder, frozen=True):
 
 class Reach(FarOrder, frozen=True):
     """Connect to host ``host``, which waits there, and again whenever the connection breaks."""
+
+    host: int
+    address: tuple[str, int]
+
+
+class Locate(FarOrder, frozen=True):
+    """Host ``host`` lets others in there. It is not to be connected to: it does that itself."""
 
     host: int
     address: tuple[str, int]
@@ -96,7 +104,8 @@ class Hand(FarOrder, frozen=True):
 
 class Answer(FarOrder, frozen=True):
     """Send a process the pickled answer to a request of its, with such descriptors, if there are any.
-    ``line``: with its end of that connection; see :meth:`FarHost.carry`."""
+    ``line``: with its end of that connection; see :meth:`FarHost.carry`. ``memory``: with its end of one over
+    which its host fetches memory of others."""
 
     slot: int
     incarnation: int
@@ -104,6 +113,7 @@ class Answer(FarOrder, frozen=True):
     segment: int = 0
     processes: tuple[Reader, ...] = ()
     line: int = 0
+    memory: bool = False
 
 
 class Cut(FarOrder, frozen=True):
@@ -135,6 +145,7 @@ class Handed(Struct, frozen=True):
     segment: int = 0
     processes: tuple[Reader, ...] = ()
     line: int = 0
+    memory: bool = False
 
 
 class Home(Struct, frozen=True):
@@ -142,15 +153,27 @@ class Home(Struct, frozen=True):
 
     pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
     to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
-    gone: is told of a host that is no more, by its number. arena: of each process here. driver: its own
-    process.
+    gone: is told of a host that is no more, by its number. host_of: the number of the host of the process
+    that has a slot. kept_afar: what processes of other hosts keep. process: the driver's own, which is given
+    what fetches memory of other hosts as soon as there are any.
     """
 
     pump: Callable[[float, str], _core.HostPump]
     heard: Callable[[int, int, bytes], None]
     gone: Callable[[int], None]
-    arena: ArenaSize
-    driver: Reader
+    host_of: Callable[[int], int]
+    kept_afar: Callable[[], list[KeptAt]]
+    process: Process
+
+    @property
+    def arena(self) -> ArenaSize:
+        """Of each process here."""
+        return self.process.arena_size
+
+    @property
+    def driver(self) -> Reader:
+        """The driver's process."""
+        return self.process.identity
 
 
 class FarHost(Protocol):
@@ -179,6 +202,10 @@ class FarHost(Protocol):
 
     def look_at_waits(self, look: LookAtWaits) -> Future[WaitsThere]:
         """Have it say what the processes there wait for."""
+        ...
+
+    def kept(self) -> Future[list[KeptAt]]:
+        """What the processes there keep for others."""
         ...
 
     def tell(self, order: FarOrder) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conveyor import _core
+from conveyor.codec import Reader
 from conveyor.exceptions import ActorDiedError, ConveyorError
 from conveyor.runtime.actor.orders import Accept, HangUp, Load
 from conveyor.runtime.blueprint import Blueprint
@@ -21,6 +22,7 @@ from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.beside import Whereabouts
 from conveyor.runtime.graph.layout import Assignment, Layout
+from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
@@ -61,6 +63,14 @@ class Network:
     ) -> Afar:
         """What other hosts than the executor's say of their actors of a graph: see ``looking.look_afar``."""
         return look_afar(self._abroad, question, patience, number, layout, records, executor.slot)
+
+    def introduce(self, record: ActorRecord, process: Reader) -> bool:
+        """Whether that process lives on another host than ``record``'s, which knows it from now on then."""
+        return not self._board.gone(*process) and self._abroad.introduce(record, process)
+
+    def kept_afar(self, record: ActorRecord) -> list[KeptAt]:
+        """What processes of other hosts than ``record``'s keep for others."""
+        return self._abroad.kept_afar(self._abroad.host_of(record.slot))
 
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""

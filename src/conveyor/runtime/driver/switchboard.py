@@ -15,43 +15,8 @@ from typing import Any, ClassVar
 
 from conveyor.exceptions import ActorRestartedError, SystemLimitError
 from conveyor.runtime import registrations, threads
-from conveyor.runtime.actor.requests import (
-    AddTransport,
-    CloseEnd,
-    CloseGroup,
-    ComesBack,
-    Connect,
-    Connected,
-    Create,
-    CreateGroup,
-    Disconnect,
-    Done,
-    Failed,
-    Find,
-    FindTransport,
-    HoldEnd,
-    HostsOf,
-    JoinGroup,
-    Kill,
-    Lay,
-    LayAgain,
-    LookAfar,
-    LookForCycle,
-    Meet,
-    Met,
-    Notice,
-    Numbered,
-    OpenChannel,
-    OpenGraph,
-    OpenRefs,
-    Refuse,
-    Reply,
-    Request,
-    Staying,
-    Unlay,
-    WhyDead,
-    WhyRefused,
-)
+from conveyor.runtime.actor import requests as asked
+from conveyor.runtime.actor.requests import Done, Failed, Notice, Numbered, Reply, Request
 from conveyor.runtime.calls.constructor import Kept
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
@@ -204,7 +169,7 @@ class Switchboard:
 
     # Actors
 
-    def _connect(self, caller: ActorRecord, request: Connect) -> _Answer:
+    def _connect(self, caller: ActorRecord, request: asked.Connect) -> _Answer:
         while True:
             callee = self._supervisor.current(request.actor)
             callee.actor.shared = True
@@ -214,18 +179,18 @@ class Switchboard:
             except ActorRestartedError:  # it has died just now, and is waited for
                 if not caller.alive:
                     raise
-        return Connected(number, callee.slot, callee.incarnation, bit), fds
+        return asked.Connected(number, callee.slot, callee.incarnation, bit), fds
 
-    def _why_refused(self, caller: ActorRecord, request: WhyRefused) -> _Answer:
+    def _why_refused(self, caller: ActorRecord, request: asked.WhyRefused) -> _Answer:
         return caller.refusals.pop(request.number, None), []
 
-    def _disconnect(self, caller: ActorRecord, notice: Disconnect) -> None:
+    def _disconnect(self, caller: ActorRecord, notice: asked.Disconnect) -> None:
         self._network.hang_up(caller, notice.number)
 
-    def _refuse(self, callee: ActorRecord, notice: Refuse) -> None:
+    def _refuse(self, callee: ActorRecord, notice: asked.Refuse) -> None:
         self._network.refuse(callee, notice.tag, notice.error)
 
-    def _create(self, _caller: ActorRecord, request: Create) -> _Answer:
+    def _create(self, _caller: ActorRecord, request: asked.Create) -> _Answer:
         constructor = request.constructor
         actor = Actor(
             request.class_name,
@@ -240,25 +205,25 @@ class Switchboard:
         construct = None if constructor is None else constructor.start
         return self._supervisor.start(actor, construct).id, []
 
-    def _find(self, _caller: ActorRecord, request: Find) -> _Answer:
+    def _find(self, _caller: ActorRecord, request: asked.Find) -> _Answer:
         found = self._table.find(request.name)
         self._table.share(found[0])
         return found, []
 
-    def _find_transport(self, _caller: ActorRecord, request: FindTransport) -> _Answer:
+    def _find_transport(self, _caller: ActorRecord, request: asked.FindTransport) -> _Answer:
         return registrations.KNOWN.get(request.name), []
 
-    def _add_transport(self, _caller: ActorRecord, request: AddTransport) -> _Answer:
+    def _add_transport(self, _caller: ActorRecord, request: asked.AddTransport) -> _Answer:
         registrations.add(request.name, request.registration)
         return None, []
 
-    def _kill(self, caller: ActorRecord, request: Kill) -> _Answer:
+    def _kill(self, caller: ActorRecord, request: asked.Kill) -> _Answer:
         # Who ends itself must not wait for that.
         wait = request.actor != caller.id
         self._supervisor.kill(request.actor, request.no_restart, request.graceful, wait)
         return None, []
 
-    def _why_dead(self, _caller: ActorRecord, request: WhyDead) -> _Answer:
+    def _why_dead(self, _caller: ActorRecord, request: asked.WhyDead) -> _Answer:
         labels = request.labels
         label = (lambda *node: labels.get(node)) if labels else None
         death = self._table.death_of(request.actor, request.slot, request.incarnation, label)
@@ -266,17 +231,17 @@ class Switchboard:
 
     # Graphs
 
-    def _lay(self, caller: ActorRecord, request: Lay) -> _Answer:
+    def _lay(self, caller: ActorRecord, request: asked.Lay) -> _Answer:
         executor = Place(caller.slot, caller.incarnation, RESULT_BIT)
         laying = self._layer.lay(
             executor, request.config, request.plan, request.tasks, request.labels
         )
         return self._laid(caller, laying)
 
-    def _lay_again(self, caller: ActorRecord, request: LayAgain) -> _Answer:
+    def _lay_again(self, caller: ActorRecord, request: asked.LayAgain) -> _Answer:
         return self._laid(caller, self._layer.lay_again(request.number, request.first))
 
-    def _comes_back(self, _caller: ActorRecord, request: ComesBack) -> _Answer:
+    def _comes_back(self, _caller: ActorRecord, request: asked.ComesBack) -> _Answer:
         return self._layer.comes_back(request.number), []
 
     def _laid(self, caller: ActorRecord, laying: Laying) -> _Answer:
@@ -297,56 +262,62 @@ class Switchboard:
         segment.close_fd()
         return laying.channels(), [segment_fd, *fds]
 
-    def _unlay(self, caller: ActorRecord, request: Unlay) -> _Answer:
+    def _unlay(self, caller: ActorRecord, request: asked.Unlay) -> _Answer:
         acks = self._layer.unlay(request.number)
         if request.wait:
             self._departures.expect(caller, request.number, acks)
         return None, []
 
-    def _look_afar(self, _caller: ActorRecord, request: LookAfar) -> _Answer:
+    def _look_afar(self, _caller: ActorRecord, request: asked.LookAfar) -> _Answer:
         return self._layer.afar(request.number, request.question, request.patience), []
 
-    def _look_for_cycle(self, caller: ActorRecord, request: LookForCycle) -> _Answer:
+    def _look_for_cycle(self, caller: ActorRecord, request: asked.LookForCycle) -> _Answer:
         return self._inquiries.look(caller, request.waits), []
 
-    def _staying(self, caller: ActorRecord, request: Staying) -> _Answer:
+    def _staying(self, caller: ActorRecord, request: asked.Staying) -> _Answer:
         return self._departures.staying(caller, request.number), []
 
-    def _open(self, caller: ActorRecord, request: OpenRefs | OpenGraph) -> _Answer:
+    def _open(self, caller: ActorRecord, request: asked.Opening) -> _Answer:
         return None, self._connections.open(caller, request)
+
+    def _introduce(self, caller: ActorRecord, request: asked.Introduce) -> _Answer:
+        return self._network.introduce(caller, (request.slot, request.incarnation)), []
+
+    def _kept_afar(self, caller: ActorRecord, _request: asked.KeptAfar) -> _Answer:
+        return self._network.kept_afar(caller), []
 
     # Channels
 
-    def _open_channel(self, caller: ActorRecord, request: OpenChannel) -> _Answer:
+    def _open_channel(self, caller: ActorRecord, request: asked.OpenChannel) -> _Answer:
         return self._introductions.open_for(caller, request.depth), []
 
-    def _meet(self, caller: ActorRecord, request: Meet) -> _Answer:
+    def _meet(self, caller: ActorRecord, request: asked.Meet) -> _Answer:
         found = self._introductions.met_by(caller, request.number, request.side, request.alone)
         if found is None:
             return None, []
         party, given, spread = found
         if party is None:
             driver = DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
-            return Met(*driver, None, spread), given
-        return Met(*party.reader, party.id, spread), given
+            return asked.Met(*driver, None, spread), given
+        return asked.Met(*party.reader, party.id, spread), given
 
-    def _hold_end(self, caller: ActorRecord, request: HoldEnd) -> _Answer:
+    def _hold_end(self, caller: ActorRecord, request: asked.HoldEnd) -> _Answer:
         self._introductions.held_by(caller, request.number, request.side)
         return None, []
 
-    def _close_end(self, caller: ActorRecord, request: CloseEnd) -> _Answer:
+    def _close_end(self, caller: ActorRecord, request: asked.CloseEnd) -> _Answer:
         self._introductions.closed_by(caller, request.number, request.side)
         return None, []
 
     # Collective groups
 
-    def _create_group(self, caller: ActorRecord, request: CreateGroup) -> _Answer:
+    def _create_group(self, caller: ActorRecord, request: asked.CreateGroup) -> _Answer:
         return self._collectives.open(request.actors, creator=caller), []
 
-    def _join_group(self, caller: ActorRecord, request: JoinGroup) -> _Answer:
+    def _join_group(self, caller: ActorRecord, request: asked.JoinGroup) -> _Answer:
         return self._collectives.joined_by(caller, request.number)
 
-    def _close_group(self, _caller: ActorRecord, request: CloseGroup) -> _Answer:
+    def _close_group(self, _caller: ActorRecord, request: asked.CloseGroup) -> _Answer:
         self._collectives.close(request.number)
         return None, []
 
@@ -354,34 +325,37 @@ class Switchboard:
     answers: ClassVar[
         Mapping[type[Request], Callable[[Switchboard, ActorRecord, Any], _Answer]]
     ] = {
-        Connect: _connect,
-        WhyRefused: _why_refused,
-        Create: _create,
-        Find: _find,
-        FindTransport: _find_transport,
-        AddTransport: _add_transport,
-        Kill: _kill,
-        WhyDead: _why_dead,
-        HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
-        Lay: _lay,
-        LayAgain: _lay_again,
-        ComesBack: _comes_back,
-        Unlay: _unlay,
-        LookAfar: _look_afar,
-        LookForCycle: _look_for_cycle,
-        Staying: _staying,
-        OpenRefs: _open,
-        OpenGraph: _open,
-        OpenChannel: _open_channel,
-        HoldEnd: _hold_end,
-        CloseEnd: _close_end,
-        CreateGroup: _create_group,
-        JoinGroup: _join_group,
-        CloseGroup: _close_group,
-        Meet: _meet,
+        asked.Connect: _connect,
+        asked.WhyRefused: _why_refused,
+        asked.Create: _create,
+        asked.Find: _find,
+        asked.FindTransport: _find_transport,
+        asked.AddTransport: _add_transport,
+        asked.Kill: _kill,
+        asked.WhyDead: _why_dead,
+        asked.HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
+        asked.Lay: _lay,
+        asked.LayAgain: _lay_again,
+        asked.ComesBack: _comes_back,
+        asked.Unlay: _unlay,
+        asked.LookAfar: _look_afar,
+        asked.LookForCycle: _look_for_cycle,
+        asked.Staying: _staying,
+        asked.Introduce: _introduce,
+        asked.KeptAfar: _kept_afar,
+        asked.OpenFarMemory: _open,
+        asked.OpenRefs: _open,
+        asked.OpenGraph: _open,
+        asked.OpenChannel: _open_channel,
+        asked.HoldEnd: _hold_end,
+        asked.CloseEnd: _close_end,
+        asked.CreateGroup: _create_group,
+        asked.JoinGroup: _join_group,
+        asked.CloseGroup: _close_group,
+        asked.Meet: _meet,
     }
     #: What is done for each kind of notice.
     notices: ClassVar[Mapping[type[Notice], Callable[[Switchboard, ActorRecord, Any], None]]] = {
-        Disconnect: _disconnect,
-        Refuse: _refuse,
+        asked.Disconnect: _disconnect,
+        asked.Refuse: _refuse,
     }

@@ -69,7 +69,7 @@ class GateEntry:
     ) -> None:
         """``ref_type``: what the results of executions are."""
         plan, config = supervision.plan, supervision.config
-        self._takes_parts = takes_parts(plan)
+        self.takes_parts = takes_parts(plan)
         self._supervision = supervision
         self._results = results
         self._source = source
@@ -101,12 +101,9 @@ class GateEntry:
             )
 
     @property
-    def takes_parts(self) -> bool:
+    def afar(self) -> bool:
         board = self._process.board
-        # What a ref refers to is on this host.
-        return self._takes_parts or any(
-            board.elsewhere(member.slot) for member in self._supervision.epoch.members
-        )
+        return any(board.elsewhere(member.slot) for member in self._supervision.epoch.members)
 
     @property
     def short_way(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:

@@ -220,7 +220,7 @@ class _Remote(Struct, frozen=True, eq=False, weakref=True):
 class RemoteEntry:
     """Has the owner submit; see ``submitter.Entry``."""
 
-    takes_parts = False  # the owner sees to that
+    takes_parts = afar = False  # the owner sees to that
 
     def __init__(self, owner: Owner, process: Process, whole: bool) -> None:
         """``whole``: the graph's input is one argument that travels as it is."""

@@ -62,7 +62,12 @@ class Entry(Protocol[T]):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a ref must be decoded: parts of arguments are sent, or some go to another host."""
+        """Whether a ref must be decoded, since parts of arguments are sent."""
+        ...
+
+    @property
+    def afar(self) -> bool:
+        """Whether some of the graph's actors are on another host."""
         ...
 
     def at_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool = True) -> Any:
@@ -175,7 +180,7 @@ class Submitter(Generic[T]):
             while (ref := lacking(args, kwargs)) is not None:
                 yield entry.until_done(self._argument(ref), execution)
             try:
-                args, kwargs = with_values(args, kwargs, entry.takes_parts)
+                args, kwargs = with_values(args, kwargs, entry.takes_parts, entry.afar)
             except RefFailed as failed:
                 return (yield from entry.submit(args, kwargs, execution, terms, failed.error))
         return (yield from entry.submit(args, kwargs, execution, terms))

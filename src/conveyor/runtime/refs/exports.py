@@ -336,7 +336,7 @@ class Peer:
     def push(self, export: ExportId, outcome: Outcome) -> None:
         if self.node is None:
             outcome.send(self.connection, Arrived, export)
-        elif outcome.snapshot.keeps:  # which is fetched, and may take long
+        elif not outcome.stays_afar:  # it is fetched, which may take long
             try:
                 threads.start(self._push_whole, "export", export, outcome)
             except SystemLimitError:

@@ -17,6 +17,7 @@ from conveyor.runtime.refs.connection import SHARE_FROM, Connection, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.ref import EMPTY, Ref
+from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Blockers
 
@@ -178,10 +179,15 @@ class Outcome:
         except Exception as error:
             return cls.failed(error)
 
+    @property
+    def stays_afar(self) -> bool:
+        """Whether it can go to another host as it is: what it keeps can be fetched from there."""
+        return stays_afar(self.snapshot)
+
     def whole(self, readers: tuple[Reader, ...] = ()) -> Outcome:
-        """The same for ``readers`` on another host, who cannot fetch what has stayed where it was made: that
-        is fetched here, now."""
-        if not self.snapshot.keeps:
+        """The same for ``readers`` on another host: what they could not fetch from where it was made is
+        fetched here, now."""
+        if self.stays_afar:
             return self
         sent = SentDefinitions(readers, lambda: "another host")
         try:

@@ -13,7 +13,7 @@ from conveyor.codec.frames import decode
 from conveyor.runtime.refs.derived import DerivedRef
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.values import located
+from conveyor.runtime.refs.staying import located, stays_afar
 
 
 class UnreadRef(DerivedRef):
@@ -65,8 +65,8 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Any]:
     def reduce(unread: _Unread) -> Any:
         sent = notes.get(SENT)
         what = unread.sent
-        if sent is None or sent.in_band:  # nobody would keep it
-            return same, (what,)
+        if sent is None or sent.in_band or (sent.elsewhere() and not stays_afar(what)):
+            return same, (what,)  # nobody would keep it, or its readers cannot get all of it
         # What keeps it, where the frame does not do so by itself.
         if type(what) is Unfetched:
             keeper, meta = what._keeper, what.meta

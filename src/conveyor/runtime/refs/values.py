@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from conveyor import _core
 from conveyor.codec import SENT, SentDefinitions, add_reducers, claims
-from conveyor.codec.direct import DIRECT, Located, Unfetched, keep_beside
+from conveyor.codec.direct import keep_beside
 from conveyor.codec.frames import decode
 from conveyor.exceptions import RuntimeStateError, SessionEndedError
 from conveyor.plan.model import Argument, Const, Task
@@ -23,6 +23,7 @@ from conveyor.runtime import ending
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.imports import Claims, load
 from conveyor.runtime.refs.ref import Ref
+from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.sights import PassingOn
 
 #: Whether one of the arguments, positional or by name, is itself a ref.
@@ -46,14 +47,17 @@ def lacking(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Ref | No
 
 
 def with_values(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, decoded: bool = False
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    decoded: bool = False,
+    afar: bool = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with what is sent in the place of each ref among them; all of them are done.
 
-    ``decoded``: with their values, for who takes parts of them. Raises ``RefFailed`` with the error of a
-    ref that has one.
+    ``decoded``: with their values, for who takes parts of them. ``afar``: with the values of those that
+    cannot be fetched from another host. Raises ``RefFailed`` with the error of a ref that has one.
     """
-    stand_in = value_of if decoded else _stand_in
+    stand_in = value_of if decoded else _stand_in_afar if afar else _stand_in
     return (
         tuple([stand_in(a) if isinstance(a, Ref) else a for a in args]),
         {k: stand_in(a) if isinstance(a, Ref) else a for k, a in (kwargs or {}).items()},
@@ -65,6 +69,11 @@ def _stand_in(ref: Ref) -> Any:
         return ref.to_send()
     except Exception as error:
         raise RefFailed(_as_argument(ref, error)) from error
+
+
+def _stand_in_afar(ref: Ref) -> Any:
+    sent = _stand_in(ref)
+    return sent if stays_afar(sent) else value_of(ref)
 
 
 def value_of(ref: Ref) -> Any:
@@ -83,26 +92,6 @@ def _as_argument(ref: Ref, error: Exception) -> Exception:
     return RuntimeStateError(
         f"{ref!r}, which is an argument, belongs to a session that has ended before it was done"
     )
-
-
-def located(sent: Any) -> Located | None:
-    """Where a value is that has stayed where it was made, by what is sent for it; ``None`` of any other."""
-    if type(sent) is Unfetched:
-        return sent.where
-    snapshot = sent.snapshot if type(sent) is Holding else sent
-    if type(snapshot) is not _core.Snapshot or not snapshot.keeps or snapshot.codec != DIRECT:
-        return None
-    return Located.unpack(snapshot.meta)
-
-
-def shared_at(sent: Any) -> tuple[int, int] | None:
-    """Slot and incarnation of the process that a value has stayed in, by what is sent for it; ``None`` of any
-    other, and of one that nobody writes to."""
-    if type(sent) is Unfetched:
-        where = sent.where
-        return None if where.snapshot else (where.slot, where.incarnation)
-    snapshot = sent.snapshot if type(sent) is Holding else sent
-    return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
 
 
 def wait_for(ref: Ref) -> None:
@@ -175,14 +164,14 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
         return load, found[1]
 
     def reduce_holding(holding: Holding) -> Any:
-        if holding.snapshot.keeps and _stays(notes.get(SENT)):
+        if holding.snapshot.keeps and _stays(notes.get(SENT), holding.snapshot):
             keep_beside(notes, holding.ref)
         return same, (holding.snapshot,)
 
     def reduce_snapshot(snapshot: _core.Snapshot) -> Any:
         sent = notes.get(SENT)
         parts = snapshot.loose()
-        if parts is None or (snapshot.keeps and not _stays(sent)):
+        if parts is None or (snapshot.keeps and not _stays(sent, snapshot)):
             return same, (snapshot.decode(),)
         if snapshot.keeps:
             keep_beside(notes, snapshot)
@@ -196,9 +185,11 @@ def _make_reducers(notes: dict[Any, Any]) -> dict[type, Callable[[Any], Any]]:
     }
 
 
-def _stays(sent: SentDefinitions | None) -> bool:
-    """Whether what is kept somewhere on this host may be referred to."""
-    return sent is not None and not sent.in_band and not sent.elsewhere()
+def _stays(sent: SentDefinitions | None, snapshot: _core.Snapshot) -> bool:
+    """Whether what is kept somewhere for ``snapshot`` may be referred to."""
+    if sent is None or sent.in_band:
+        return False
+    return not sent.elsewhere() or stays_afar(snapshot)
 
 
 def _kinds(kind: type) -> list[type]:

@@ -7,7 +7,7 @@ from typing import Any
 import conveyor
 from conveyor.direct import targets
 from conveyor.runtime.refs.ref import Ref
-from conveyor.runtime.refs.values import located
+from conveyor.runtime.refs.staying import located
 
 __all__ = ["set_target_device_for_ref", "set_target_for_ref"]
 

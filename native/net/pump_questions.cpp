@@ -6,6 +6,18 @@
 
 namespace conveyor::net {
 
+PeerCounts HostPump::counts(uint32_t host) {
+  PeerCounts counts;
+  call([&] { counts = peer(host).counts(); });
+  return counts;
+}
+
+bool HostPump::connected(uint32_t host) {
+  bool is = false;
+  call([&] { is = peer(host).greeted(); });
+  return is;
+}
+
 std::vector<ClockSample> HostPump::ask_clock(uint32_t host, uint32_t times, uint64_t timeout_ns) {
   uint64_t answers = 0;
   call([&] { answers = peer(host).ask_clock(times); });

@@ -1,0 +1,61 @@
+"""What the processes of one host keep for others, as they have noted it in their memory
+(``native/directory.h``), from where it is read: nobody is asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from conveyor import _core
+
+_STARTING, _ALIVE = 1, 2
+
+
+class KeptAt(Struct, frozen=True):
+    """Of one process, by names.
+
+    values: number, bytes, age in nanoseconds, and what ``direct.table`` has noted of each.
+    held: the numbers of those that it has frames of, which it has made itself, and of those that it reads
+        where they lie.
+    sent: of those that it has sent frames of, the number, and who has not let go of it.
+    """
+
+    keeper: str
+    slot: int
+    values: Sequence[tuple[int, int, int, bytes]]
+    held: Sequence[int]
+    sent: Sequence[tuple[int, str]]
+
+
+def kept_on(board: _core.Board, own: int | None) -> list[KeptAt]:
+    """Of each process of this host that lives. ``own``: the slot of this one, if it has any."""
+    found = []
+    for slot in range(board.used):
+        incarnation, pid = board.incarnation(slot), board.pid(slot)
+        pid = os.getpid() if slot == own else pid
+        address = board.directory(slot)
+        here = not board.elsewhere(slot) and board.condition(slot) in (_STARTING, _ALIVE)
+        if not address or not pid or not here:
+            continue
+        try:
+            values, held, sent = _core.read_directory(pid, address)
+        except OSError as error:
+            # It has ended, its memory is another program's by now, or it may not be read.
+            if error.errno in (errno.ESRCH, errno.EPERM, errno.EFAULT, errno.EPROTO):
+                continue
+            raise
+        if board.gone(slot, incarnation):
+            continue
+        now, name = _core.monotonic_ns(), board.name
+        aged = [(number, size, max(now - since, 0), names) for number, size, since, names in values]
+        holding = [
+            (number, name(reader))
+            for number, reader, which in sent
+            if not board.gone(reader, which)
+        ]
+        reading = [*held, *board.announced(slot)]
+        found.append(KeptAt(name(slot), slot, aged, reading, holding))
+    return found

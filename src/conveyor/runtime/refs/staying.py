@@ -1,0 +1,41 @@
+"""Where values are that have stayed where they were made, by what is sent for their refs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec.direct import DIRECT, Located, Unfetched
+from conveyor.runtime.refs.holding import Holding
+
+
+def located(sent: Any) -> Located | None:
+    """Where a value is that has stayed where it was made, by what is sent for it; ``None`` of any other."""
+    if type(sent) is Unfetched:
+        return sent.where
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    if type(snapshot) is not _core.Snapshot or not snapshot.keeps or snapshot.codec != DIRECT:
+        return None
+    return Located.unpack(snapshot.meta)
+
+
+def shared_at(sent: Any) -> tuple[int, int] | None:
+    """Slot and incarnation of the process that a value has stayed in, by what is sent for it; ``None`` of any
+    other, and of one that nobody writes to."""
+    if type(sent) is Unfetched:
+        where = sent.where
+        return None if where.snapshot else (where.slot, where.incarnation)
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    return snapshot.shared_at if type(snapshot) is _core.Snapshot else None
+
+
+def stays_afar(sent: Any) -> bool:
+    """Whether ``sent`` is as good on another host: it keeps nothing, or a value of which all can be fetched
+    from there."""
+    snapshot = sent.snapshot if type(sent) is Holding else sent
+    if type(snapshot) is _core.Snapshot and not snapshot.keeps:
+        return True
+    if type(sent) is not Unfetched and type(snapshot) is not _core.Snapshot:
+        return True
+    where = located(sent)
+    return where is not None and not where.beside

@@ -1,0 +1,376 @@
+"""Objects that stay on the actor that made them, on several nodes: the ref travels, and whoever needs the
+tensors fetches them from their maker's node."""
+
+import gc
+import os
+import signal
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+import conveyor
+from conveyor import get
+from conveyor.dag import InputNode
+from conveyor.engine.net import fetches
+from conveyor.exceptions import ActorDiedError, InjectedFault, TaskError, WaitTimeoutError
+from conveyor.experimental import set_target_for_ref, wait_tensor_freed
+from conveyor.runtime import context
+from conveyor.testing import fail_transfers, hold_transfers
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WAIT = 60
+#: Of float32: more than lies in a frame, or in a message.
+LARGE = 1 << 20
+HERE, THERE, THIRD = [{"resources": {name: 0.01}} for name in ("first", "second", "third")]
+
+
+@conveyor.remote
+class Maker:
+    def __init__(self):
+        self.held = []
+
+    def pid(self):
+        return os.getpid()
+
+    @conveyor.method(tensor_transport="auto")
+    def make(self, n):
+        self.tensor = torch.arange(n, dtype=torch.float32)
+        return self.tensor
+
+    @conveyor.method(tensor_transport="auto")
+    def make_dict(self, n):
+        return {"weights": torch.arange(n, dtype=torch.float32), "step": 7}
+
+    @conveyor.method(tensor_transport="auto", snapshot=True)
+    def make_snapshot(self, n):
+        self.tensor = torch.arange(n, dtype=torch.float32)
+        return self.tensor
+
+    @conveyor.method(tensor_transport="auto", num_returns=2)
+    def make_two(self, n):
+        return torch.ones(n), torch.full((n,), 2.0)
+
+    @conveyor.method(tensor_transport="auto")
+    def stream(self, n, count):
+        for i in range(count):
+            yield torch.full((n,), float(i))
+
+    def put(self, n):
+        return [conveyor.put(torch.arange(n, dtype=torch.float32), tensor_transport="auto")]
+
+    def add(self, x):
+        self.tensor += x
+
+    def is_mine(self, x):
+        return x is self.tensor
+
+    def total(self, x):
+        return float(x.astype(float).sum() if isinstance(x, np.ndarray) else x.double().sum())
+
+    def total_of(self, refs):
+        return [(self.total(get(ref)), ref.route()) for ref in refs]
+
+    def step(self, x):
+        return x["step"], self.total(x["weights"])
+
+    @conveyor.method(receive_into={"x": "target"})
+    def receive(self, x):
+        return x is self.target, self.total(x)
+
+    def have_target(self, n):
+        self.target = torch.zeros(n)
+
+    def objects(self):
+        return [(one.id, one.keeper, one.route) for one in conveyor.objects()]
+
+    def hold(self, refs):
+        self.held = refs
+
+    def wait_freed(self, timeout):
+        wait_tensor_freed(self.tensor, timeout)
+        return True
+
+    def stay_until(self, path):
+        with open(path) as fifo:
+            return fifo.read()
+
+
+def total(n):
+    return float(torch.arange(n, dtype=torch.float32).double().sum())
+
+
+def memory():
+    """What fetches for the processes of the driver's node."""
+    return context.running().process.hosts_memory
+
+
+@pytest.fixture(scope="module")
+def session(two_nodes, leaves_nothing):
+    """Three nodes, each of which is a host of its own."""
+    node = two_nodes.add_node(num_cpus=1, resources={"third": 4})
+    try:
+        with leaves_nothing():
+            conveyor.init(engine="ray", shared_memory="node", node_timeout=30)
+            yield
+            conveyor.shutdown()
+    finally:
+        two_nodes.remove_node(node)
+
+
+@pytest.fixture(scope="module")
+def makers(session):
+    """On the driver's node, on another one (two), and on a third."""
+    places = HERE, THERE, THERE, THIRD
+    made = [Maker.options(**place).remote() for place in places]
+    get([one.pid.remote() for one in made])
+    yield made
+    for one in made:
+        conveyor.kill(one)
+
+
+def test_the_ref_travels_and_the_tensors_stay(makers):
+    _, maker, neighbour, _ = makers
+    before = memory().bytes
+    pump = context.running().abroad.pump
+    went, came = pump.counts(1)[2:4]
+    ref = maker.make.remote(LARGE)
+    assert get(neighbour.total.remote(ref)) == total(LARGE)
+    assert get(neighbour.total_of.remote([ref])) == [(total(LARGE), "read")]
+    assert get(maker.is_mine.remote(ref))
+    # What has come to the driver's node is calls and answers.
+    assert memory().bytes == before
+    assert sum(pump.counts(1)[2:4]) - went - came < LARGE
+    assert ref.route() == "network"
+    assert ref.tensor_transport() == "auto"
+
+
+@pytest.mark.parametrize("n", [10, 5000, LARGE, 3 * LARGE + 1])
+def test_whoever_needs_the_tensors_fetches_them(makers, n):
+    here, maker, _, third = makers
+    ref = maker.make.remote(n)
+    assert torch.equal(get(ref), torch.arange(n, dtype=torch.float32))
+    assert get([other.total.remote(ref) for other in (here, third)]) == [total(n)] * 2
+    for other in (here, third):
+        assert get(other.total_of.remote([ref])) == [(total(n), "network")]
+
+
+def test_values_of_the_driver_and_of_other_actors(makers):
+    here, maker, _, third = makers
+    ref = conveyor.put(torch.arange(LARGE, dtype=torch.float32), tensor_transport="auto")
+    assert get([one.total.remote(ref) for one in makers]) == [total(LARGE)] * 4
+    assert get(third.total_of.remote([ref])) == [(total(LARGE), "network")]
+    near = here.make.remote(5000)
+    assert get([one.total.remote(near) for one in makers]) == [total(5000)] * 4
+    (own,) = get(maker.put.remote(LARGE))
+    assert get(own).double().sum() == total(LARGE)
+    assert own.route() == "network"
+    assert get(third.total_of.remote([own])) == [(total(LARGE), "network")]
+
+
+def test_containers_and_several_results(makers):
+    _, maker, _, third = makers
+    ref = maker.make_dict.remote(LARGE)
+    assert get(third.step.remote(ref)) == (7, total(LARGE))
+    assert get(ref)["step"] == 7
+    one, two = maker.make_two.remote(5000)
+    assert get([third.total.remote(x) for x in (one, two)]) == [5000.0, 10000.0]
+    assert [get(x).sum() for x in (one, two)] == [5000.0, 10000.0]
+    items = [float(item[0]) for item in maker.stream.remote(5000, 3)]
+    assert items == [0.0, 1.0, 2.0]
+
+
+def test_what_the_maker_writes_is_seen_by_who_fetches_afterwards(makers):
+    here, maker, _, third = makers
+    for n in (10, LARGE):
+        ref = maker.make.remote(n)
+        kept = get(ref)
+        assert get([other.total.remote(ref) for other in (here, third)]) == [total(n)] * 2
+        get(maker.add.remote(1))
+        assert (
+            get([other.total.remote(ref) for other in (here, third)])
+            == [float((kept + 1).double().sum())] * 2
+        )
+        assert torch.equal(get(ref), kept + 1)
+        assert kept[3] == 3
+        ref = maker.make_snapshot.remote(n)
+        get(maker.add.remote(1))
+        assert torch.equal(get(ref), kept)
+
+
+def test_memory_that_is_there(makers):
+    here, maker, _, third = makers
+    ref = maker.make.remote(LARGE)
+    target = torch.zeros(LARGE)
+    assert get(ref, into=target) is target
+    assert float(target.double().sum()) == total(LARGE)
+    for other in (here, third):
+        get(other.have_target.remote(LARGE))
+        assert get(other.receive.remote(ref)) == (True, total(LARGE))
+    ref, target = maker.make.remote(LARGE), torch.zeros(LARGE)
+    set_target_for_ref(ref, [target])
+    assert get(ref).data_ptr() == target.data_ptr()
+
+
+def test_of_a_part_only_that_is_fetched(makers):
+    _, maker, _, third = makers
+    ref = maker.make.remote(LARGE)
+    get(third.total.remote(ref))
+    before = memory().bytes
+    assert torch.equal(get(ref[100:200]), torch.arange(100, 200, dtype=torch.float32))
+    assert memory().bytes - before == 400
+    assert get(third.total.remote(ref[:10])) == 45.0
+
+
+def test_it_is_freed_with_its_last_ref(makers):
+    _, maker, _, third = makers
+    ref = maker.make.remote(LARGE)
+    get(third.hold.remote([ref]))
+    with pytest.raises(WaitTimeoutError):
+        get(maker.wait_freed.remote(0.2))
+    del ref
+    gc.collect()
+    with pytest.raises(WaitTimeoutError):
+        get(maker.wait_freed.remote(0.2))
+    get(third.hold.remote([]))
+    assert get(maker.wait_freed.remote(WAIT))
+
+
+def test_a_call_that_takes_it_keeps_it(makers, tmp_path):
+    here, maker, _, third = makers
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    for other in (here, third):
+        busy = other.stay_until.remote(str(path))
+        done = other.total.remote(maker.make.remote(LARGE))
+        gc.collect()
+        with pytest.raises(WaitTimeoutError):
+            get(maker.wait_freed.remote(0.2))
+        path.write_text("on")
+        assert get([busy, done]) == ["on", total(LARGE)]
+        assert get(maker.wait_freed.remote(WAIT))
+
+
+def test_the_death_of_who_has_the_last_ref_frees_it(makers):
+    _, maker, _, _ = makers
+    owner = Maker.options(**THIRD).remote()
+    ref = maker.make.remote(LARGE)
+    get(owner.hold.remote([ref]))
+    del ref
+    gc.collect()
+    os.kill(get(owner.pid.remote()), signal.SIGKILL)
+    assert get(maker.wait_freed.remote(WAIT))
+
+
+def test_the_makers_death(makers):
+    here, _, neighbour, third = makers
+    maker = Maker.options(name="the maker", **THERE).remote()
+    ref = maker.make.remote(LARGE)
+    get(third.hold.remote([ref]))
+    os.kill(get(maker.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        get(maker.pid.remote())
+    with pytest.raises(ActorDiedError, match="the maker"):
+        get(ref)
+    for other in (here, neighbour, third):
+        with pytest.raises(ActorDiedError, match="the maker"):
+            get(other.total.remote(ref))
+        with pytest.raises(ActorDiedError, match="the maker"):
+            get(other.total_of.remote([ref]))
+    get(third.hold.remote([]))
+
+
+def test_a_maker_that_computes_delays_nobody(makers, tmp_path):
+    here, maker, _, third = makers
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    ref = maker.make.remote(LARGE)
+    get(ref)
+    busy = maker.stay_until.remote(str(path))
+    assert float(get(ref).double().sum()) == total(LARGE)
+    assert get([other.total.remote(ref) for other in (here, third)]) == [total(LARGE)] * 2
+    path.write_text("on")
+    assert get(busy) == "on"
+
+
+def test_several_on_one_node_cost_one_transfer(makers, monkeypatch):
+    _, maker, _, _ = makers
+    monkeypatch.setattr(fetches, "LINGER", 60.0)
+    others = [Maker.options(**HERE).remote() for _ in range(4)]
+    ref = maker.make.remote(LARGE)
+    get([other.pid.remote() for other in others])
+    before = memory().transfers
+    with hold_transfers(maker):
+        waiting = [other.total.remote(ref) for other in others]
+    assert get(waiting) == [total(LARGE)] * 4
+    assert memory().transfers == before + 1
+    # What has been written since is no part of what is there.
+    get(maker.add.remote(1))
+    assert get(others[0].total.remote(ref)) == float(
+        (torch.arange(LARGE, dtype=torch.float32) + 1).double().sum()
+    )
+    assert memory().transfers == before + 2
+    for other in others:
+        conveyor.kill(other)
+
+
+def test_a_transfer_that_fails_fails_nothing_else(makers):
+    here, maker, _, _ = makers
+    ref, other = maker.make.remote(LARGE), maker.make_dict.remote(10)
+    with fail_transfers(maker):
+        with pytest.raises(InjectedFault):
+            get(ref)
+        with pytest.raises((InjectedFault, TaskError)):
+            get(here.total.remote(ref))
+    assert get(ref).double().sum() == total(LARGE)
+    assert get(here.total.remote(ref)) == total(LARGE)
+    assert get(other)["step"] == 7
+
+
+def test_a_connection_that_breaks_frees_what_is_let_go_of_meanwhile(makers):
+    _, maker, _, third = makers
+    pump = context.running().abroad.pump
+    for _ in range(4):
+        ref = maker.make.remote(LARGE)
+        assert get(third.total.remote(ref)) == total(LARGE)
+        pump.disconnect(1, "by the test")
+        del ref
+        gc.collect()
+        assert get(maker.wait_freed.remote(WAIT))
+
+
+def test_all_of_them_are_listed_on_every_node(makers):
+    here, maker, neighbour, third = makers
+    ref = maker.make.remote(LARGE)
+    get(third.hold.remote([ref]))
+    (of,) = [one for one in conveyor.objects() if one.id == ref.value_id()]
+    assert (of.keeper, of.nbytes, of.route) == ("Maker#2", 4 * LARGE, "network")
+    assert "driver" in of.holders
+    for other, route in ((here, "network"), (maker, "here"), (neighbour, "read")):
+        (told,) = [one for one in get(other.objects.remote()) if one[0] == ref.value_id()]
+        assert told == (ref.value_id(), "Maker#2", route)
+    get(third.hold.remote([]))
+
+
+def test_in_graphs(makers):
+    here, maker, _, third = makers
+    ref = maker.make.remote(5000)
+    with InputNode() as inp:
+        dag = third.total.bind(inp)
+    with dag.compile() as graph:
+        assert get(graph.execute(ref)) == total(5000)
+    with InputNode() as inp:
+        dag = maker.make.bind(inp)
+    with dag.compile() as graph:
+        made = graph.execute(LARGE)
+        assert get(here.total.remote(made)) == total(LARGE)
+        assert get(third.total.remote(made)) == total(LARGE)
+
+
+def test_arrays(makers):
+    _, _, _, third = makers
+    ref = conveyor.put(np.arange(LARGE), tensor_transport="auto")
+    assert get(third.total.remote(ref)) == float(np.arange(LARGE).sum())
