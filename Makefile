@@ -136,18 +136,21 @@ NATIVE_LOG := build/native-tests.log
 # time come when the others are done, the native ones too.
 WORKERS ?= 3
 
+# The files of tests of these names, in whatever room they are.
+rooms = $(foreach name,$(1),$(or $(wildcard tests/integration/*/test_$(name).py),$(error no test_$(name).py)))
+
 # What runs with engine="ray", on a Ray cluster of two nodes on this machine. Programs of a test's own that print
 # what Ray prints as well, or look at what is the local engine's, are not among it.
-RAY_TESTS := tests/ray $(patsubst %,tests/integration/test_%.py,parity graphs graph_collectives \
+RAY_TESTS := tests/ray tests/integration/test_parity.py $(call rooms,graphs graph_collectives \
 	first_cause graceful_kill sys_exit cancel direct collective_calls)
 # Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs.
-RAY_FIRST := tests/ray tests/integration/test_parity.py tests/integration/test_graph_collectives.py
+RAY_FIRST := tests/ray tests/integration/test_parity.py $(call rooms,graph_collectives)
 # What is the same on all engines, with actors on nodes that share no memory (tests/nodes_apart.py), and what of it
 # `make test` runs. On nodes that share theirs graphs are as on the local engine.
 APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
-NODE_TESTS := $(patsubst %,tests/integration/test_%.py,graphs graph_collectives cancel restart streams failures \
+NODE_TESTS := $(call rooms,graphs graph_collectives cancel restart streams failures \
 	first_cause graceful_kill sys_exit asyncio concurrency actors)
-NODES_FIRST := tests/integration/test_graphs.py
+NODES_FIRST := $(call rooms,graphs)
 
 test quick pytest test-ray test-nodes test-netns: DEBUG := 1
 test: lint $(STAMPS)/tools

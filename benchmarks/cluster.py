@@ -16,24 +16,17 @@ import json
 import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-os.environ.update(
-    RAY_USAGE_STATS_ENABLED="0",
-    RAY_AUTH_MODE="disabled",
-    RAY_worker_niceness="0",
-    RAY_CGRAPH_get_timeout="3600",
-    RAY_CGRAPH_submit_timeout="3600",
-)
-
 import numpy as np
 
 from benchmarks.machine import facts
+from benchmarks.ray_nodes import SETTINGS, cluster_of, measured_apart
+
+os.environ.update(SETTINGS, RAY_CGRAPH_get_timeout="3600", RAY_CGRAPH_submit_timeout="3600")
 
 SIZES = {"echo": 0, "1 MB": 1 << 20, "64 MB": 1 << 26}
 IN_FLIGHT = 4
@@ -176,16 +169,6 @@ def _stream(_address: str, effort: float) -> dict[str, Any]:
     return figures
 
 
-def _in_process(system: str, address: str, effort: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.cluster", "--system", system]
-    command += ["--address", address, "--effort", str(effort)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{system} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def _rows(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
     """Seconds, by what is measured and by system."""
     rows: dict[str, dict[str, float]] = {}
@@ -248,21 +231,14 @@ def main() -> None:
         measure = {"conveyor": _conveyor, "ray_cg": _ray_cg, "stream": _stream}[given.system]
         print(json.dumps(measure(given.address, given.effort)))
         return
-    from ray.cluster_utils import Cluster
-
-    store = {"object_store_memory": 2 << 30}
-    cluster = Cluster()
-    try:
-        here = {"first": 4}
-        cluster.add_node(num_cpus=2, resources=here, include_dashboard=False, **store)
-        cluster.add_node(num_cpus=2, resources={"second": 4}, **store)
-        found: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
+    found: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
+    with cluster_of([{"first": 4}, {"second": 4}], cpus=2, store=2 << 30) as address:
+        told = ["--address", address, "--effort", str(given.effort)]
         for turn in range(given.rounds):
-            order = SYSTEMS if turn % 2 == 0 else SYSTEMS[::-1]
-            for system in order:
-                found[system].append(_in_process(system, cluster.address, given.effort))
-    finally:
-        cluster.shutdown()
+            for system in SYSTEMS if turn % 2 == 0 else SYSTEMS[::-1]:
+                found[system].append(
+                    measured_apart("benchmarks.cluster", "--system", system, *told)
+                )
     _print(found)
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -25,6 +23,7 @@ import numpy as np
 
 import conveyor
 from benchmarks.machine import facts
+from benchmarks.ray_nodes import cluster_of, measured_apart
 from conveyor.dag import InputNode, MultiOutputNode
 
 SIZES = [1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23, 1 << 26]
@@ -162,24 +161,13 @@ def measure_hosts(address: str, count: int, effort: float) -> dict[str, float]:
 
 
 def _hosts(most: int, rounds: int, effort: float) -> dict[int, dict[str, float]]:
-    os.environ.update(
-        RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_worker_niceness="0"
-    )
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster()
-    store = {"object_store_memory": 100 << 20}
-    try:
-        cluster.add_node(num_cpus=1, include_dashboard=False, **store)
-        for number in range(1, most + 1):
-            cluster.add_node(num_cpus=1, resources={f"node{number}": 2}, **store)
-        found: dict[int, list[dict[str, float]]] = {count: [] for count in range(1, most + 1)}
+    found: dict[int, list[dict[str, float]]] = {count: [] for count in range(1, most + 1)}
+    nodes = [{}, *({f"node{number}": 2.0} for number in found)]
+    with cluster_of(nodes, cpus=1, store=100 << 20) as address:
         for _ in range(rounds):
             for count, times in found.items():
-                given = ["--address", cluster.address, "--on", str(count)]
-                times.append(_in_process(*given, "--effort", str(effort)))
-    finally:
-        cluster.shutdown()
+                told = ["--address", address, "--on", str(count), "--effort", str(effort)]
+                times.append(measured_apart("benchmarks.scaling", *told))
     return {count: _medians(times) for count, times in found.items()}
 
 
@@ -203,15 +191,6 @@ def measure_sizes(effort: float) -> dict[str, float]:
             )
     conveyor.shutdown()
     return figures
-
-
-def _in_process(*arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.scaling", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -289,8 +268,10 @@ def main() -> None:
     effort = ["--effort", str(given.effort)]
     for _ in range(given.rounds):
         for count in counts:
-            actors[count].append(_in_process("--actors", str(count), *effort))
-        sizes.append(_in_process("--sizes", *effort))
+            actors[count].append(
+                measured_apart("benchmarks.scaling", "--actors", str(count), *effort)
+            )
+        sizes.append(measured_apart("benchmarks.scaling", "--sizes", *effort))
     _print("actors", FIGURES, {count: _medians(found) for count, found in actors.items()})
     _print_sizes(_medians(sizes))
 

@@ -190,14 +190,22 @@ void Arena::publish(Block* block, std::shared_ptr<ReaderSet> readers, uint64_t t
     header->readers |= kTells;
     returns_->keeping.fetch_add(1, std::memory_order_seq_cst);
   }
-  Section section(*this);
-  out_.push_back(block);
-  // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
-  // more, and nobody else wakes the thread for it. Whoever leaves from now on does (Returns::note).
-  if (block->held()) return;
-  if (!closed_) return block->attached ? returns_->note_kept() : returns_->wake();
-  out_.pop_back();  // nor is there a thread any more
-  free(block, now_ns());
+  bool outlasts = false;
+  {
+    Section section(*this);
+    out_.push_back(block);
+    // Where its readers have left, or died, before it was here to be found, nobody ends a lease on it any
+    // more, and nobody else wakes the thread for it. Whoever leaves from now on does (Returns::note).
+    if (block->held()) {
+      outlasts = closed_ && block->attached;
+    } else if (!closed_) {
+      block->attached ? returns_->note_kept() : returns_->wake();
+    } else {
+      out_.pop_back();  // nor is there a thread any more
+      free(block, now_ns());
+    }
+  }
+  if (outlasts) look_after();
 }
 
 void Arena::release(Block* block) noexcept {

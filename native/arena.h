@@ -180,6 +180,7 @@ class Arena : public Shareable<Arena> {
   [[noreturn]] void full() const;
   [[noreturn]] static void closed();
   void count(int64_t bytes);
+  bool keeps_any() const;
   // Take blocks that have been free for `idle_ns`, at most `count`, with at least `bytes` if there are.
   // Whether some process has pinned its memory, which is not to go then.
   bool pinned(const Block* block) const;
@@ -196,7 +197,7 @@ class Arena : public Shareable<Arena> {
   size_t give_some(uint64_t idle_ns, size_t bytes);
   void sweep();
   void destroy_dropped() noexcept;
-  bool keeps_any() const;
+  void look_after() noexcept;
   void run();
   void outlast() noexcept;
   void start_thread();
@@ -227,6 +228,7 @@ class Arena : public Shareable<Arena> {
   // To be destroyed without the lock. Has room for what all blocks keep.
   std::vector<std::shared_ptr<const void>> dropped_;
   bool closed_ = false;
+  bool outlasted_ = false;  // it is closed, and a thread looks after what its blocks keep
   bool has_slot_ = true;
   size_t punching_ = 0;  // threads that use the descriptor without the lock: the last closes it, if the arena is closed
   std::atomic<uint32_t> punched_{0};  // how often one of them has ended; a futex

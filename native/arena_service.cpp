@@ -80,16 +80,26 @@ void Arena::close() {
     std::lock_guard lock(mutex_);
     stop_punching();
   }
-  if (!keeps_any()) return;
+  look_after();
+}
+
+// Have a closed arena looked after while its blocks keep something, by one thread.
+void Arena::look_after() noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (outlasted_ || !keeps_any()) return;
+    outlasted_ = true;
+  }
   const SignalsBlocked blocked;
   try {
     std::thread([self = owner()] { self->outlast(); }).detach();
   } catch (const std::exception&) {  // no thread is to be had: what is kept stays as long as the arena
+    std::lock_guard lock(mutex_);
+    outlasted_ = false;
   }
 }
 
 bool Arena::keeps_any() const {
-  std::lock_guard lock(mutex_);
   return std::ranges::any_of(out_, [](const Block* block) { return block->attached != nullptr; });
 }
 
@@ -102,7 +112,13 @@ void Arena::outlast() noexcept {
     returns_->kept_wanted.store(1, std::memory_order_seq_cst);  // before it looks: Returns::note_kept
     sweep();
     destroy_dropped();
-    if (!keeps_any()) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (!keeps_any()) {
+        outlasted_ = false;
+        return;
+      }
+    }
     futex_wait(&returns_->count, seen, nullptr);
   }
 }

@@ -178,6 +178,8 @@ std::vector<std::pair<uint64_t, std::vector<uint32_t>>> CollectiveGroup::waits(S
   return waits;
 }
 
+void CollectiveGroup::tell_of_waits(Segment& segment, uint32_t slot) { header_of(segment)->told_of_waits.store(slot + 1, std::memory_order_seq_cst); }
+
 // The last of all stores finds that all have come, and so at least one rank does; it rings those who sleep. Each of
 // those has announced that before it looked for the last time (seq_cst on both sides, as in Board::ring), so it has
 // seen the last store then, or is seen here. Should the last one die in between, its death rings.
@@ -208,7 +210,12 @@ CollectiveGroup::Progress CollectiveGroup::sleep_or_fail(uint64_t now) {
     fail(cause, r);
     return Progress::kBroken;
   }
-  return all_arrived() ? Progress::kDone : Progress::kSleep;
+  if (all_arrived()) return Progress::kDone;
+  // Sequentially consistent, here and where it is set: whoever sets it and looks then sees that this rank sleeps, or is
+  // rung.
+  const uint32_t told = header_->told_of_waits.load(std::memory_order_seq_cst);
+  if (told != 0 && told <= board_->slots()) board_->ring(told - 1, kAttentionBit);
+  return Progress::kSleep;
 }
 
 void CollectiveGroup::begin(const CollectiveCall& call, CollectiveData data, uint64_t deadline, uint64_t made) {

@@ -162,6 +162,8 @@ class CollectiveGroup {
   // Of each rank the last barrier that it has come to, and if it sleeps there, for whom. For who made the group, whose
   // ranks are all on one host.
   static std::vector<std::pair<uint64_t, std::vector<uint32_t>>> waits(Segment& segment);
+  // From now on a rank that goes to sleep rings the process in `slot`, so that this one looks at `waits` again.
+  static void tell_of_waits(Segment& segment, uint32_t slot);
 
   struct Broken {
     Cause cause;

@@ -14,6 +14,7 @@ struct alignas(kApart) CollectiveGroup::Header {
   uint32_t cores;  // that the session may use: one rank may be bound to a single one
   uint32_t most;   // ranks on one host
   std::atomic<uint32_t> cause;  // 0, or a Cause with the rank above it, and above that who has the words; set once
+  std::atomic<uint32_t> told_of_waits;  // 0, or above its slot by one: the process that ranks ring when they sleep
 };
 
 // What has led a rank to an operation.

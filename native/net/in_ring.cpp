@@ -45,6 +45,7 @@ char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
   in_slot_ = head.in_slot;
   refused_ = stands_in;
   error_ = stands_in ? kNotBetweenHosts : nullptr;
+  first_.clear();
   if (!again && out_.block != nullptr) {
     out_.arena->release(out_.block);
     out_.block = nullptr;
@@ -59,12 +60,16 @@ char* InRing::frame(const FrameHead& head, uint16_t flags, size_t size) {
       error_ = kHostIsFull;
     }
   }
-  return refused_ ? nullptr : sender_.ring.next_body();
+  // Also of one that is refused: it may say where its header lies.
+  return sender_.ring.next_body();
 }
 
 char* InRing::chunk(const ChunkHead& head, size_t size) {
   if (!begun_ || in_slot_ != 0 || head.number != head_.number || head.at != got_ || size > head_.block - got_) throw Violation("a piece of no frame");
-  return refused_ ? nullptr : out_.block->data() + got_;
+  if (!refused_) return out_.block->data() + got_;
+  if (got_ != 0 || !(head_.flags & kRefs) || (head_.flags & kExternal)) return nullptr;
+  first_.resize(size);
+  return first_.data();
 }
 
 bool InRing::received(size_t size) {
@@ -94,6 +99,7 @@ void InRing::publish() {
   out_.kind = Kind(head_.kind);
   out_.flags = head_.flags;
   out_.size = head_.size;
+  const auto header = claims();  // before a reader may end its lease, and an error takes its place
   if (refused_) {
     // What it would have defined has to be sent again.
     if (head_.flags & kDefinitions)
@@ -107,19 +113,20 @@ void InRing::publish() {
   }
   // The arena counts what lies beside the body.
   out_.beside = out_.block != nullptr && (out_.flags & kExternal) ? head_.block : 0;
-  const auto header = claims();  // before a reader may end its lease
   sender_.publish(out_);
   out_.arena.reset();
   ++frames;
   if (!header) return;
-  const auto left = sender_.ring.left_behind(sender_.ring.head() - 1) & here_;
+  const auto left = refused_ ? here_ : sender_.ring.left_behind(sender_.ring.head() - 1) & here_;
   for (uint32_t r = 0; r < readers_; ++r)
     if (left.test(r)) unclaimed_(*header, processes_[r].first, processes_[r].second);
+  first_ = {};
 }
 
 std::optional<std::string> InRing::claims() const {
-  if (!(out_.flags & kRefs)) return std::nullopt;
-  const bool external = out_.block != nullptr && (out_.flags & kExternal);
+  if (!(out_.flags & kRefs) || error_ == kNotBetweenHosts) return std::nullopt;  // what is not sent its host sees to
+  const bool external = head_.block != 0 && (out_.flags & kExternal);
+  if (refused_ && !external) return header_at(first_.data(), first_.size());
   const char* body = out_.block != nullptr && !external ? out_.block->data() : reinterpret_cast<const char*>(ring_.slot(head_.number)) + sizeof(SlotHeader);
   return header_in(body, out_.size, external ? head_.block : 0);
 }

@@ -46,7 +46,7 @@ class InRing {
 
  private:
   void publish();
-  // The header of the frame that is about to be published, if it claims anything.
+  // The header of the frame that has come, if it claims anything.
   std::optional<std::string> claims() const;
   Ring ring_;
   Sender sender_;
@@ -61,6 +61,7 @@ class InRing {
   Outgoing out_;
   uint64_t in_slot_ = 0;  // bytes of the body still to come into the slot
   uint64_t got_ = 0;      // bytes of the block
+  std::vector<char> first_;  // the first of them, of a frame that is refused and claims something
   bool owes_have_ = false;  // of a frame that was in a block
 };
 

@@ -99,16 +99,22 @@ void OutRing::begin(Connection& to) {
   const char* body = reinterpret_cast<const char*>(shared + 1);
   FrameHead head = {index, uint16_t(slot.kind), slot.codec, sent_, slot.tag, slot.flags, 0, slot.size, 0};
   bool whole = !(slot.flags & kKeeps);
+  // Whoever has written what no writer does spoils that frame: the other host would give this one up for it.
+  if (slot.kind < Kind::kValue || slot.kind > Kind::kControl) {
+    head.kind = uint16_t(Kind::kError);
+    whole = false;
+  }
   if (whole && (slot.block == 0 || (slot.flags & kExternal))) {
-    whole = slot.size <= ring.capacity();
+    whole = slot.size <= ring.capacity() && !(slot.block == 0 && (slot.flags & kExternal));
     head.in_slot = uint32_t(slot.size);
   }
   if (whole && slot.block != 0) whole = load(slot, head, body);
   if (!whole) {
-    // Its block is nobody's here any more, from the first time on: then it may be another frame's.
-    if (slot.block != 0 && sent_ >= most_)
+    // Its block is nobody's here any more, from the first time on: then it may be another frame's. Nor does anybody
+    // come for what it claims.
+    if (sent_ >= most_)
       for (const End& e : ends_)
-        if (!e.left) view_->forgo(slot.block - 1, slot.block_size, e.reader);
+        if (!e.left) pass_over(slot, body, e);
     head.in_slot = 0;
     head.size = head.block = 0;
   }

@@ -110,7 +110,7 @@ bool Peer::receive() {
   bool any = false;
   try {
     bool more = true;
-    for (size_t read = 0; more && read < kTurnBytes;) {
+    for (size_t read = 0; connection_ && more && read < kTurnBytes;) {  // there is none behind a farewell
       const uint64_t before = connection_->received;
       char scratch[16 << 10];
       const bool nobody = left_ != 0 && to_ == nullptr;

@@ -26,4 +26,17 @@ inline std::optional<std::string> header_in(const char* body, size_t size, size_
   return std::string(table->meta, sizeof length + length);
 }
 
+// The same of a body of which the first `there` bytes are at hand. None where the header ends beyond them.
+inline std::optional<std::string> header_at(const char* body, size_t there) {
+  TableHeader table;
+  uint32_t length;
+  if (there < sizeof table) return std::nullopt;
+  std::memcpy(&table, body, sizeof table);
+  const size_t at = sizeof table + size_t(table.buffers) * sizeof(BufferEntry);
+  if (table.meta_length < sizeof length || at + sizeof length > there) return std::nullopt;
+  std::memcpy(&length, body + at, sizeof length);
+  if (length > table.meta_length - sizeof length || length > there - at - sizeof length) return std::nullopt;
+  return std::string(body + at, sizeof length + length);
+}
+
 }  // namespace conveyor::net

@@ -164,6 +164,8 @@ Outcome await_values(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb
   return guarded(group, inbox, [&] {
     for (;;) {
       const uint32_t seen = inbox.count();
+      // A value of another host that was not for this rank may have come since the exchange began, ahead of what is.
+      for (Reader* reader : readers) let_go(*reader, number);
       uint32_t lacking = 0;
       for (; lacking < readers.size(); ++lacking)
         if (takes[lacking] && !group.here(lacking) && readers[lacking]->ring.empty()) break;
@@ -174,7 +176,6 @@ Outcome await_values(CollectiveGroup& group, Inbox& inbox, uint64_t deadline, nb
         return kBroken;
       }
       if (const auto outcome = rest(group, inbox, deadline, until, seen, 0, [&] { return std::to_string(lacking); })) return *outcome;
-      for (Reader* reader : readers) let_go(*reader, number);
     }
   });
 }
@@ -332,6 +333,7 @@ void bind_collective(nb::module_& m) {
             for (const auto& [barrier, ranks] : CollectiveGroup::waits(segment)) waits.append(nb::make_tuple(barrier, list_of(ranks)));
             return waits;
           }, "segment"_a)
+      .def_static("tell_of_waits", &CollectiveGroup::tell_of_waits, "segment"_a, "slot"_a)
       .def("__init__", [](CollectiveGroup* self, std::shared_ptr<Segment> segment, const Inbox& inbox, uint32_t rank, const std::vector<std::pair<uint32_t, uint32_t>>& members,
                           const std::vector<uint32_t>& hosts, std::shared_ptr<Arena> arena, const std::vector<std::shared_ptr<ArenaView>>& views, uint32_t bit) {
              std::unique_ptr<CollectiveLinks> links;

@@ -149,3 +149,33 @@ TEST(what_is_attached_goes_with_its_last_reader_though_the_arena_is_closed) {
   // The thread that has looked is gone with the last of them, and leaves the arena to its owners.
   CHECK(check::soon([&] { return a.arena.use_count() == owners; }));
 }
+
+// Nor what is published when the arena has just been closed: whoever submits just then was faster at the block, and slower
+// at the ring.
+TEST(what_is_attached_to_a_block_that_is_published_behind_the_arenas_end_goes_with_its_last_reader) {
+  const Shared shared;
+  Process a(shared, 0), b(shared, 1);
+  const auto sender = a.sender(0, 1);
+  const auto receiver = b.receiver(0, 0);
+  std::atomic<int> freed{0};
+  Outgoing out[2];
+  for (Outgoing& o : out) {
+    o.flags = kKeeps;
+    o.size = 8;
+    o.attached = std::shared_ptr<const void>(&freed, [](const std::atomic<int>* freed) { const_cast<std::atomic<int>*>(freed)->fetch_add(1); });
+    sender->reserve(o);
+    std::memset(sender->body_of(o), 0, o.size);
+  }
+  a.arena->close();
+  const long owners = a.arena.use_count() - 2;  // each of the two has it until it is published
+  for (int i : {0, 1}) {
+    sender->publish(out[i]);
+    out[i].arena.reset();
+    Frame held = receiver->take();
+    ::usleep(20'000);  // whoever looks after the arena has found that something is kept, and sleeps
+    CHECK_EQ(freed.load(), i);
+    held = Frame();
+    CHECK(check::soon([&] { return freed.load() == i + 1; }));
+  }
+  CHECK(check::soon([&] { return a.arena.use_count() == owners; }));
+}

@@ -1,8 +1,7 @@
-// Connections between hosts: cut anywhere, silent, gone for good, or with somebody at the other end who does not speak as
-// he should.
+// Connections between hosts: cut anywhere, silent, or gone for good.
 #include <poll.h>
 
-#include "net_setup.h"
+#include "net_stranger.h"
 
 using namespace conveyor;
 using namespace conveyor::net;
@@ -10,7 +9,6 @@ using namespace conveyor::net;
 namespace {
 
 using Shapes = std::vector<Host::Shape>;
-constexpr uint64_t kId = 7;
 
 // Carries bytes between two hosts, until it has carried so many: then it is gone, with all that it had taken.
 class Cable {
@@ -111,36 +109,6 @@ void cut_again_and_again(uint64_t frames, size_t sizes, const std::function<uint
     b.arenas[1]->give_back(0);
     return true;
   }));
-}
-
-// A socket that this test speaks itself, to a pump whose other host it is.
-struct Stranger {
-  Host host;
-  Fd own;
-  explicit Stranger(uint64_t window_ns = 20 * kSecond) : host(0, {0, 1}, window_ns) {
-    host.mirror(kId, {{1, {0}}, {0, {1}}});
-    auto [ours, theirs] = socket_pair();
-    own = std::move(ours);
-    host.pump->connect(std::move(theirs), 1);
-  }
-  void say(const void* data, size_t size) { CHECK_EQ(::send(own.get(), data, size, MSG_NOSIGNAL), ssize_t(size)); }
-  template <class T>
-  void say(What what, const T& value, uint16_t flags = 0, uint64_t segment = kId) {
-    const Prefix prefix{what, flags, sizeof value, segment};
-    say(&prefix, sizeof prefix);
-    say(&value, sizeof value);
-  }
-  void greet(uint64_t instance = 5) { say(What::kHello, Hello{kHelloMagic, kWireVersion, 1, instance}); }
-  bool lost() {
-    return host.wait(0, [&] { return host.board->gone(1, 1); }, 60 * kSecond);
-  }
-};
-
-void refused(const std::function<void(Stranger&)>& says) {
-  Stranger s;
-  s.greet();
-  says(s);
-  CHECK(s.lost());
 }
 
 }  // namespace
@@ -323,81 +291,6 @@ TEST(a_hosts_clock_says_the_time_between_question_and_answer) {
   CHECK(check::soon([&] { return !b.pump->connected(0); }));
   join(a, b);
   CHECK(b.pump->ask_clock(0, 4, 60 * kSecond).size() >= 4);
-}
-
-TEST(who_does_not_greet_is_lost) {
-  Stranger s;
-  s.say(What::kPing, 0, 0);
-  CHECK(s.lost());
-}
-TEST(who_speaks_another_protocol_is_lost) {
-  Stranger s;
-  s.say(What::kHello, Hello{kHelloMagic, kWireVersion + 1, 1, 5});
-  CHECK(s.lost());
-}
-TEST(who_says_what_makes_no_sense_is_lost) {
-  const auto frame = [](uint32_t ring, uint64_t number, uint32_t in_slot, uint64_t size, uint64_t block, uint32_t flags = 0, uint16_t kind = 1) {
-    return FrameHead{ring, kind, kBytes, number, 0, flags, in_slot, size, block};
-  };
-  refused([](Stranger& s) { s.say(What(99), uint64_t(0)); });
-  refused([](Stranger& s) { s.say(What::kHello, Hello{kHelloMagic, kWireVersion, 1, 5}); });
-  refused([](Stranger& s) { s.say(What::kHave, uint64_t(0)); });
-  refused([](Stranger& s) { s.say(What::kHave, Have{0, 0, 0}); });
-  refused([](Stranger& s) { s.say(What::kHave, Have{1, 0, 7}); });
-  refused([](Stranger& s) { s.say(What::kCredit, Credit{1, 0, {5, 0, 0, 0}}); });
-  refused([](Stranger& s) { s.say(What::kCredit, Credit{1, 1, {}}); });
-  refused([](Stranger& s) { s.say(What::kCredit, Credit{0, 0, {}}); });
-  refused([](Stranger& s) { s.say(What::kLimits, LimitsHead{1, 0, 0, 0, 0, 0, 0}); });
-  refused([](Stranger& s) { s.say(What::kLimits, LimitsHead{0, 0, 0, 3, 0, 0, 0}); });
-  refused([](Stranger& s) { s.say(What::kLimits, LimitsHead{0, 9, 0, 0, 0, 0, 0}); });
-  refused([](Stranger& s) { s.say(What::kFailures, Failures{3, 1}); });
-  refused([](Stranger& s) { s.say(What::kRing, Rung{77, 1, 1, 0}); });
-  refused([](Stranger& s) { s.say(What::kClock, uint64_t(0)); });
-  refused([](Stranger& s) { s.say(What::kClockIs, Clock{1, 2}); });
-  refused([](Stranger& s) { s.say(What::kRing, Rung{0, 1, 1 << 20, 0}); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(1, 0, 0, 0, 0)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(5, 0, 0, 0, 0)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 1, 0, 0, 0)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, 0, 9)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, 0)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, 99)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 100, uint64_t(1) << 60)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, kKeeps)); });
-  refused([&](Stranger& s) { s.say(What::kFrame, frame(0, 0, 0, 0, 0, kExternal)); });
-  refused([&](Stranger& s) {
-    s.say(What::kFrame, frame(0, 0, 0, 1000, 1000));
-    s.say(What::kFrame, frame(0, 1, 0, 0, 0));
-  });
-  refused([&](Stranger& s) {
-    s.say(What::kFrame, frame(0, 0, 0, 1000, 1000));
-    const struct {
-      ChunkHead head;
-      char bytes[8];
-    } chunk = {{0, 0, 0, 996}, {}};
-    s.say(What::kChunk, chunk);
-  });
-  refused([&](Stranger& s) {
-    for (uint64_t n = 0; n <= kSlots; ++n) s.say(What::kFrame, frame(0, n, 0, 0, 0));
-  });
-}
-
-TEST(random_bytes_end_a_host_and_nothing_else) {
-  check::Random random(7);
-  for (int round = 0; round < 40; ++round) {
-    Stranger s;
-    s.greet();
-    // Whole prefixes of known kinds, now and then, so that it gets further than the first word.
-    for (int i = 0; i < 200; ++i) {
-      char bytes[256];
-      for (char& c : bytes) c = char(random.next());
-      Prefix prefix{What(1 + random.below(15)), uint16_t(random.below(2)), uint32_t(random.below(200)), random.below(4) != 0 ? kId : random.next()};
-      if (random.below(20) == 0) prefix.size = uint32_t(random.next());
-      if (::send(s.own.get(), &prefix, sizeof prefix, MSG_NOSIGNAL) < 0 || ::send(s.own.get(), bytes, std::min<size_t>(prefix.size, sizeof bytes), MSG_NOSIGNAL) < 0) break;
-    }
-    s.own.reset();
-    s.host.pump->give_up(1, "it is over");
-    CHECK(s.lost());
-  }
 }
 
 TEST(a_segment_that_one_host_has_left_is_nothing_to_the_other) {

@@ -1,22 +1,9 @@
 // Rings between hosts: order, sizes, several readers, credit, what is refused, limits, bells and deaths.
-#include "net_setup.h"
+#include "net_two.h"
 
 using namespace conveyor;
 
 namespace {
-
-using Shapes = std::vector<Host::Shape>;
-constexpr uint64_t kId = 7;
-
-struct Two {
-  Shapes rings;
-  Host a, b;
-  Two(const Homes& homes, const Shapes& rings, uint64_t window = 20 * kSecond, size_t cap = 512 * kMiB)
-      : rings(rings), a(0, homes, window, cap), b(1, homes, window, cap) {
-    a.mirror(kId, rings);
-    b.mirror(kId, rings);
-  }
-};
 
 void carry(Host& from, uint32_t writer, Host& to, uint32_t reader, Sender& sender, Receiver& receiver, uint64_t frames, bool large = true) {
   std::thread sends([&] {
@@ -171,68 +158,6 @@ TEST(frames_that_cannot_travel_are_errors_at_their_readers) {
     t.a.arenas[0]->give_back(0);
     return t.a.arenas[0]->blocks_out() == 0;
   }));
-}
-
-// A frame whose meta bytes begin with a header, and whose buffer makes it as large as that.
-void send_claims(Host& from, uint32_t slot, Sender& sender, uint64_t n, const std::string& header, size_t buffer) {
-  REQUIRE(from.wait_for_room(slot, sender));
-  const auto length = uint32_t(header.size());
-  const std::string meta = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + "and a pickle";
-  const TableLayout layout = lay_out_table(meta.size(), {buffer});
-  Outgoing out;
-  out.tag = n;
-  out.codec = kFirstPython;
-  out.flags = kRefs | kDefinitions;
-  out.size = layout.total;
-  sender.reserve(out);
-  char* const body = sender.body_of(out);
-  const TableHeader table = {uint32_t(meta.size()), 1};
-  std::memcpy(body, &table, sizeof table);
-  std::memcpy(body + sizeof table, layout.entries.data(), sizeof(BufferEntry));
-  std::memcpy(body + layout.meta_at, meta.data(), meta.size());
-  sender.publish(out);
-}
-
-// What has been told of readers that were gone, as "header@slot".
-struct Told {
-  net::HostPump& pump;
-  std::vector<std::string> all{};
-  bool is(const std::vector<std::string>& expected) {
-    for (const net::Left& l : pump.left()) all.push_back(l.header.substr(sizeof(uint32_t)) + "@" + std::to_string(l.slot));
-    return all == expected;
-  }
-};
-
-TEST(what_a_frame_claims_for_a_reader_that_has_left_there_is_told) {
-  Two t({0, 1, 1}, {{0, {1, 2}}});
-  join(t.a, t.b);
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  const auto stays = t.b.receiver(kId, t.rings, 0, 1);
-  t.b.receiver(kId, t.rings, 0, 0)->close();
-  uint64_t n = 0;
-  Told told{*t.b.pump};
-  std::vector<std::string> expected;
-  for (const size_t buffer : {size_t(10), size_t(1'000'000)}) {
-    ++n;
-    send_claims(t.a, 0, *sender, n, "claims " + std::to_string(n), buffer);
-    REQUIRE(t.b.wait(2, [&] { return !stays->ring.empty(); }));
-    CHECK_EQ(stays->take().tag, n);
-    expected.push_back("claims " + std::to_string(n) + "@1");
-    CHECK(check::soon([&] { return told.is(expected); }));
-  }
-}
-
-TEST(what_is_claimed_by_frames_that_are_not_sent_any_more_is_told) {
-  Two t({0, 1}, {{0, {1}}});
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  send_claims(t.a, 0, *sender, 1, "small", 10);
-  send(t.a, 0, *sender, 2, 100'000);
-  send_claims(t.a, 0, *sender, 3, "large", 1'000'000);
-  t.a.pump->unmirror(kId);
-  Told told{*t.a.pump};
-  CHECK(told.is({"small@1", "large@1"}));
-  t.a.arenas[0]->give_back(0);
-  CHECK_EQ(t.a.arenas[0]->blocks_out(), 0u);
 }
 
 TEST(a_host_without_memory_says_so_in_the_frames_place) {

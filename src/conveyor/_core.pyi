@@ -1381,6 +1381,9 @@ class CollectiveGroup:
     @staticmethod
     def waits(segment: Segment) -> list[tuple[int, list[int]]]:
         """Of each rank the last barrier that it has come to, and if it sleeps there, for which ranks."""
+    @staticmethod
+    def tell_of_waits(segment: Segment, slot: int) -> None:
+        """Have ranks ring the process in ``slot`` from now on when they go to sleep in an operation."""
     def __init__(
         self,
         segment: Segment,

@@ -16,6 +16,8 @@ _MOST_DESCRIPTORS = 1 << 16
 
 #: What the kernel refuses a socket for the moment only; nothing is lost by it.
 PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+#: What it says where there is no memory for a file that is in memory.
+NO_MEMORY = frozenset({errno.ENOMEM, errno.ENOSPC})
 
 # What this process is called in texts that other processes may show.
 _name = "the driver"
@@ -56,6 +58,8 @@ def hint(error: OSError) -> str:
             f"{who} may have {_soft(resource.RLIMIT_AS)} bytes of addresses (ulimit -v), or the "
             f"system has no memory left: raise the limit"
         )
+    if error.errno == errno.ENOSPC:
+        return f"the system has no memory left for files of {who} that are in memory"
     if error.errno == errno.EAGAIN:
         return (
             f"this user may have {_soft(resource.RLIMIT_NPROC)} processes and threads (ulimit -u), or the "

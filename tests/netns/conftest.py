@@ -23,10 +23,10 @@ else:
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Two hosts, this process at the first, and Ray connected."""
+    """Three hosts, this process at the first, and Ray connected."""
     from hosts import hosts
 
-    with hosts(2) as there:
+    with hosts(3) as there:
         there.connect()
         yield there
 

@@ -90,10 +90,13 @@ class Hosts:
         )
         self._stack.callback(ray.shutdown)
 
-    def reset_connections(self) -> int:
-        """End the connections of other hosts to the session's driver with RST; how many there were."""
-        port = running()._hosts._agents._listener.address[1]
-        ended = self.spaces[0].run(
+    def reset_connections(self, host: int = 0) -> int:
+        """End the connections of other hosts to what the session has on that one, with RST; how many there
+        were."""
+        agents = running()._hosts._agents
+        at = [agents._listener.address, *(one.address for one in agents._by_node.values())]
+        port = dict(at)[wire.address(host)]
+        ended = self.spaces[host].run(
             *("ss", "-K", "-H", "-n", "-t", "state", "established", f"( sport = :{port} )")
         )
         return len(ended.splitlines())

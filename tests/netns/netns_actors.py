@@ -1,4 +1,4 @@
-"""What the tests place on the two hosts."""
+"""What the tests place on the hosts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,18 @@ class Stage:
     def noted(self) -> list[int]:
         return self.seen
 
+    def put(self, size: int) -> list[Any]:
+        return [conveyor.put(np.arange(size))]
+
+    def total(self, refs: list[Any]) -> list[float]:
+        return [float(value.sum()) for value in conveyor.get(refs)]
+
     def count(self, n: int) -> Iterator[Any]:
         for i in range(n):
             yield np.full(500, i)
+
+    def all_of(self, receiver: Any) -> list[Any]:
+        return list(receiver)
 
     def pid(self) -> int:
         return os.getpid()

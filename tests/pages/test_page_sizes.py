@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 SELECTED = (
-    "tests/integration/test_leases.py::test_a_graph_has_a_cap_of_its_own",
-    "tests/integration/test_leases.py::test_a_sole_consumer_writes_a_tensor_where_it_lies",
-    "tests/integration/test_leases.py::test_shared_consumers_of_a_tensor_write_on_private_pages",
-    "tests/integration/test_leases.py::test_a_forked_child_that_drops_values_ends_no_lease",
-    "tests/integration/test_fork.py::test_a_child_that_writes_changes_nothing_of_the_parents",
-    "tests/integration/test_fork.py::test_arrays_made_in_place_are_a_childs_own",
-    "tests/integration/test_fork.py::test_a_child_keeps_its_values_when_the_parent_drops_its_own",
+    "tests/integration/memory/test_leases.py::test_a_graph_has_a_cap_of_its_own",
+    "tests/integration/memory/test_leases.py::test_a_sole_consumer_writes_a_tensor_where_it_lies",
+    "tests/integration/memory/test_leases.py::test_shared_consumers_of_a_tensor_write_on_private_pages",
+    "tests/integration/memory/test_leases.py::test_a_forked_child_that_drops_values_ends_no_lease",
+    "tests/integration/processes/test_fork.py::test_a_child_that_writes_changes_nothing_of_the_parents",
+    "tests/integration/processes/test_fork.py::test_arrays_made_in_place_are_a_childs_own",
+    "tests/integration/processes/test_fork.py::test_a_child_keeps_its_values_when_the_parent_drops_its_own",
 )
 
 

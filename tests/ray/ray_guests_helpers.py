@@ -5,15 +5,16 @@ import sys
 import threading
 
 import cloudpickle
+import pytest
 import ray
+from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.engine.ray import guest
+from conveyor.exceptions import ActorDiedError
 
 for pickler in cloudpickle, ray.cloudpickle:
     pickler.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
 
 
 class Plain:
@@ -82,10 +83,6 @@ class Ours:
         return get(actor.add.remote(1))
 
 
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
 def until_it_raises(call):
     """What is told sooner or later, but comes as an error then."""
     while True:
@@ -95,3 +92,19 @@ def until_it_raises(call):
 def nothing_left(wait_until, *stages):
     for stage in stages:
         wait_until(lambda stage=stage: ray.get(stage.left.remote()) == [], WAIT)
+
+
+def is_killed_and_leaves(stage, wait_until):
+    """It is killed as an actor of a session, twice: as Ray's it goes on, and may come again."""
+    attached = conveyor.attach(stage)
+    assert get(attached.add.remote(1)) == 2
+    conveyor.kill(attached)
+    with pytest.raises(ActorDiedError, match=r"killed by conveyor\.kill"):
+        attached.add.remote(1)
+    assert ray.get(stage.add.remote(1)) == 2
+    nothing_left(wait_until, stage)
+    again = conveyor.attach(stage)
+    assert again != attached
+    assert get(again.add.remote(1)) == 2
+    conveyor.kill(again, graceful=True)
+    nothing_left(wait_until, stage)

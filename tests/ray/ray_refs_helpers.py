@@ -13,10 +13,6 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 #: Values that travel in their messages, and in files.
 SMALL, LARGE = 10, 1 << 20
 
@@ -53,6 +49,9 @@ class Holder:
 
     def total(self, refs=None):
         return [float(value.sum()) for value in conveyor.get(self.refs if refs is None else refs)]
+
+    def inner_totals(self):
+        return [float(conveyor.get(one["inner"]).sum()) for one in conveyor.get(self.refs)]
 
     async def awaited(self, refs):
         return [float((await ref).sum()) for ref in refs]
@@ -93,10 +92,6 @@ class Holder:
 
 def holder(where, *refs):
     return Holder.options(**where).remote(*refs)
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def kept():

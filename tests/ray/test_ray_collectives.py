@@ -9,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from ray_nodes import HERE, THERE, WAIT, get
 
 import conveyor
 from conveyor import collective
@@ -25,9 +26,6 @@ from conveyor.runtime.ranks import Membership
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
-
 
 @conveyor.remote
 class Rank:
@@ -39,6 +37,13 @@ class Rank:
 
     def all_shared(self):
         return all_shared()
+
+    def late(self):
+        """What is not for this rank may still be on its way when the next operation has begun."""
+        me = collective.get_rank()
+        found = collective.gather.shared(np.full(1 << 22, me), 2)
+        assert found is None or [int(one[-1]) for one in found] == [0, 1, 2, 3]
+        return collective.allgather.shared(me)
 
     def meet(self, path, timeout=None):
         if path:
@@ -161,10 +166,6 @@ def meeting(tmp_path, wait_until):
     return begin
 
 
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
-
-
 def name_of(actor):
     return re.escape(actor._id.name)
 
@@ -191,6 +192,11 @@ def test_values_that_are_exchanged_over_nodes(ranks, group):
             assert scattered == f"1 for {me}"
             assert swapped == [f"{r} for {me}" for r in range(4)]
             assert small == [0, 1, 2, 3]
+
+
+def test_a_value_that_comes_late_is_no_others(ranks, group):
+    for _ in range(3):
+        assert get([actor.late.remote() for actor in ranks]) == [[0, 1, 2, 3]] * 4
 
 
 def test_ranks_of_two_nodes_that_have_called_different_things(ranks, group):

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -26,7 +27,6 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
 SECOND = {"resources": {"second": 1}}
 
 
@@ -70,10 +70,6 @@ class Place:
     def __del__(self):
         if self.folder is not None:
             open(os.path.join(self.folder, "deleted"), "w").close()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def hosts():

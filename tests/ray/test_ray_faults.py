@@ -8,14 +8,13 @@ import threading
 import cloudpickle
 import pytest
 import ray
+from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
 
 
 @conveyor.remote
@@ -28,10 +27,6 @@ class Place:
 
     def leave(self, how):
         how()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def hosts():

@@ -8,7 +8,8 @@ import pytest
 import ray
 from ray.dag import InputNode as RaysInput
 from ray.dag import MultiOutputNode as RaysOutputs
-from ray_guests_helpers import WAIT, Ours, Stage, get, nothing_left, until_it_raises
+from ray_guests_helpers import Ours, Stage, is_killed_and_leaves, nothing_left, until_it_raises
+from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
@@ -53,16 +54,16 @@ def test_an_error_is_the_programs_own(rt, stages):
         get(conveyor.attach(stages[0]).add.remote("text"))
 
 
-def test_they_go_on_when_the_session_has_ended(rt, stages, wait_until):
-    conveyor.shutdown()
+def test_they_go_on_when_the_session_has_ended(leaves_nothing, stages, wait_until):
     pids = ray.get([stage.pid.remote() for stage in stages])
     for _ in range(3):
-        conveyor.init()
-        first, second = map(conveyor.attach, stages)
-        with InputNode() as inp:
-            graph = second.add.bind(first.add.bind(inp)).compile()
-        assert get(graph.execute(1)) == 3
-        conveyor.shutdown()
+        with leaves_nothing():
+            conveyor.init()
+            first, second = map(conveyor.attach, stages)
+            with InputNode() as inp:
+                graph = second.add.bind(first.add.bind(inp)).compile()
+            assert get(graph.execute(1)) == 3
+            conveyor.shutdown()
         assert ray.get([stage.add.remote(1) for stage in stages]) == [2, 2]
         nothing_left(wait_until, *stages)
     assert ray.get([stage.pid.remote() for stage in stages]) == pids
@@ -88,24 +89,14 @@ def test_one_that_is_at_work_when_the_session_ends(leaves_nothing, stage, latche
 
 
 def test_one_that_is_killed_leaves(rt, stage, wait_until):
-    attached = conveyor.attach(stage)
-    conveyor.kill(attached)
-    with pytest.raises(ActorDiedError, match=r"killed by conveyor\.kill"):
-        attached.add.remote(1)
-    assert ray.get(stage.add.remote(1)) == 2
-    nothing_left(wait_until, stage)
-    again = conveyor.attach(stage)
-    assert again != attached
-    assert get(again.add.remote(1)) == 2
-    conveyor.kill(again, graceful=True)
-    nothing_left(wait_until, stage)
+    is_killed_and_leaves(stage, wait_until)
 
 
 def test_its_farewell_may_be_heard_late(rt, stage, monkeypatch, wait_until):
     """Where the driver is busy, the process may be there again before it is known to have gone."""
-    from conveyor.runtime.driver import driver
+    from conveyor.runtime.driver import attachments
 
-    monkeypatch.setattr(driver, "_LEAVES_WITHIN", 0.0)
+    monkeypatch.setattr(attachments, "_LEAVES_WITHIN", 0.0)
     hosts = context.running()._hosts
     attached = conveyor.attach(stage)
     busy, go = threading.Event(), threading.Event()
@@ -196,7 +187,7 @@ def test_left_by_sys_exit(rt, two_nodes):
         until_it_raises(lambda: ray.get(stage.add.remote(1)))
 
 
-def test_the_drivers_death(two_nodes, scripts, stage, wait_until):
+def test_the_drivers_death(two_nodes, leaves_nothing, scripts, stage, wait_until):
     """Nobody tells it of its session's end: it sees that itself, and can be in another one."""
     source = """
     import sys
@@ -215,6 +206,7 @@ def test_the_drivers_death(two_nodes, scripts, stage, wait_until):
     program.kill()
     program.wait()
     nothing_left(wait_until, stage)
-    conveyor.init()
-    assert get(conveyor.attach(stage).add.remote(1)) == 2
-    conveyor.shutdown()
+    with leaves_nothing():
+        conveyor.init()
+        assert get(conveyor.attach(stage).add.remote(1)) == 2
+        conveyor.shutdown()

@@ -5,16 +5,13 @@ import signal
 
 import pytest
 import ray
-from ray_guests_helpers import WAIT, Ours, Stage, get, nothing_left, until_it_raises
+from ray_guests_helpers import Ours, Stage, is_killed_and_leaves, nothing_left, until_it_raises
+from ray_nodes import HERE, THERE, TIMEOUT, WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
-
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
 
 def begin():
@@ -88,18 +85,7 @@ def test_one_at_work_holds_up_no_end_of_a_session(leaves_nothing, stage, latches
 
 
 def test_one_that_is_killed_leaves(far, stage, wait_until):
-    attached = conveyor.attach(stage)
-    assert get(attached.add.remote(1)) == 2
-    conveyor.kill(attached)
-    with pytest.raises(ActorDiedError, match=r"killed by conveyor\.kill"):
-        attached.add.remote(1)
-    assert ray.get(stage.add.remote(1)) == 2
-    nothing_left(wait_until, stage)
-    again = conveyor.attach(stage)
-    assert again != attached
-    assert get(again.add.remote(1)) == 2
-    conveyor.kill(again, graceful=True)
-    nothing_left(wait_until, stage)
+    is_killed_and_leaves(stage, wait_until)
 
 
 def test_a_step_waits_for_a_call_of_rays(far, stage, latches, wait_until):

@@ -8,7 +8,8 @@ import cloudpickle
 import pytest
 import ray
 from ray.dag import InputNode as RaysInput
-from ray_guests_helpers import WAIT, Ours, Plain, Stage, get, nothing_left, until_it_raises
+from ray_guests_helpers import Ours, Plain, Stage, nothing_left, until_it_raises
+from ray_nodes import WAIT, get
 
 import conveyor
 from conveyor.engine.ray import guest

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import ray
+from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
 from ray_refs_helpers import LARGE, holder, kept, total
 
 import conveyor
@@ -20,33 +21,15 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
-
 
 @conveyor.remote
-class Stage:
-    def __init__(self, add=0):
-        self.add = add
-
-    def run(self, x):
-        return x + self.add
-
-    def pid(self):
-        return os.getpid()
-
+class Stage(Adds):
     def ask(self, other, method, *args):
         return conveyor.get(getattr(other, method).remote(*args))
 
     def meet(self, path):
         open(path, "w").close()
         collective.barrier()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def executed_until_it_fails(graph):
@@ -189,6 +172,35 @@ def test_it_ends_with_the_program(scripts, two_nodes, wait_until):
     for pidfd in pidfds:
         wait_until(lambda pidfd=pidfd: _over(pidfd), WAIT)
         os.close(pidfd)
+
+
+def test_it_ends_when_rays_connection_has_ended_before(scripts, two_nodes):
+    """Ray would make another connection by itself: to whatever cluster it finds, or to a new one."""
+    source = """
+    import sys
+    import ray
+    import conveyor
+
+    class A:
+        def run(self):
+            return 1
+
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    conveyor.init(engine="ray", shared_memory="node", grace_seconds=0.1)
+    where = {"resources": {"second": 0.1}}
+    actor = conveyor.remote(A).options(**where).remote()
+    assert conveyor.get(actor.run.remote()) == 1
+    ray.shutdown()
+    try:
+        conveyor.remote(A).options(**where).remote()
+    except conveyor.exceptions.ActorStartError as error:
+        print(error)
+    conveyor.shutdown()
+    print("connected", ray.is_initialized())
+    """
+    out = scripts.run(source, two_nodes.address, env={"RAY_ADDRESS": ""})
+    assert "the connection to Ray that the session was started on has ended" in out
+    assert "connected False" in out
 
 
 def _over(pidfd):

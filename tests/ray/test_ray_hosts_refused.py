@@ -6,6 +6,7 @@ import sys
 import cloudpickle
 import pytest
 from msgspec.structs import replace
+from ray_nodes import HERE, THERE, TIMEOUT, Adds, get
 
 import conveyor
 from conveyor.engine.net.handshake import new_token
@@ -14,22 +15,8 @@ from conveyor.exceptions import ActorStartError, ConveyorError, RuntimeStateErro
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 
-
-@conveyor.remote
-class Stage:
-    def run(self, x):
-        return x + 1
-
-    def ask(self, other, x):
-        return conveyor.get(other.run.remote(x))
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
+Stage = conveyor.remote(Adds)
 
 
 def other_version(monkeypatch):

@@ -11,6 +11,7 @@ import time
 import cloudpickle
 import pytest
 import ray
+from ray_nodes import HERE, THERE, TIMEOUT, WAIT, Adds, get
 
 import conveyor
 from conveyor.dag import InputNode, MultiOutputNode
@@ -19,20 +20,9 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
-
 
 @conveyor.remote
-class Stage:
-    def run(self, x):
-        return x + 1
-
-    def pid(self):
-        return os.getpid()
-
+class Stage(Adds):
     def hold(self, x, inside, go):
         open(inside, "w").close()
         while not os.path.exists(go):
@@ -67,10 +57,6 @@ def nodes(two_nodes, leaves_nothing):
         )
         yield here, there
         conveyor.shutdown()
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 def until(find, good):

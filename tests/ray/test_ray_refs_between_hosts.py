@@ -1,17 +1,27 @@
 """References inside of values between nodes that share no memory."""
 
+import errno
 import gc
 import os
 import pickle
+import resource
 import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from ray_refs_helpers import HERE, LARGE, SMALL, THERE, WAIT, get, holder, kept, total
+from ray_nodes import HERE, THERE, WAIT, get
+from ray_refs_helpers import LARGE, SMALL, holder, kept, total
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ActorDiedError, ConveyorError
+from conveyor.engine.net import depot
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    OutOfMemoryError,
+    SystemLimitError,
+)
 from conveyor.runtime import context
 
 
@@ -153,6 +163,23 @@ def test_of_values_that_have_stayed(pair):
         assert get([a.total.remote([own]) for a in (here, there)]) == [[total(LARGE)]] * 2
 
 
+@pytest.mark.parametrize("gets", [False, True])
+def test_references_inside_of_a_value_that_has_stayed_end_with_it(pair, wait_until, gets):
+    """Each node that has loaded it has tickets of its own for them, whether or not it takes them."""
+    _, there = pair
+    inner = conveyor.put(np.arange(LARGE))
+    value = {"large": np.arange(LARGE), "inner": inner}
+    outer = conveyor.put(value, tensor_transport="auto")
+    for _ in range(2):
+        get(there.keep.remote([outer]))
+        if gets:
+            assert get(there.inner_totals.remote()) == [total(LARGE)]
+        get(there.forget.remote())
+    del inner, outer, value
+    gc.collect()
+    wait_until(lambda: kept() == 0, WAIT)
+
+
 def test_a_connection_that_breaks_costs_no_ref(pair):
     _, there = pair
     refs = [conveyor.put(np.arange(LARGE)) for _ in range(8)]
@@ -161,6 +188,52 @@ def test_a_connection_that_breaks_costs_no_ref(pair):
         context.running().abroad.pump.disconnect(1, "by the test")
         wanted.append(there.total.remote([ref]))
     assert get(wanted) == [[total(LARGE)]] * 8
+
+
+@contextmanager
+def files_of_an_agent(most):
+    """Files of the other node's agent may have so many bytes, and no more."""
+    import ray
+
+    (host,) = context.running()._hosts._agents._hosts()
+    pid = ray.get(host.agent.__ray_call__.remote(lambda agent: os.getpid()))
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_value_for_which_a_node_has_no_room_is_that_values_error(pair):
+    _, there = pair
+    kept_there = [conveyor.put(np.arange(size)) for size in (SMALL, LARGE)]
+    get(there.keep.remote(kept_there))
+    assert get(there.total.remote()) == [total(SMALL), total(LARGE)]
+    ref = conveyor.put(np.arange(LARGE))
+    with files_of_an_agent(4 * LARGE):  # and so has no room for 8 bytes each
+        with pytest.raises(SystemLimitError, match=r"agent of node .*ulimit -f"):
+            get(there.total.remote([ref]))
+        assert get(there.total.remote([conveyor.put(np.arange(SMALL))])) == [total(SMALL)]
+        assert get(there.total.remote()) == [total(SMALL), total(LARGE)]
+    assert get(there.total.remote([ref])) == [total(LARGE)]
+
+
+def test_a_value_for_which_the_driver_has_no_room_is_that_values_error(pair, monkeypatch):
+    here, there = pair
+    (waits,) = get(there.asked.remote(here, SMALL))
+
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(depot.os, "posix_fallocate", refuse)
+    (ref,) = get(there.put.remote(LARGE))
+    with pytest.raises(OutOfMemoryError, match="fetch a value"):
+        get(ref)
+    monkeypatch.undo()
+    assert get(waits).sum() == total(SMALL)
+    (ref,) = get(there.put.remote(LARGE))
+    assert get(ref).sum() == total(LARGE)
 
 
 def test_handles_of_graphs(pair):

@@ -6,6 +6,7 @@ import threading
 import cloudpickle
 import pytest
 import ray
+from ray_nodes import WAIT
 
 import conveyor
 from conveyor.api import attach
@@ -13,8 +14,6 @@ from conveyor.exceptions import ActorStartError, SessionEndedError
 from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-WAIT = 60
 
 
 @conveyor.remote

@@ -8,6 +8,7 @@ import threading
 import cloudpickle
 import numpy as np
 import pytest
+from ray_nodes import HERE, THERE, TIMEOUT, WAIT, get
 
 import conveyor
 from conveyor.dag import InputNode
@@ -18,10 +19,6 @@ from conveyor.runtime import context
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT = 60
-#: Connections are not to be lost because the machine has other work.
-TIMEOUT = 30
-HERE, THERE = {"resources": {"first": 0.01}}, {"resources": {"second": 0.01}}
 SECRET = "a payload that nobody on the way is to read"
 
 
@@ -32,10 +29,6 @@ class Stage:
 
     def got(self, refs):
         return conveyor.get(refs)
-
-
-def get(ref):
-    return conveyor.get(ref, timeout=WAIT)
 
 
 class Tapped(agents.Listener):

@@ -13,4 +13,5 @@ ROOM = Path(__file__).parents[1] / "integration"
     [(file, name) for file in nodes_apart.LIMITS for name in nodes_apart.LIMITS[file]],
 )
 def test_what_is_skipped_is_there(file, name):
-    assert f"def {name}(" in (ROOM / f"{file}.py").read_text()
+    [path] = ROOM.rglob(f"{file}.py")
+    assert f"def {name}(" in path.read_text()

@@ -108,7 +108,8 @@ class End:
             if self._busy:
                 return
             if not self._runtime.ending:
-                if not self._hang_up():
+                self._hang_up()
+                if self._driver_knows:
                     self._runtime.introductions.close(self._number, self._side)
                 self._let_go()
                 self._runtime.process.ring()  # threads of this process may wait here
@@ -153,9 +154,9 @@ class End:
         runtime = self._runtime
         if self._over or runtime.pid != os.getpid() or runtime.ending:
             return
-        if self._hang_up():
-            return
-        if self._closed or not self._passed:  # else another process has it
+        self._hang_up()
+        if self._driver_knows and (self._closed or not self._passed):
+            # Else another process has it.
             runtime.chores.soon(partial(runtime.introductions.close, self._number, self._side))
 
     def _key(self, side: Side) -> Key:
@@ -219,6 +220,8 @@ class End:
             self._closed = True
             ClosedWord(meeting.segment, self._side).mark()
             self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+            if meeting.spread:
+                runtime.chores.soon(partial(runtime.introductions.close, number, self._side))
             raise
         if self._closed:  # by a finalizer, in the midst of this
             self._hang_up()
@@ -231,14 +234,23 @@ class End:
         if self._runtime.ending:
             raise ending.error()
 
-    def _hang_up(self) -> bool:
-        """Tell the process at the other end that this one is closed. False if it is not known."""
+    def _hang_up(self) -> None:
+        """Tell the process at the other end that this one is closed, if it is known."""
         meeting, here = self._meeting, self._here
-        if meeting is None or here is None:
-            return False
-        here.mark()
-        self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
-        return True
+        if meeting is not None and here is not None:
+            here.mark(self._sent)
+            self._runtime.process.board.ring(meeting.slot, _core.ATTENTION_BIT)
+
+    @property
+    def _driver_knows(self) -> bool:
+        """Whether the driver has to be told that this end is closed."""
+        meeting = self._meeting
+        return meeting is None or meeting.spread
+
+    @property
+    def _sent(self) -> int:
+        """How many values this end has sent."""
+        return 0
 
     @property
     def _gone(self) -> bool:

@@ -99,7 +99,7 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
         with self._lock:
             self._check()
             # Looked for before the value is: all was sent before the end was closed, or its process gone.
-            over, gone = bool(self._there), self._gone
+            over, gone = self._nothing_comes, self._gone
             reader = self._reader
             assert reader is not None
             value = reader.receive()
@@ -112,7 +112,14 @@ class Receiver(End, Generic[ValueT], side=RECEIVING):
     def _settled(self) -> bool:
         reader = self._reader
         assert reader is not None
-        return bool(self._there) or self._gone or not reader.empty
+        return self._nothing_comes or self._gone or not reader.empty
+
+    @property
+    def _nothing_comes(self) -> bool:
+        """Whether the sending end was closed, and all that it has sent was received."""
+        assert self._reader is not None
+        assert self._there is not None
+        return self._there.after(self._reader.count)
 
     def _open(self, meeting: Meeting) -> None:
         process, writer = (

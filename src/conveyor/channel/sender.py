@@ -52,7 +52,7 @@ class Sender(End, Generic[SentT], side=SENDING):
             return False
         with self._lock:
             self._check()
-            if self._there:
+            if self._closed_at_the_other:
                 raise self._closed_there()
             if self._gone:
                 raise self._death()
@@ -74,7 +74,17 @@ class Sender(End, Generic[SentT], side=SENDING):
         return writer.has_room
 
     def _settled(self) -> bool:
-        return bool(self._there) or self._gone or self._has_room()
+        return self._closed_at_the_other or self._gone or self._has_room()
+
+    @property
+    def _closed_at_the_other(self) -> bool:
+        assert self._there is not None
+        return self._there.after(0)
+
+    @property
+    def _sent(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.count
 
     def _open(self, meeting: Meeting) -> None:
         target = Place(meeting.slot, meeting.incarnation, RESULT_BIT)

@@ -80,7 +80,10 @@ class MethodNode(DAGNode[ResultT]):
         collective: Collective | None = None,
         owner: object = None,
         stays: tuple[str, bool] | None = None,
+        planned: bool = False,
     ) -> None:
+        """``planned``: it is made when a graph is compiled, for that one alone: no other graph that shares
+        nodes with it finds it bound to them."""
         label = label_of(actor.name, method, collective)
         needs: dict[DAGNode, None] = {}
         arguments = [(f"argument {i}", value) for i, value in enumerate(args, 1)]
@@ -117,6 +120,8 @@ class MethodNode(DAGNode[ResultT]):
             _owner=owner,
             _stays=stays,
         )
+        if planned:
+            return
         for record in dict.fromkeys(node._record for node in needs):
             record.consumers.append(self._record)
 

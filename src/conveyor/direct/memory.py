@@ -92,10 +92,7 @@ def memory_of(value: Any) -> memoryview:
     if is_tensor(value):
         import torch
 
-        if value.device.type != "cpu":
-            raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
-        if not value.is_contiguous() or value.is_conj() or value.is_neg():
-            raise ValueError("what is read into must be contiguous")
+        _check_room(value, value.device.type == "cpu")
         flat = value.detach().reshape(-1).view(torch.uint8) if value.numel() else value.new_empty(0)
         return memoryview(flat.numpy()).cast("B") if value.numel() else memoryview(bytearray())
     if not is_array(value):
@@ -126,8 +123,13 @@ def room_in(value: Any) -> memoryview | None:
     """
     if not is_tensor(value) or value.device.type == "cpu":
         return memory_of(value)
-    if value.device.type == "meta" or devices.of(value) is None:
-        raise TypeError(f"a tensor on device {str(value.device)!r} cannot be read into here")
-    if not value.is_contiguous() or value.is_conj() or value.is_neg():
-        raise ValueError("what is read into must be contiguous")
+    _check_room(value, value.device.type != "meta" and devices.of(value) is not None)
     return None
+
+
+def _check_room(tensor: Any, reachable: bool) -> None:
+    """Refuse a tensor that has no memory here, or whose elements do not lie there one behind the other."""
+    if not reachable:
+        raise TypeError(f"a tensor on device {str(tensor.device)!r} cannot be read into here")
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError("what is read into must be contiguous")

@@ -15,7 +15,7 @@ from typing import IO
 from conveyor import _core
 from conveyor.observe.traceevents import Far, FarEvents, Slices, write_events
 from conveyor.plan.model import EXECUTOR
-from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
+from conveyor.runtime.graph.afar import HASTE, PATIENCE, Afar, Question
 from conveyor.runtime.graph.clocks import Alignment
 from conveyor.runtime.graph.parts import Account
 
@@ -58,6 +58,8 @@ class Trace:
             with suppress(FileNotFoundError):
                 self._partial.unlink()
             self._stack.close()
+            with suppress(Exception):  # other hosts may have begun, and nobody would have them end
+                graph.afar(Question(trace="end"), HASTE)
             raise
         return self
 
@@ -83,6 +85,7 @@ class Trace:
                 write_events(file, self._graph.name, slices, members, names, far)
             self._partial.replace(self.path)
         finally:
+            self._stack.close()  # also where this was broken off: other hosts may take their time
             with suppress(FileNotFoundError):  # it has got its name
                 self._partial.unlink()
         if self.dropped:

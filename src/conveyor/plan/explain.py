@@ -175,8 +175,9 @@ def _route(edge: Edge, hosts: Mapping[int, str]) -> str:
     there = [f"{host}" for host in others if host != own]
     if not there:
         return f"{edge.route}, depth {edge.depth}: {edge.reason}"
-    beside = "; shm to those on its own host" if own in others else ""
-    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{beside}"
+    near = "; shm to those on its own host" if own in others else ""
+    beside = f"; its tensors by {edge.route}, {edge.reason}" if edge.beside else ""
+    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{beside}"
 
 
 def _streams(plan: Plan, edge: Edge) -> str:

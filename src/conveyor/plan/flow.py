@@ -64,12 +64,18 @@ class Flow(Struct, frozen=True):
         return _value(node, self.task_of)
 
 
-def flow_of(graph: Survey, placement: Mapping[MethodNode, Any]) -> Flow:
+def flow_of(
+    graph: Survey,
+    placement: Mapping[MethodNode, Any],
+    instead: Mapping[MethodNode, MethodNode] | None = None,
+) -> Flow:
     """Follow the values of a graph from those who make them to those who read them.
 
-    ``placement``: the actors of functions that were bound to none.
+    ``placement``: the actors of functions that were bound to none. ``instead``: of nodes, the task that makes
+    their values in their place.
     """
     task_of = {node: index for index, node in enumerate(graph.tasks)}
+    task_of |= {node: task_of[task] for node, task in (instead or {}).items()}
     index_of: dict[Any, int] = {}
     actor_of = tuple(
         index_of.setdefault(placement.get(node, node.actor), len(index_of)) for node in graph.tasks

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from conveyor.config import Config
 from conveyor.dag import DAGNode, InputAttributeNode, InputNode, MethodNode
@@ -18,16 +20,30 @@ from conveyor.plan.template import template
 from conveyor.plan.values import Done, Items
 
 
-def lower(root: DAGNode, config: Config, placement: Mapping[MethodNode, Any] | None = None) -> Plan:
-    """Make the Plan of the graph that ends in ``root``. ``placement`` has the actors of its functions that
-    were bound to none.
+def lower(
+    root: DAGNode,
+    config: Config,
+    placement: Mapping[MethodNode, Any] | None = None,
+    hosts_of: Callable[[Sequence[Any]], Sequence[Hashable]] | None = None,
+) -> Plan:
+    """Make the Plan of the graph that ends in ``root``.
+
+    Args:
+        placement: the actors of its functions that were bound to none.
+        hosts_of: says on which hosts actors are; ``None``: all are on one.
 
     Raises:
         GraphError: the graph is not valid. Nothing has been touched then.
     """
     graph = survey(root)
     _check(graph, config)
-    flow = flow_of(graph, placement or {})
+    instead: Mapping[MethodNode, MethodNode] = {}
+    if hosts_of is not None and any(task.collective is not None for task in graph.tasks):
+        from conveyor.dag.collective.spreading import by_host  # few programs need it
+
+        spread, instead = by_host(graph.tasks, hosts_of)
+        graph = replace(graph, tasks=spread)
+    flow = flow_of(graph, placement or {}, instead)
     channels = Channels(flow, graph.keys, config)
     edge_of = channels.edge_of
     order, tasks, programs = make_schedule(flow, channels, config.overlap)

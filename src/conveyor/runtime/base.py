@@ -76,7 +76,7 @@ class CallingRuntime:
 
     @property
     def ending(self) -> bool:
-        return False
+        return self.process.ended
 
     @property
     def inbox(self) -> _core.Inbox:

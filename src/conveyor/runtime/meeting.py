@@ -7,8 +7,10 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from conveyor import _core
+from conveyor.codec import Reader
 from conveyor.exceptions import ChannelClosedError, ConveyorError
-from conveyor.runtime.process import CALL_STRIDE, slots_of
+from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
+from conveyor.runtime.process import CALL_STRIDE, RESULT_BIT, Place, slots_of
 from conveyor.runtime.protocol import ActorId
 
 #: An end of a channel: what is sent goes in at the first, and comes out at the second.
@@ -24,39 +26,51 @@ def other(side: Side) -> Side:
     return RECEIVING if side == SENDING else SENDING
 
 
-def channel_segment(depth: int) -> _core.Segment:
+def channel_blueprint(depth: int, sender: Reader, receiver: Reader) -> Blueprint:
     """Memory for a channel: its ring at 0, and behind it a word for each end that says it is closed."""
     slots = slots_of(depth)
-    size = _core.Segment.ring_bytes(slots, CALL_STRIDE, 1)
-    segment = _core.Segment.create(size + 2 * _core.Limits.bytes(1, 0))
-    segment.make_ring(0, slots, CALL_STRIDE, 1, _core.RING_WRITER_MAY_WAIT)
-    return segment
+    ends = sender, receiver
+    places = [Place(*end, RESULT_BIT) for end in ends]
+    ring = _core.Segment.ring_bytes(slots, CALL_STRIDE, 1)
+    word = _core.Limits.bytes(1, 0)
+    may_wait = _core.RING_WRITER_MAY_WAIT
+    return Blueprint(
+        ring + 2 * word,
+        (RingPlan(0, slots, CALL_STRIDE, places[SENDING], (places[RECEIVING],), may_wait),),
+        tuple([LimitsPlan(ring + side * word, 1, 0, ends[side][0]) for side in (0, 1)]),
+    )
 
 
 class ClosedWord:
-    """The word that says that an end is closed. It is set once, and no lock is taken for it."""
+    """The word that says that an end is closed. It is set once, and no lock is taken for it. Between hosts it
+    goes ahead of values that were sent before: so it bears how many there are."""
 
     def __init__(self, segment: _core.Segment, side: Side) -> None:
         ring = _core.Segment.ring_bytes(segment.slots(0), CALL_STRIDE, 1)
         self._words = _core.Limits(segment, ring + side * _core.Limits.bytes(1, 0), 1, 0)
 
-    def __bool__(self) -> bool:
-        return self._words.cancelled(0)
+    def after(self, count: int) -> bool:
+        """Whether the end was closed when it had sent ``count`` values, and so no more come; 0 of an end that
+        sends none."""
+        return self._words.cancelled(count)
 
-    def mark(self) -> None:
-        """Say it; whoever waits at the other end has to be rung."""
-        self._words.cancel(0)
+    def mark(self, count: int = 0) -> None:
+        """Say it, with how many values the end has sent; whoever waits at the other end has to be rung."""
+        self._words.cancel(count)
 
 
 class Meeting(Struct, frozen=True):
     """What the process at one end knows of the other. ``actor`` is ``None`` where that is the driver.
-    ``view``: of that process's arena; it keeps a descriptor, and is for who opens the receiving end."""
+    ``view``: of that process's arena; it keeps a descriptor, and is for who opens the receiving end.
+    ``spread``: the channel's memory is on other hosts than the driver's, which is told when an end is closed,
+    as they have to let go of it."""
 
     segment: _core.Segment
     slot: int
     incarnation: int
     actor: ActorId | None
     view: _core.ArenaView | None
+    spread: bool = False
 
 
 def closed_error(number: int, side: Side) -> ChannelClosedError:
@@ -89,7 +103,7 @@ class Introductions(Protocol):
         ...
 
     def close(self, number: int, side: Side) -> None:
-        """An end is closed whose process has not met the other."""
+        """An end is closed whose process has not met the other, or whose channel is on other hosts."""
         ...
 
     def death(self, meeting: Meeting) -> ConveyorError:

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 else:  # slow to import
     futures = LaterModule("concurrent.futures")
 
-__all__ = ["Capabilities", "Conduit", "Enqueued", "Sending", "TensorSpec", "Transport", "Wire"]
+__all__ = [
+    "Capabilities",
+    "Conduit",
+    "Enqueued",
+    "Host",
+    "Sending",
+    "TensorSpec",
+    "Transport",
+    "Wire",
+]
 
 
 @dataclass(frozen=True)
@@ -35,12 +44,28 @@ class Capabilities:
     others_in_frame: tensors of other kinds of device travel in the frames; else they are refused.
     streams: where on the devices it enqueues its work: ``"own"``, streams of its own; ``"overlap"``, such
         ones in a graph with ``overlap=True``, else the program's. ``None``: it enqueues nothing.
+    between_hosts: the ends of an edge may be on hosts that share no memory. :attr:`Wire.hosts` says which
+        they are then, and where; the wire goes between them as ever. An edge between hosts by a transport
+        that does not say this is refused.
     """
 
     devices: frozenset[str]
     in_frame: bool = False
     others_in_frame: bool = False
     streams: Literal["own", "overlap"] | None = None
+    between_hosts: bool = False
+
+
+class Host(Struct, frozen=True):
+    """Where an end of a wire is.
+
+    number: ends with the same one share memory.
+    address: the IP address at which the session's other hosts reach it. It is where to listen for them: at
+        that one alone, for as long as that is needed.
+    """
+
+    number: int
+    address: str
 
 
 class Wire(Protocol):
@@ -52,6 +77,10 @@ class Wire(Protocol):
     edge: what the edge carries, for errors.
     overlap: whether the graph was compiled with ``overlap=True``: what moves on a device goes beside what the
         program enqueues, on streams of its own.
+    hosts: where all ends are, by rank; empty where they all share memory.
+    known_dead_within: seconds within which this end's graph is told that a member has died, or is lost with
+        its host. What else is noticed of that, a connection that ends, says less.
+    laid: grows from each time that the session lays a graph to the next one, whichever graph it is.
     """
 
     @property
@@ -62,6 +91,12 @@ class Wire(Protocol):
     def edge(self) -> str: ...
     @property
     def overlap(self) -> bool: ...
+    @property
+    def hosts(self) -> tuple[Host, ...]: ...
+    @property
+    def known_dead_within(self) -> float: ...
+    @property
+    def laid(self) -> int: ...
 
     def send(self, message: Any) -> None:
         """Send a value that can be pickled. It never waits: what finds no room goes as soon as there is. Only

@@ -3,7 +3,8 @@
 Over the memory of one host, a collective is data flow and nothing that blocks: what a rank gives is a value
 that goes to the other ranks over an ordinary edge, and what a rank gets is an ordinary task on its actor,
 which reads those values in place. So no order of executions or graphs can deadlock, and errors, deadlines,
-deaths and restarts are those of every edge.
+deaths and restarts are those of every edge. That is bound here as if all ranks were on one host; where they
+are known to be on several, the graph gets other tasks when it is compiled (``spreading.py``).
 
 By a communicator of the user's the ranks do meet. What they put in is known to all before any comes there,
 and no result is given before all have come back, over ordinary edges as well.
@@ -68,7 +69,8 @@ def allreduce(
         dag = MultiOutputNode([a.step.bind(summed[0]), b.step.bind(summed[1])])
 
     The tensors (or arrays) have one shape and one dtype; each rank gets a new one, with the same bits. They
-    are reduced in the order of ranks; 16-bit floats are summed in 32 bits and rounded once.
+    are reduced in the order of ranks, on several hosts first those of each host; 16-bit floats are summed in
+    32 bits and rounded once.
 
     Args:
         nodes: one for each actor, in the order of ranks. Or several such lists, of the same actors in the
@@ -80,7 +82,8 @@ def allreduce(
             operation: with tensors, and every rank takes part, also one whose result nobody uses.
         rounds: 1: every rank reduces all inputs. 2: every rank reduces a part of them and gives it to the
             others, which is less work for large tensors, and one hop more for small ones. Left out, it is 2
-            from 8 actors on, but for several lists.
+            from 8 actors on, but for several lists; and of ranks that are on several hosts, those of each
+            host reduce what they have before it is sent to others.
 
     Returns:
         A node for each actor, in order; for several lists, a list for each actor with a node for each of
@@ -110,25 +113,23 @@ def allreduce(
             raise GraphError(
                 "allreduce: several lists are reduced in one round; bind each by itself for rounds=2"
             )
-        return _allreduce_fused(nodes, op)
+        return _allreduce_fused(nodes, op, rounds == 1)
     ranks = Ranks("allreduce", f"allreduce({op.name})", nodes, places_of("allreduce", nodes))
-    if rounds is None:
-        rounds = 1 if ranks.count < TWO_ROUNDS else 2
-    if rounds == 1:
-        return ranks.bind(nodes, lambda rank: calls.AllReduce(*rank, op))
+    if rounds == 1 or (rounds is None and ranks.count < TWO_ROUNDS):
+        return ranks.bind(nodes, lambda rank: calls.AllReduce(*rank, op, rounds == 1))
     halfway = ranks.before("part of allreduce", f"a part of {ranks.title}")
     parts = halfway.bind(nodes, lambda rank: calls.ReducePart(*rank, op))
     return ranks.bind_each([(own, *parts) for own in nodes], lambda rank: calls.JoinParts(*rank))
 
 
-def _allreduce_fused(lists: Sequence[Sequence[DAGNode[Any]]], op: ReduceOp) -> Any:
+def _allreduce_fused(lists: Sequence[Sequence[DAGNode[Any]]], op: ReduceOp, at_once: bool) -> Any:
     """Reduce several tensors of each rank: ``lists`` has a list of nodes for each tensor."""
     places = check_lists("allreduce", lists)
     everything = [node for nodes in lists for node in nodes]
     ranks = Ranks("allreduce", f"allreduce({op.name})", everything, places)
     first = ranks.before("list for allreduce", f"the list for {ranks.title}")
     packs = first.bind_each(list(zip(*lists, strict=True)), lambda rank: calls.Pack(*rank))
-    made = ranks.bind(packs, lambda rank: calls.FusedAllReduce(*rank, op), len(lists))
+    made = ranks.bind(packs, lambda rank: calls.FusedAllReduce(*rank, op, at_once), len(lists))
     return [[OutputElementNode(task, i) for i in range(len(lists))] for task in made]
 
 

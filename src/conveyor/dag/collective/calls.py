@@ -20,6 +20,7 @@ from conveyor.dag.collective.kernels import (
     why_not,
 )
 from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.dag.collective.seen import refuse, seen
 from conveyor.storages import lacking
 
 
@@ -60,20 +61,27 @@ class Reducing(Rank, frozen=True):
 
 
 class AllReduce(Reducing, frozen=True):
-    """Every rank gets all inputs, and reduces them."""
+    """Every rank gets all inputs, and reduces them.
+
+    at_once: that is what was asked for, wherever the ranks are.
+    """
+
+    at_once: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
-        return _reduced(self, self.op, inputs)
+        return reduce_inputs(self, self.op, inputs)
 
 
 class FusedAllReduce(Reducing, frozen=True):
     """The same with a tuple of tensors from each rank."""
 
+    at_once: bool = False
+
     def __call__(self, *inputs: Any) -> list[Any]:
         tensors = list(zip(*inputs, strict=True))
         for number, ranks in enumerate(tensors):  # all before any is reduced
             _check_reducible(self, self.op, ranks, number)
-        return [_reduced(self, self.op, ranks) for ranks in tensors]
+        return [reduce_inputs(self, self.op, ranks) for ranks in tensors]
 
 
 class ReducePart(Reducing, frozen=True):
@@ -109,7 +117,7 @@ class ReduceScatter(Reducing, frozen=True):
     def __call__(self, *inputs: Any) -> Any:
         _, values = _check_reducible(self, self.op, inputs)
         share = share_of(self, values[0])
-        return _reduced(self, self.op, [value[share] for value in values])
+        return reduce_inputs(self, self.op, [value[share] for value in values])
 
 
 class AllGather(Rank, frozen=True):
@@ -123,7 +131,7 @@ class AllGather(Rank, frozen=True):
 
     def __call__(self, *inputs: Any) -> Any:
         arrays, values = _check(self, inputs, computes=self.join)
-        return _joined(self, arrays, values) if self.join else list(values)
+        return joined(self, arrays, values) if self.join else list(values)
 
 
 class AllToAll(Rank, frozen=True):
@@ -136,7 +144,7 @@ class AllToAll(Rank, frozen=True):
     def __call__(self, *inputs: Any) -> Any:
         arrays, values = _check(self, inputs)
         share = share_of(self, values[0])
-        return _joined(self, arrays, [value[share] for value in values])
+        return joined(self, arrays, [value[share] for value in values])
 
 
 class Scatter(Rank, frozen=True):
@@ -144,11 +152,7 @@ class Scatter(Rank, frozen=True):
 
     def __call__(self, *inputs: Any) -> Any:
         (value,) = inputs
-        arrays = arrays_of(value)
-        if arrays is None:
-            raise TypeError(
-                f"{self.operation}: it takes a tensor or an array apart, not a {type(value).__name__}"
-            )
+        arrays = rows_of(self, value)
         return arrays.plain(value)[share_of(self, value)]
 
 
@@ -178,16 +182,18 @@ def bounds(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return size * rank // ranks, size * (rank + 1) // ranks
 
 
-def _reduced(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
+def reduce_inputs(rank: Rank, op: ReduceOp, inputs: Sequence[Any]) -> Any:
+    """Check what all ranks have put in, and reduce it."""
     arrays, values = _check_reducible(rank, op, inputs)
     return reduced(op, arrays, values)
 
 
-def _joined(rank: Rank, arrays: Arrays, values: Sequence[Any]) -> Any:
+def joined(rank: Rank, arrays: Arrays, values: Sequence[Any]) -> Any:
+    """Join tensors of one dtype and shape along dimension 0."""
     first = values[0]
     if arrays is TENSORS and first.is_quantized:
         raise TypeError(
-            f"{_title(rank, None)}: {first.dtype} is not joined: quantized tensors may differ in their "
+            f"{title_of(rank, None)}: {first.dtype} is not joined: quantized tensors may differ in their "
             "scales. Give it x.int_repr() or x.dequantize()"
         )
     check_joinable(rank, first)
@@ -217,6 +223,16 @@ def share_of(rank: Rank, value: Any) -> slice:
     return slice(each * rank.rank, each * (rank.rank + 1))
 
 
+def rows_of(rank: Rank, value: Any) -> Arrays:
+    """Return the library of a value that is taken apart; ``TypeError``: it is of none."""
+    arrays = arrays_of(value)
+    if arrays is None:
+        raise TypeError(
+            f"{rank.operation}: it takes a tensor or an array apart, not a {type(value).__name__}"
+        )
+    return arrays
+
+
 def _arrays(value: Any) -> Arrays:
     arrays = arrays_of(value)
     assert arrays is not None, "it has been checked by all ranks"
@@ -237,17 +253,17 @@ def _check(
     arrays = arrays_of(inputs[0])
     if arrays is None or not arrays.alike(inputs):
         _refuse(rank, inputs, number)
-    if computes:
-        for i, value in enumerate(inputs):
-            if not arrays.is_plain(value):
-                raise TypeError(
-                    f"{_title(rank, number)}: {rank.names[i]} has {more_than_elements(value)}"
-                )
-    for value in inputs if arrays is TENSORS else ():
-        words = lacking(value)
-        if words is not None:
-            raise ValueError(f"{_title(rank, number)}: {described(value)} {words}")
+    if computes and not all(map(arrays.is_plain, inputs)):
+        _refuse(rank, inputs, number)
+    if arrays is TENSORS and any(lacking(value) is not None for value in inputs):
+        _refuse(rank, inputs, number, computes)
     return arrays, [arrays.plain(value) for value in inputs]
+
+
+def _refuse(
+    rank: Rank, inputs: Sequence[Any], number: int | None, computes: bool = True
+) -> NoReturn:
+    refuse(title_of(rank, number), rank.names, [seen(value, computes) for value in inputs])
 
 
 def _check_reducible(
@@ -257,47 +273,11 @@ def _check_reducible(
     arrays, values = _check(rank, inputs, number)
     reason = why_not(op, arrays, values[0].dtype)
     if reason is not None:
-        raise TypeError(f"{_title(rank, number)}: {reason}")
+        raise TypeError(f"{title_of(rank, number)}: {reason}")
     return arrays, values
 
 
-def _refuse(rank: Rank, inputs: Sequence[Any], number: int | None) -> NoReturn:
-    seen = ", ".join(
-        f"{name} has {described(value)}" for name, value in zip(rank.names, inputs, strict=True)
-    )
-    if any(arrays_of(value) is None for value in inputs):
-        raise TypeError(f"{_title(rank, number)}: it takes tensors or arrays: {seen}")
-    if any(_is_elsewhere(value) for value in inputs):
-        raise TypeError(f"{_title(rank, number)}: it takes dense tensors on the CPU: {seen}")
-    raise ValueError(f"{_title(rank, number)}: the ranks differ: {seen}")
-
-
-def _is_elsewhere(value: Any) -> bool:
-    return arrays_of(value) is TENSORS and not TENSORS.alike([value])
-
-
-def _title(rank: Rank, number: int | None) -> str:
+def title_of(rank: Rank, number: int | None) -> str:
+    """Name the operation in messages. ``number``: of the tensor of each list, where there are several."""
     which = "" if number is None else f", tensor {number} of each list"
     return f"{rank.operation} over {len(rank.names)} actors{which}"
-
-
-def more_than_elements(value: Any) -> str:
-    """Say what ``value``, of a subclass of the library's arrays, is, and what to do."""
-    kind, way = type(value).__name__, "x.as_subclass(torch.Tensor)"
-    if arrays_of(value) is not TENSORS:
-        way = "numpy.asarray(x)"
-    return (
-        f"a {kind}, which may mean more than its elements, and only these would be kept: give it a plain one "
-        f"({way}), and the rest, as the mask of a masked array, on its own"
-    )
-
-
-def described(value: Any) -> str:
-    """Tell people what ``value`` is."""
-    arrays = arrays_of(value)
-    if arrays is None:
-        return f"a {type(value).__name__}"
-    dtype = str(value.dtype).removeprefix("torch.")
-    article = "a" if arrays is TENSORS else "an"
-    where = f", {value.layout} on {value.device}" if _is_elsewhere(value) else ""
-    return f"{article} {arrays.noun} of {dtype} with shape {tuple(value.shape)}{where}"

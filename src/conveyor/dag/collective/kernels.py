@@ -76,6 +76,10 @@ class Arrays(ABC):
         """Return a new array of the dtype of ``like``, in the arena if it is large."""
 
     @abstractmethod
+    def single(self) -> Any:
+        """Return an array without elements of the type in which 16-bit floats are summed."""
+
+    @abstractmethod
     def flat(self, array: Any) -> Any:
         """Return the elements in a row; no copy where they lie so."""
 
@@ -148,6 +152,9 @@ class Tensors(Arrays):
                 pass  # the arena is full, and a result that stays on its actor needs none
         return torch.empty(shape, dtype=like.dtype)
 
+    def single(self) -> Any:
+        return torch.empty(0, dtype=torch.float32)
+
     def flat(self, array: Any) -> Any:
         return array if array.dim() == 1 else array.reshape(-1)
 
@@ -205,6 +212,9 @@ class Ndarrays(Arrays):
             except MemoryError:
                 pass  # as above
         return np.empty(shape, like.dtype)
+
+    def single(self) -> Any:
+        return np.empty(0, np.float32)
 
     def flat(self, array: Any) -> Any:
         return array.reshape(-1)
@@ -289,9 +299,14 @@ def reduce(op: ReduceOp, arrays: Arrays, sources: Sequence[Any], out: Any) -> No
         out /= len(sources)
 
 
+def widens(op: ReduceOp, arrays: Arrays, dtype: Any) -> bool:
+    """Say whether ``op`` combines what is of ``dtype`` in a wider type, and rounds at the end."""
+    return arrays.kind(dtype) == "half" and op not in _EXTREMES
+
+
 def _is_wide(op: ReduceOp, arrays: Arrays, values: Sequence[Any]) -> bool:
     """Say whether ``values`` are to be combined in a wider type."""
-    if arrays.kind(values[0].dtype) != "half" or op in _EXTREMES:
+    if not widens(op, arrays, values[0].dtype):
         return False
     # Torch and numpy compute a single operation on halves in 32 bits themselves, and round once.
     return len(values) > 2 or op is _AVG

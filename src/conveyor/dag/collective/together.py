@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from conveyor.dag.collective.calls import (
     Rank,
     check_joinable,
-    described,
-    more_than_elements,
     share_of,
 )
 from conveyor.dag.collective.kernels import TENSORS, arrays_of
 from conveyor.dag.collective.reduceop import ReduceOp
+from conveyor.dag.collective.seen import described, more_than_elements
 from conveyor.later import LaterModule
 from conveyor.storages import lacking
 

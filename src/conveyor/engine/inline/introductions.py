@@ -7,7 +7,7 @@ import threading
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, SessionEndedError
-from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_segment
+from conveyor.runtime.meeting import ClosedWord, Meeting, Side, channel_blueprint
 from conveyor.runtime.process import Process
 
 
@@ -48,7 +48,7 @@ class InlineIntroductions:
         if depth is None:
             return self._meetings.pop(number)
         process = self._process
-        segment = channel_segment(depth)
+        segment = channel_blueprint(depth, process.identity, process.identity).make()
         segment.close_fd()
         view = process.arena_of(*process.identity)
         meeting = Meeting(segment, *process.identity, None, view)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 
 #: Seconds of silence after which a connection is asked whether it lives, and of no answer, after which it
-#: does not. What is sent over it may take as long as it likes.
+#: does not.
 _SECONDS = 3
+#: Seconds after which it does not live, either, where the other side has taken nothing of what was sent. The
+#: system would send it again for a quarter of an hour, and meanwhile ask nothing.
+_UNTAKEN = 6
 
 
 def watch_life(sock: socket.socket) -> None:
@@ -18,3 +21,4 @@ def watch_life(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN * 1000)

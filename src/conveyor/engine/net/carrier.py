@@ -21,9 +21,14 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from conveyor.engine.net.depot import Depot, Supply, break_off
+from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.process import close_all
-from conveyor.runtime.refs.messages import receive_pickled, send_pickled
+from conveyor.runtime.refs.messages import Files, Missing, receive_pickled, send_pickled
+from conveyor.system_limits import explained
+
+#: What may be on its way over one line: bytes of messages, where each file counts as so many.
+_MOST_UNTAKEN, _OF_A_FILE = 4 << 20, 64 << 10
 
 
 class Body(Struct, frozen=True):
@@ -40,11 +45,24 @@ class Parcel(Struct, frozen=True):
 
 
 class Carried(Parcel, frozen=True):
-    """A message."""
+    """A message. ``missing``: why its files do not go with it."""
 
     line: int
     data: bytes
     bodies: tuple[Body, ...]
+    missing: Missing | None = None
+
+    @property
+    def cost(self) -> int:
+        """What it counts as while it is on its way."""
+        return len(self.data) + _OF_A_FILE * len(self.bodies)
+
+
+class Taken(Parcel, frozen=True):
+    """The process has taken messages of that line, which have cost so much."""
+
+    line: int
+    cost: int
 
 
 class HungUp(Parcel, frozen=True):
@@ -82,6 +100,11 @@ class _Line(Struct, eq=False):
     number: int
     sock: socket.socket
     incoming: queue.SimpleQueue[Carried | None]
+    #: What the messages cost that have been sent and not taken, and that were taken without a word so far.
+    untaken: int = 0
+    taken: int = 0
+    #: Nobody takes any more.
+    over: bool = False
 
 
 class Carrier:
@@ -93,6 +116,7 @@ class Carrier:
         self._depot, self._supply, self._send = depot, supply, send
         # Reentrant: a finalizer may drop what is held.
         self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
         self._lines: dict[int, _Line] = {}
         self._known: dict[int, _Known] = {}
         #: Of files that are held, by their inodes: the number in the depot, and whether the other host has
@@ -154,6 +178,9 @@ class Carrier:
         with self._lock:
             self._closed = True
             lines = list(self._lines.values())
+            for line in lines:
+                line.over = True
+            self._room.notify_all()
             self._held.clear()
         self._supply.close()
         for line in lines:
@@ -173,7 +200,7 @@ class Carrier:
     def _read(self, line: _Line) -> None:
         try:
             with suppress(OSError):
-                while True:
+                while self._has_room(line):
                     data, fds = receive_pickled(line.sock)
                     try:
                         self._pass_on(line, data, fds)
@@ -183,20 +210,34 @@ class Carrier:
             self._send(HungUp(line.number))
             line.incoming.put(None)
 
-    def _pass_on(self, line: _Line, data: bytes, fds: list[int]) -> None:
+    def _has_room(self, line: _Line) -> bool:
+        """Wait until the process at the other end has taken enough of what was said, so that who says more
+        than it takes waits, too. False: it takes nothing any more."""
+        with self._room:
+            self._room.wait_for(lambda: line.untaken < _MOST_UNTAKEN or line.over)
+            return not line.over
+
+    def _pass_on(self, line: _Line, data: bytes, fds: Files) -> None:
         # With the lock until it has been sent: else a file that is let go of meanwhile would be told to be
         # unwanted ahead of a message with it, and then be waited for without end.
         with self._lock:
             bodies: list[Body] = []
+            missing = fds.missing
             try:
-                for fd in fds:
-                    bodies.append(self._body(fd))
-            except BaseException:  # nobody hears of them
+                with explained("keep a value for another host"):
+                    for fd in fds:
+                        bodies.append(self._body(fd))
+            except BaseException as error:  # nobody hears of them
                 for body in bodies:
                     if not body.stays:
                         self._drop(body.number)
-                raise
-            self._send(Carried(line.number, data, tuple(bodies)))
+                bodies.clear()
+                if not isinstance(error, (SystemLimitError, MemoryError)):
+                    raise
+                missing = Missing.of(error)
+            parcel = Carried(line.number, data, tuple(bodies), missing)
+            line.untaken += parcel.cost
+            self._send(parcel)
 
     def _body(self, fd: int) -> Body:
         """With the lock."""
@@ -227,6 +268,10 @@ class Carrier:
             if not over:
                 over = not self._deliver(line, parcel)
             self._used(parcel)
+            line.taken += parcel.cost
+            if line.taken >= _MOST_UNTAKEN // 4:
+                self._send(Taken(line.number, line.taken))
+                line.taken = 0
         break_off(line.sock)
         reader.join()
         self._end(line)
@@ -241,10 +286,15 @@ class Carrier:
                 self._used(parcel)
 
     def _deliver(self, line: _Line, parcel: Carried) -> bool:
-        """False: nobody is there, or what goes with it cannot be had, and so the line ends."""
+        """False: nobody is there, or what goes with it is nowhere, and so the line ends. Where there is no
+        room here for its files, the message comes without them, and with the reason."""
+        missing, fds = parcel.missing, list[int]()
         try:
-            fds = [self._file(body) for body in parcel.bodies]
-            send_pickled(line.sock, parcel.data, fds)
+            try:
+                fds = [self._file(body) for body in parcel.bodies]
+            except (SystemLimitError, MemoryError) as error:
+                missing = Missing.of(error)
+            send_pickled(line.sock, parcel.data, fds, missing)
         except (OSError, MemoryError):
             break_off(line.sock)
             return False
@@ -294,8 +344,18 @@ class Carrier:
     def _hung_up(self, parcel: HungUp) -> None:
         with self._lock:
             line = self._lines.get(parcel.line)
+            if line is not None:
+                line.over = True
+                self._room.notify_all()
         if line is not None:
             line.incoming.put(None)
+
+    def _taken(self, parcel: Taken) -> None:
+        with self._lock:
+            line = self._lines.get(parcel.line)
+            if line is not None:
+                line.untaken -= parcel.cost
+                self._room.notify_all()
 
     def _unwanted(self, parcel: Unwanted) -> None:
         with self._lock:
@@ -310,6 +370,7 @@ class Carrier:
     #: What is done with each kind of parcel.
     handlers: ClassVar[Mapping[type[Parcel], Callable[[Carrier, Any], None]]] = {
         Carried: _carried,
+        Taken: _taken,
         HungUp: _hung_up,
         Unwanted: _unwanted,
         Released: _released,

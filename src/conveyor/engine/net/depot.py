@@ -7,6 +7,7 @@ way on it, and nothing has to be remembered where the file lies.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -17,8 +18,10 @@ import time
 from collections.abc import Callable
 
 from conveyor.engine.net.alive import watch_life
-from conveyor.engine.net.handshake import HandshakeError, hang_up
+from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
+from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
@@ -27,6 +30,19 @@ _PAUSE, _MOST_IDLE = 0.05, 2
 #: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
+#: What this host itself has none of, when it cannot dial: whether the other one is there does not show.
+_NONE_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+
+
+class _File:
+    """One that lies here. It is closed when it is dropped, and nobody sends it."""
+
+    __slots__ = ("dropped", "fd", "uses")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.uses = 0
+        self.dropped = False
 
 
 class Depot:
@@ -35,7 +51,7 @@ class Depot:
     def __init__(self) -> None:
         # Reentrant: a finalizer may take something away.
         self._lock = threading.RLock()
-        self._files: dict[int, int] = {}
+        self._files: dict[int, _File] = {}
         self._numbers = itertools.count(1)
         self._serving: set[socket.socket] = set()
         self._closed = False
@@ -48,15 +64,21 @@ class Depot:
         own = os.dup(fd)
         with self._lock:
             number = next(self._numbers)
-            self._files[number] = own
+            self._files[number] = _File(own)
         return number
 
     def drop(self, number: int) -> None:
         """Nobody asks for it any more."""
         with self._lock:
-            fd = self._files.pop(number, -1)
-        if fd >= 0:
-            os.close(fd)
+            file = self._files.pop(number, None)
+            if file is not None:
+                file.dropped = True
+                self._look(file)
+
+    def _look(self, file: _File) -> None:
+        """With the lock."""
+        if file.dropped and not file.uses:
+            os.close(file.fd)
 
     def serve(self, sock: socket.socket) -> None:
         """Answer whoever is at the other end of ``sock``, which is the depot's from now on; on the caller's
@@ -95,16 +117,23 @@ class Depot:
     def _answer(self, sock: socket.socket) -> None:
         number, at, size = _ASKED.unpack(_hear(sock, _ASKED.size))
         with self._lock:
-            fd = self._files.get(number, -1)
-            file = None if fd < 0 else open(os.dup(fd), "rb", buffering=0)  # noqa: SIM115
+            file = self._files.get(number)
+            if file is not None:
+                file.uses += 1
         if file is None:
             sock.sendall(_ANSWERED.pack(0))
             return
-        with file:
-            there = min(size, max(os.fstat(file.fileno()).st_size - at, 0))
-            sock.sendall(_ANSWERED.pack(there))
-            if there:
-                sock.sendfile(file, at, there)
+        try:
+            # Not a duplicate: where there is no descriptor for it, whoever asks would ask again for ever.
+            with open(file.fd, "rb", buffering=0, closefd=False) as opened:
+                there = min(size, max(os.fstat(file.fd).st_size - at, 0))
+                sock.sendall(_ANSWERED.pack(there))
+                if there:
+                    sock.sendfile(opened, at, there)
+        finally:
+            with self._lock:
+                file.uses -= 1
+                self._look(file)
 
 
 class Supply:
@@ -124,7 +153,21 @@ class Supply:
         self._closed = threading.Event()
 
     def fetch(self, number: int, size: int) -> int:
-        """The file of that number, as one of this host. ``OSError`` if it cannot be had."""
+        """The file of that number, as one of this host. ``SystemLimitError`` or ``OutOfMemoryError`` where
+        there is no room for it, or nothing to fetch it with: the next one may be had. ``OSError`` if none
+        can."""
+        what = f"fetch a value of {size} bytes from another host"
+        try:
+            with explained(what):
+                return self._fetched(number, size)
+        except SystemLimitError as error:
+            if error.errno in NO_MEMORY:
+                raise OutOfMemoryError(str(error)) from error
+            raise
+        except MemoryError as error:
+            raise OutOfMemoryError(f"cannot {what}: there is no memory left for it") from error
+
+    def _fetched(self, number: int, size: int) -> int:
         fd = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -161,14 +204,16 @@ class Supply:
                 if not some:
                     raise ConnectionError("the other host has ended the connection")
                 at += some
-        except FileNotFoundError:
-            self._end(sock)
-            raise
         except (OSError, HandshakeError) as error:
             self._end(sock)
+            if isinstance(error, (FileNotFoundError, SystemLimitError)):
+                raise
             # It is the host's end that says whether there will be another connection.
             if self._closed.wait(_PAUSE):
                 raise ConnectionError(f"the other host is lost: {error}") from error
+        except BaseException:
+            self._end(sock)
+            raise
         else:
             self._give_back(sock)
         return at
@@ -199,8 +244,14 @@ class Supply:
                     raise
                 return sock
             except (OSError, HandshakeError) as error:
+                if isinstance(error, OSError) and error.errno in _NONE_HERE:
+                    number = error.errno
+                    text = f"cannot connect to another host: {error}; {hint(error)}"
+                    raise SystemLimitError(number, text) from error
                 tries += 1
                 if tries >= _MOST_TRIES and time.monotonic() - began >= _REACHED_WITHIN:
+                    if isinstance(error, NotHeardError):  # it listens, and so it is there
+                        raise _unheard(error) from error
                     self._unreachable(str(error))
                 if self._closed.wait(_PAUSE):
                     raise ConnectionError(f"the other host is lost: {error}") from error
@@ -218,6 +269,14 @@ class Supply:
             with self._lock:
                 self._busy.discard(sock)
             hang_up(sock)
+
+
+def _unheard(error: NotHeardError) -> SystemLimitError:
+    return SystemLimitError(
+        errno.EMFILE,
+        f"the host where the value lies takes no more connections ({error}): it may have no descriptors left "
+        f"(ulimit -n there)",
+    )
 
 
 def break_off(sock: socket.socket) -> None:

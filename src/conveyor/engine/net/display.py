@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -31,6 +32,8 @@ WITH_STACKS, PLAIN = b"s", b"-"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: see unix(7)
 #: Answers that are under way at once, and seconds for what goes over the socket.
 _MOST, _SECONDS = 4, 5.0
+#: Seconds before somebody is accepted again, where no descriptor is left and none can be spared.
+_PAUSE = 0.05
 
 
 class NodeSeen(Struct, frozen=True):
@@ -46,36 +49,53 @@ class Display:
 
     def __init__(self, events: EventLoop, gather: Callable[[bool], Sequence[NodeSeen]]) -> None:
         """``gather(stacks)`` asks the hosts; it is called on a thread of its own."""
+        # Not for the command, which would wait for TLS to be imported.
+        from conveyor.engine.net.spare import NO_DESCRIPTOR, Spare
+
         self._events, self._gather = events, gather
+        self._no_descriptor, self._spare = NO_DESCRIPTOR, Spare()
         self._free = threading.BoundedSemaphore(_MOST)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
-            self._listener.listen(_MOST)
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            self._listener = socket.socket(socket.AF_UNIX, kind)
+            try:
+                self._listener.bind(f"\0{PREFIX}{secrets.token_hex(8)}")
+                self._listener.listen(_MOST)
+                events.add(self._listener.fileno(), self._accept)
+            except BaseException:
+                self._listener.close()
+                raise
         except BaseException:
-            self._listener.close()
+            self._spare.close()
             raise
-        events.add(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """The session is over."""
         self._events.remove(self._listener.fileno())
         self._listener.close()
+        self._spare.close()
 
     def _accept(self) -> None:
-        with suppress(BlockingIOError):  # who has come has gone again
+        try:
             connection, _ = self._listener.accept()
-            if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(
-                blocking=False
-            ):
-                connection.close()
-                return
-            try:
-                threads.start(self._answer, "status", connection)
-            except SystemLimitError:
-                self._free.release()
-                connection.close()
+        except BlockingIOError:  # who has come has gone again
+            return
+        except OSError as error:
+            if error.errno not in self._no_descriptor:
                 raise
+            # Who asks hears the end of its connection. The loop would come here again and again for it.
+            if self._spare.turn_away(self._listener) is None:
+                time.sleep(_PAUSE)
+            return
+        if owner(connection)[1] not in (os.geteuid(), 0) or not self._free.acquire(blocking=False):
+            connection.close()
+            return
+        try:
+            threads.start(self._answer, "status", connection)
+        except SystemLimitError:
+            self._free.release()
+            connection.close()
+            raise
 
     def _answer(self, connection: socket.socket) -> None:
         try:

@@ -115,6 +115,24 @@ def dial(
         time.sleep(_AGAIN)
 
 
+def dial_host(
+    host: int,
+    address: tuple[str, int],
+    token: bytes,
+    own: Identity,
+    timeout: float,
+    tls: Tls | None = None,
+) -> socket.socket:
+    """The same, where that host is to be: another one may have taken its address."""
+    sock, other = dial(address, token, own, timeout, tls)
+    if other.host != host:
+        hang_up(sock)
+        raise HandshakeError(
+            f"host {other.host} of the session is at {address[0]}:{address[1]}, where host {host} was"
+        )
+    return sock
+
+
 def _introduced(
     sock: socket.socket,
     address: tuple[str, int],

@@ -38,7 +38,7 @@ def _relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
     with (
         contextlib.closing(secure),
         contextlib.closing(plain),
-        selectors.DefaultSelector() as waiting,
+        selectors.PollSelector() as waiting,  # which takes no descriptor
     ):
         waiting.register(secure, selectors.EVENT_READ)
         waiting.register(plain, selectors.EVENT_READ)

@@ -29,6 +29,7 @@ from conveyor.runtime.driver.far import (
     FarOrder,
     Forget,
     Hand,
+    MarkClosed,
     MarkRefused,
     Reach,
     Spread,
@@ -37,6 +38,7 @@ from conveyor.runtime.driver.far import (
 from conveyor.runtime.driver.hosts import Page as LastPage
 from conveyor.runtime.driver.table import BOARD_SLOTS
 from conveyor.runtime.graph.afar import Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.meeting import ClosedWord
 from conveyor.runtime.message import send_with_ticket
 from conveyor.runtime.process import ArenaSize, close_all
 from conveyor.runtime.refs.messages import receive_pickled, send_pickled
@@ -313,6 +315,12 @@ class Station:
             Refusal(segment).mark()
             self.board.ring(order.slot, _core.ATTENTION_BIT)
 
+    def _mark_closed(self, order: MarkClosed) -> None:
+        segment = self._segments.get(order.segment)
+        if segment is not None:
+            ClosedWord(segment, order.side).mark()
+            self.board.ring(order.slot, _core.ATTENTION_BIT)
+
     #: What does each kind of order.
     orders: ClassVar[Mapping[type[FarOrder], Callable[[Station, Any], Any]]] = {
         Adopt: _adopt,
@@ -326,6 +334,7 @@ class Station:
         Answer: _answer,
         Cut: _cut,
         MarkRefused: _mark_refused,
+        MarkClosed: _mark_closed,
     }
 
     # What processes here say, on the events' thread

@@ -30,9 +30,8 @@ from conveyor.engine.net.handshake import (
     FOR_FETCHING,
     HandshakeError,
     Identity,
-    dial,
+    dial_host,
     hand_over,
-    hang_up,
 )
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.station import Station, Told
@@ -182,11 +181,14 @@ class Agent:
         """Let others in, and connect to the driver's host."""
         import ray
 
+        address = ray.util.get_node_ip_address()
+        node: str = ray.get_runtime_context().get_node_id()
+        system_limits.name_process(f"the agent of node {address} ({node[:8]})")
         pump = self._station.pump
         if self._terms.tls is not None:
             self._tls = Tls(self._terms.tls)
         self._listener = Listener(
-            (ray.util.get_node_ip_address(), 0),
+            (address, 0),
             self._terms.token,
             self._identity,
             self._let_in,
@@ -302,10 +304,15 @@ class Agent:
 
     def _sent(self, one: _Expected) -> None:
         self._close(one)
-        self._news.put(Arrived(one.number, one.pid))
+        if one.pid:  # else it was refused after all
+            self._news.put(Arrived(one.number, one.pid))
 
     def _refused(self, one: _Expected, why: str) -> None:
         self._expected.pop(one.number, None)
+        if one.visits and one.pid:  # it was noted already: what it is given could not be sent
+            self._living.pop(one.slot, None)
+            self._visitors.forget(one)
+            one.pid = 0
         self._close(one)
         self._news.put(Arrived(one.number, 0, why))
 
@@ -346,7 +353,7 @@ class Agent:
     def _dial_depot(self) -> socket.socket:
         own = replace(self._identity, purpose=FOR_FETCHING)
         address, terms = self._addresses[_DRIVER], self._terms
-        return dial(address, terms.token, own, terms.window, self._tls)[0]
+        return dial_host(_DRIVER, address, terms.token, own, terms.window, self._tls)
 
     def _let_in(self, sock: socket.socket, other: Identity) -> None:
         if other.purpose == FOR_FETCHING:
@@ -362,10 +369,7 @@ class Agent:
 
     def _dial(self, host: int, patience: float) -> None:
         address, token = self._addresses[host], self._terms.token
-        sock, other = dial(address, token, self._identity, patience, self._tls)
-        if other.host != host:
-            hang_up(sock)
-            raise HandshakeError(f"host {other.host} is where host {host} was")
+        sock = dial_host(host, address, token, self._identity, patience, self._tls)
         hand_over(sock, self._station.pump, host)
 
     def _redial(self, host: int) -> None:

@@ -37,9 +37,11 @@ class AgentHost:
         lose: Callable[[AgentHost, str], object],
         depot: Depot,
         dial_depot: Callable[[], socket.socket],
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """``agent``: Ray's handle. ``lose(host, why)``: it cannot do what it has to. ``depot``: of the
-        driver's host; ``dial_depot()``: a connection to this one's."""
+        driver's host; ``dial_depot()``: a connection to this one's. ``check()``: see
+        :class:`conveyor.engine.ray.agents.Agents`."""
         self.number, self.name = number, name
         self.arena: ArenaSize = ready.arena
         self.address = ready.address
@@ -50,7 +52,7 @@ class AgentHost:
         self.agent = agent
         #: Why it is no more.
         self.lost = ""
-        self._lose = lose
+        self._lose, self._check = lose, check
         # Reentrant: a signal handler may have the host do something in the middle of this.
         self._lock = threading.RLock()
         self._awaited: set[Future[Any]] = set()
@@ -158,6 +160,7 @@ class AgentHost:
             self._awaited.add(future)
             # With the lock: orders come as they were given.
             try:
+                self._check()
                 ref = method.options(concurrency_group=group).remote(*args)
             except Exception as error:
                 # Ray is disconnected, say. Who only tells is in the middle of something, and goes on with it.

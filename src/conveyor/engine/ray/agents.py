@@ -19,7 +19,7 @@ from conveyor.codec.header import unpack
 from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.depot import Depot
 from conveyor.engine.net.display import Display, NodeSeen
-from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial, hand_over, new_token
+from conveyor.engine.net.handshake import FOR_FETCHING, Identity, dial_host, hand_over, new_token
 from conveyor.engine.net.listener import Listener
 from conveyor.engine.net.tls import Credentials, Tls
 from conveyor.engine.ray import greeting
@@ -50,9 +50,12 @@ class Agents:
         on_news: Callable[[AgentHost, News], object],
         on_loss: Callable[[AgentHost], object],
         tls: Credentials | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """``window``: seconds that a node may be without a connection. ``on_news(host, news)`` and
-        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes."""
+        ``on_loss(host)`` are called on the thread of ``events``. ``tls``: what each host shows and takes.
+        ``check()`` raises where Ray is not to be asked for anything any more."""
+        self._check = check
         self._ray, self._events, self._window = ray, events, window
         self._credentials = tls
         self._tls = None if tls is None else Tls(tls)
@@ -134,10 +137,11 @@ class Agents:
                 f"cannot be connected: {cause}"
             ) from error
         identity = Identity(0, __version__, purpose=FOR_FETCHING)
-        dial_depot = partial(dial, ready.address, self._token, identity, self._window, self._tls)
-        host = AgentHost(
-            number, name, agent, ready, self.lose, self._depot, lambda: dial_depot()[0]
+        dial_depot = partial(
+            dial_host, number, ready.address, self._token, identity, self._window, self._tls
         )
+        at = number, name, agent
+        host = AgentHost(*at, ready, self.lose, self._depot, dial_depot, self._check)
         self._hear(host)
         return host
 
@@ -163,15 +167,21 @@ class Agents:
         """Let hosts in from now on; where."""
         assert self._home is not None
         if self._listener is None:
-            self._pump = self._home.pump(self._window)
-            self._events.add(self._pump.notice_fd, self._on_notice)
-            self._listener = Listener(
+            listener = Listener(
                 (self._ray.util.get_node_ip_address(), 0),
                 self._token,
                 Identity(0, __version__),
                 self._let_in,
                 tls=self._tls,
             )
+            try:
+                # Nobody knows of the listener yet: who is let in finds the pump.
+                self._pump = self._home.pump(self._window, listener.address[0])
+                self._events.add(self._pump.notice_fd, self._on_notice)
+            except BaseException:
+                listener.close()
+                raise
+            self._listener = listener
             self._display = Display(self._events, self._gather)
         return self._listener.address
 
@@ -195,7 +205,12 @@ class Agents:
 
     def _hear(self, host: AgentHost) -> None:
         """Have the next news of it told."""
-        ref = host.agent.news.options(concurrency_group="news").remote()
+        try:
+            self._check()
+            ref = host.agent.news.options(concurrency_group="news").remote()
+        except Exception as error:  # Ray is disconnected, say
+            self.lose(host, f"its agent cannot be asked for news ({error})")
+            return
         ref.future().add_done_callback(
             lambda result: self._events.call(partial(self._heard, host, result))
         )
@@ -249,6 +264,7 @@ class Agents:
     def _kill(self, agent: Any) -> None:
         # Ray may be disconnected by now, and its actors with it.
         with suppress(Exception):
+            self._check()
             self._ray.kill(agent)
 
     def refuse(self) -> None:

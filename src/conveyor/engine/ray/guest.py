@@ -32,7 +32,7 @@ from conveyor.exceptions import ActorStartError
 from conveyor.runtime import context, threads
 from conveyor.runtime.actor import forked
 from conveyor.runtime.actor.instance import Instance
-from conveyor.runtime.actor.leaving import everybody_is_gone, leave
+from conveyor.runtime.actor.leaving import end_waits, everybody_is_gone, leave
 from conveyor.runtime.actor.orders import Hello
 from conveyor.runtime.actor.worker import Worker
 from conveyor.runtime.message import check_greeting
@@ -100,10 +100,18 @@ class GuestWorker(Worker):
             code = 1
             sys.excepthook(*sys.exc_info())
         finally:
-            self.handlers.clear()
-            self.instance.end(lambda _: None)
-            leave(self.runtime, self.control)
+            self._leave()
         return code, left
+
+    def withdraw(self) -> None:
+        """Leave the session, of which it has not done anything yet. By the thread that would have served."""
+        self.process.board.live(self.process.slot)
+        self._leave()
+
+    def _leave(self) -> None:
+        self.handlers.clear()
+        self.instance.end(lambda _: None)
+        leave(self.runtime, self.control)
 
     def depart(self) -> None:
         """Leave the session when what runs is done. On any thread."""
@@ -134,8 +142,9 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool | Elsewhere:
         _host = 0
     connection: socket.socket | None = None
     fds: list[int] = []
-    turn = Turn() if in_turn and _runs_one_at_a_time() else None
+    turn: Turn | None = None
     try:
+        turn = Turn() if in_turn and _runs_one_at_a_time() else None
         connection = shell.meet_at(birth)
         if connection is None:
             _host = None
@@ -149,6 +158,8 @@ def join(made: Any, birth: Birth, in_turn: bool) -> bool | Elsewhere:
         if turn is not None:
             turn.end()
         if connection is not None:
+            if fds:  # it has come, and goes
+                _say_farewell(connection, 1)
             connection.close()
         close_all(fds)
         _host = None
@@ -171,12 +182,16 @@ def _take_part(made: Any, turn: Turn | None, connection: socket.socket, fds: lis
         gc.collect()  # what of the session refers to itself has memory, and descriptors
         os.close(told)
         os.close(driver)
-        # A driver that is gone needs no farewell. Another one, or this one, is let in only behind it.
-        with connection, suppress(OSError):
-            connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
+        with connection:  # another driver, or this one, is let in only behind it
+            _say_farewell(connection, code)
         _host = None
         if left:
             _end_as_on_ray()
+
+
+def _say_farewell(connection: socket.socket, code: int) -> None:
+    with suppress(OSError):  # a driver that is gone needs none
+        connection.sendmsg([write(Farewell(code))], [], socket.MSG_NOSIGNAL)
 
 
 def _be_guest(
@@ -195,9 +210,14 @@ def _be_guest(
         raise
     worker = GuestWorker(hello, handed, instance)
     instance.belongs_to(worker)
-    over = os.eventfd(0, os.EFD_CLOEXEC)
+    over = -1
     try:
-        watch = threads.start(_watch, "with-driver", worker, connection, driver, over)
+        try:
+            over = os.eventfd(0, os.EFD_CLOEXEC)
+            watch = threads.start(_watch, "with-driver", worker, connection, driver, over)
+        except BaseException:
+            worker.withdraw()
+            raise
         try:
             context.install(worker.runtime)
             return worker.serve()
@@ -205,23 +225,30 @@ def _be_guest(
             os.eventfd_write(over, 1)
             watch.join()
     finally:
-        os.close(over)
+        if over >= 0:
+            os.close(over)
 
 
 def _watch(worker: GuestWorker, connection: socket.socket, driver: int, over: int) -> None:
-    """Have it leave when the driver says so, when the session has ended, and when the driver is gone."""
+    """Have it leave when the driver says so, when the session has ended, and when the driver is gone. Each of
+    them may come behind another, while it runs a method still."""
     poll = select.poll()
     for fd in (connection.fileno(), driver, over):
         poll.register(fd, select.POLLIN)
-    ready = {fd for fd, _ in poll.poll()}
-    if over in ready:
-        return
-    if connection.fileno() in ready:
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if over in ready:
+            return
+        worker.depart()
+        if driver in ready:
+            everybody_is_gone(worker.runtime)
+            return
+        said = b""
         with suppress(OSError):
-            connection.recv(MESSAGE_BYTES)  # it says nothing else
-    worker.depart()
-    if driver in ready:
-        everybody_is_gone(worker.runtime)
+            said = connection.recv(MESSAGE_BYTES)
+        if not said:  # the session is over, and nobody comes to whoever waits for something of it
+            poll.unregister(connection.fileno())
+            end_waits(worker.runtime)
 
 
 def _runs_one_at_a_time() -> bool:

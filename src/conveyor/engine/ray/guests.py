@@ -100,7 +100,9 @@ class RayHostsWithGuests(RayHosts):
         with self._starts.asking(f"attach Ray's actor {guest.name!r}"):
             guest.fds += made_for(told, fds)
             door = self._visitors.courier
-            key = door.expect(guest.number, partial(self._comes, guest), guest.refuse)
+            key = door.expect(
+                guest.number, partial(self._comes, guest), partial(self._refused, guest)
+            )
             self._call_in(guest, Birth(door.address, guest.number, key, {}, node=self._own_node))
 
     def _invite_abroad(self, guest: _Guest, told: Told, settle: Settle) -> None:
@@ -139,6 +141,14 @@ class RayHostsWithGuests(RayHosts):
         self._events.call(partial(self._sent, guest))
         return guest.fds
 
+    def _refused(self, guest: _Guest, why: str) -> None:
+        """It cannot be taken, and may have been noted already: what it is given could not be sent."""
+        if guest.pid:
+            self._living.pop(guest.pid, None)
+            self._visitors.forget(guest)
+            guest.pid = 0
+        guest.refuse(why)
+
     def _has_joined(
         self, guest: _Guest, error: BaseException | None, said: bool | Elsewhere | None
     ) -> None:
@@ -150,6 +160,9 @@ class RayHostsWithGuests(RayHosts):
                 "here: this version of Ray does not let them take turns",
                 guest.name,
             )
+        if guest.pid and isinstance(error, self._ray.exceptions.RayTaskError):
+            # It has come, and then something was not to be had: it says farewell, and not why.
+            _log.warning("actor %s of Ray cannot take part: %s", guest.name, _why(error))
         if guest.pid or guest.error or (error is None and guest.host is not None):
             return  # of one elsewhere its agent tells
         self._visitors.courier.forget(guest.number)

@@ -18,6 +18,7 @@ from conveyor.engine.net.tls import Credentials
 from conveyor.engine.ray.agent import Arrived, Asked, LostHost, News
 from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.agents import Agents
+from conveyor.engine.ray.connected import Connected
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
 from conveyor.engine.ray.placement import ray_options, wanted
 from conveyor.engine.ray.processes import Processes
@@ -25,7 +26,7 @@ from conveyor.engine.ray.shell import Shell
 from conveyor.engine.ray.started import Started, said
 from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
-from conveyor.exceptions import ActorStartError, SystemLimitError
+from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.driver.far import Home
 from conveyor.runtime.driver.hosts import Settle, Spawned
@@ -66,7 +67,9 @@ class RayHosts:
         self._events = EventLoop()
         self._processes = Processes(self._events)
         self._courier = self._processes.courier
-        self._agents = Agents(ray, self._events, window, self._on_news, self._on_loss, tls)
+        self._connected = Connected(ray)
+        heard = self._on_news, self._on_loss
+        self._agents = Agents(ray, self._events, window, *heard, tls, self._connected.check)
         self._home: Home | None = None
         self._starts = Starts()
         self._numbers = itertools.count(1)
@@ -75,7 +78,6 @@ class RayHosts:
         #: Those on other hosts, by the number under which they come there.
         self._abroad: dict[int, Started] = {}
         self._all_gone = threading.Condition()
-        self._connection = ray.get_runtime_context().get_worker_id()
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
@@ -121,14 +123,10 @@ class RayHosts:
         )
 
     def _check_connected(self, name: str) -> None:
-        """Ray would start another cluster by itself, to place there an actor that nothing else knows."""
-        ray = self._ray
-        if ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._connection:
-            return
-        raise ActorStartError(
-            f"cannot start actor {name!r}: the connection to Ray that the session was started on has ended "
-            f"(by ray.shutdown()?). Call conveyor.shutdown(), and conveyor.init() again"
-        )
+        try:
+            self._connected.check()
+        except RuntimeStateError as error:
+            raise ActorStartError(f"cannot start actor {name!r}: {error}") from None
 
     def _start(
         self,
@@ -265,6 +263,7 @@ class RayHosts:
 
     def _kill_by_ray(self, actor: Started) -> None:
         with suppress(Exception):  # Ray may be disconnected by now, and its actors with it
+            self._connected.check()
             self._ray.kill(actor.handle)
 
     def _has_run(

@@ -22,7 +22,10 @@ class Starts:
     """Those of one session's hosts."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # By itself, since a signal handler that raises may leave a condition held that was entered: its
+        # entering is Python's. Then nobody could start an actor any more, nor end the session.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._under_way: dict[int, Callable[[], object]] = {}
         self._asking = 0
         self._closed = False
@@ -30,33 +33,33 @@ class Starts:
     @contextmanager
     def under_way(self, number: int, end: Callable[[], object]) -> Iterator[None]:
         """Meanwhile the start of that number waits for Ray; ``end()`` has it wait no longer."""
-        with self._changed:
+        with self._lock:
             self._under_way[number] = end
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 del self._under_way[number]
 
     @contextmanager
     def asking(self, what: str) -> Iterator[None]:
         """Meanwhile Ray is asked for the process, or for what it needs. ``ActorStartError`` if it is too
         late to do ``what``."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ActorStartError(f"cannot {what}: {ENDED}")
             self._asking += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._asking -= 1
                 self._changed.notify_all()
 
     def close(self, events: EventLoop) -> None:
         """Nothing is asked for from now on, and the starts that are under way are ended, on the thread of
         ``events``. Whoever is asking is waited for: what he gets is to be ended, too."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             if not self._changed.wait_for(lambda: not self._asking, _TIMEOUT):
                 _log.warning("Ray has not answered for %g s who asks it for a process", _TIMEOUT)

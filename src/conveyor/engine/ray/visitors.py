@@ -36,6 +36,12 @@ class Visitors:
         self._present[pid] = one
         self._events.add(one.pidfd, partial(self._died, one))
 
+    def forget(self, one: Resident) -> None:
+        """It has come, and could not be let in."""
+        if self._present.get(one.pid) is one:
+            del self._present[one.pid]
+            self._close_pidfd(one)
+
     def tell_to_leave(self, pid: int) -> None:
         """Have it leave, if it has not yet. On any thread."""
         self._events.call(partial(self.courier.tell_to_leave, pid))

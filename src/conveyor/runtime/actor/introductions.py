@@ -33,7 +33,7 @@ class ActorIntroductions:
             try:
                 return None if met is None else self._met(met, fds)
             except BaseException:
-                self._give_up(met, side, fds)
+                self._give_up(met, number, side, fds)
                 raise
             finally:
                 close_all(fds)
@@ -47,13 +47,15 @@ class ActorIntroductions:
             _, arena_fd, eventfd = all_of(fds, 3)
             arena = process.adopt(met.slot, met.incarnation, arena_fd, eventfd)
         segment = _core.Segment.attach(fds[0])
-        return Meeting(segment, met.slot, met.incarnation, met.actor, arena)
+        return Meeting(segment, met.slot, met.incarnation, met.actor, arena, met.spread)
 
-    def _give_up(self, met: Met, side: Side, fds: list[int]) -> None:
+    def _give_up(self, met: Met, number: int, side: Side, fds: list[int]) -> None:
         """This process could not open its end, and will not be introduced again: the other one is told."""
         if fds:
             ClosedWord(_core.Segment.attach(fds[0]), side).mark()
             self._process.board.ring(met.slot, _core.ATTENTION_BIT)
+        if met.spread:
+            self._requests.ask(CloseEnd(number, side))
 
     def awaits(self, number: int, side: Side) -> bool:
         return False  # only the driver knows

@@ -92,6 +92,12 @@ class WhyDead(Request, frozen=True):
     labels: Mapping[tuple[int, int], str]
 
 
+class HostsOf(Request, frozen=True):
+    """On which hosts the processes are that ``actors`` have now: their numbers."""
+
+    actors: tuple[ActorId, ...]
+
+
 class Lay(Request, frozen=True):
     """Channels of a graph that the asking actor executes: ``LaidChannels``, with their segment, and arena
     and eventfd of each member. ``tasks`` are those of each actor; ``labels`` are what they are called."""
@@ -170,7 +176,8 @@ class HoldEnd(Request, frozen=True):
 
 
 class CloseEnd(Request, frozen=True):
-    """The asking actor has closed an end of channel ``number`` with which it has met nobody: ``None``.
+    """The asking actor has closed an end of channel ``number`` with which it has met nobody, or whose channel
+    is on other hosts than the driver's: ``None``.
     This is a request for the same reason."""
 
     number: int
@@ -249,8 +256,10 @@ class Connected(Message, frozen=True):
 
 
 class Met(Message, frozen=True):
-    """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver."""
+    """The process at the other end of a channel; ``actor`` is ``None`` if it is the driver. ``spread``: see
+    ``Meeting``."""
 
     slot: int
     incarnation: int
     actor: ActorId | None
+    spread: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from conveyor.runtime.actor.requests import (
     Disconnect,
     Find,
     FindTransport,
+    HostsOf,
     Kill,
     Lay,
     LayAgain,
@@ -244,10 +245,13 @@ class ActorRuntime(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement)
+        plan = lower(root, config, placement, self._hosts_of)
         refuse_own(plan, self._me)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
+
+    def _hosts_of(self, actors: Sequence[ActorId]) -> Sequence[int]:
+        return tuple(self._requests.ask(HostsOf(tuple(actors)))[0])
 
     def lay(self, plan: Plan, config: Config, begun: Callable[[int], object]) -> Laid:
         self.tidy()

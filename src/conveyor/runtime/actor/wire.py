@@ -33,6 +33,9 @@ class EdgeWire:
         self.rank = end.rank
         self.members = end.members
         self.overlap = end.overlap
+        self.hosts = end.where.hosts
+        self.known_dead_within = end.where.known_dead_within
+        self.laid = end.where.laid
         #: The transfer that begins; what is told of who holds memory names it.
         self.transfer = 0
         self.edge = f"{name}, edge #{end.edge} ({source})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
@@ -29,6 +30,7 @@ from conveyor.runtime.driver.far import (
     Forget,
     Hand,
     Handed,
+    MarkClosed,
     MarkRefused,
     Reach,
     Spread,
@@ -36,10 +38,13 @@ from conveyor.runtime.driver.far import (
 )
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.afar import HASTE, Look, LookAtAll, Lookout, Seen
+from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
+from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.runtime.status import Page
 from conveyor.runtime.waiting.inquiry import NOBODY, LookAtWaits, WaitsThere
 from conveyor.runtime.waiting.lookout import look_at_waits
+from conveyor.transport.base import Host
 
 #: The driver's own host.
 HERE = 0
@@ -56,6 +61,7 @@ class Abroad:
         #: waited for.
         self._lock = threading.RLock()
         self._pump: _core.HostPump | None = None
+        self._window, self._address = 0.0, ""
         self._hosts: dict[int, FarHost] = {}
         self._lost: set[int] = set()
         # Of processes of other hosts: which one, by slot; their proxies' arenas; their own links' segments.
@@ -70,11 +76,13 @@ class Abroad:
         self._numbers = itertools.count(1)
         self._lookout = Lookout(process.board)
 
-    def open(self, window: float) -> _core.HostPump:
-        """The pump of the driver's host, from now on: a host that is so long without a connection is lost."""
+    def open(self, window: float, address: str) -> _core.HostPump:
+        """The pump of the driver's host, from now on: a host that is so long without a connection is lost.
+        ``address``: where this one listens."""
         with self._lock:
             if self._pump is None:
                 self._pump = _core.HostPump(self._process.board, HERE, window)
+                self._window, self._address = window, address
             return self._pump
 
     @property
@@ -95,6 +103,22 @@ class Abroad:
         """What a host is called, by its number."""
         known = self._hosts.get(host)
         return "the driver's node" if known is None else known.name
+
+    def whereabouts(self, slots: Iterable[int]) -> Whereabouts:
+        """Where the processes with these slots are, as what goes beside the edges of a graph has to know."""
+        numbers = [self.host_of(slot) for slot in slots]
+        if len(set(numbers)) < 2:
+            return Whereabouts(laid=time.monotonic_ns())
+        hosts = tuple(
+            [
+                Host(number, self._address if number == HERE else self._hosts[number].address[0])
+                for number in numbers
+            ]
+        )
+        # A connection that is silent breaks within a window, and the host is lost after another one. The rest
+        # is for the news to get there.
+        known = 2 * self._window + KNOWN_DEAD_WITHIN / 2
+        return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), time.monotonic_ns())
 
     def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
         """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
@@ -333,6 +357,11 @@ class Abroad:
         """Nobody serves the link of ``caller`` that has that segment."""
         if caller.host is not None:
             caller.host.tell(MarkRefused(segment, caller.slot))
+
+    def mark_closed(self, party: ActorRecord, segment: int, side: Side) -> None:
+        """The end of the channel of that segment was closed that ``party`` has the other one of."""
+        if party.host is not None:
+            party.host.tell(MarkClosed(segment, side, party.slot))
 
     def close(self) -> None:
         """The session is over, and its processes gone."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
 
 from conveyor import _core
-from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
+from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
 from conveyor.runtime.driver.abroad import HERE, Abroad
 from conveyor.runtime.driver.far import Handed
@@ -77,6 +80,9 @@ class DriverCollectives:
         self._numbers = itertools.count(1)
         self._groups: dict[int, _Group] = {}
         self._joined: list[Joined] = []
+        #: Looks at those who wait while the session ends, until that is over.
+        self._looking: threading.Thread | None = None
+        self._over = False
 
     def open(
         self,
@@ -104,7 +110,8 @@ class DriverCollectives:
             segment, shared, hosts, records, tuple(names), tuple(members), driver, creator
         )
         self._groups[number] = group
-        if group.forsaken:  # since then: its burial may have looked before
+        # Since then: its burial, or the session's end, may have looked before.
+        if group.forsaken or self._table.closed:
             self.close(number)
         return number
 
@@ -181,8 +188,6 @@ class DriverCollectives:
         for number, group in list(self._groups.items()):
             if group.forsaken:
                 self.close(number)
-        if self._table.closed:
-            self._free_the_stuck()
 
     def begin_end(self) -> None:
         """The session ends. Methods that run may still come to operations, and so finish those that others
@@ -190,7 +195,23 @@ class DriverCollectives:
         for number, group in list(self._groups.items()):
             if group.driver is not None:
                 self.close(number, session=True)
+            elif group.segment is not None and not group.shared:
+                _core.CollectiveGroup.tell_of_waits(group.segment, DRIVER_SLOT)
         self._free_the_stuck()
+        if self._groups and self._looking is None:
+            with suppress(SystemLimitError):  # then they are told at half of the grace period
+                self._looking = threads.start(self._look, "circles")
+
+    def _look(self) -> None:
+        """Until the actors have ended: free those who are stuck, whenever one has gone to sleep in an
+        operation, or has died, which rings."""
+        inbox = self._process.inbox
+        while True:
+            seen = inbox.count
+            if self._over or not self._groups:
+                return
+            self._free_the_stuck()
+            inbox.wait(seen)
 
     def _free_the_stuck(self) -> None:
         """Close the groups in which actors wait for each other in a circle, and those that wait for them."""
@@ -227,6 +248,10 @@ class DriverCollectives:
         self.made.clear()
         self.entered.clear()
         self.end_waits()
+        self._over = True
+        if self._looking is not None:
+            self._process.ring()
+            self._looking.join()
         for joined in list(self._joined):
             self.leave(joined)
 

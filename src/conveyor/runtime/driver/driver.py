@@ -26,6 +26,7 @@ from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.attachments import Attachments
 from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
 from conveyor.runtime.driver.collectives import DriverCollectives
@@ -48,14 +49,12 @@ from conveyor.runtime.graph.executor import Laid, Member
 from conveyor.runtime.graph.layout import task_labels, tasks_by_actor
 from conveyor.runtime.graph.sharing import SharedGraphs
 from conveyor.runtime.process import RESULT_BIT, ArenaSize, Process, arena_size
-from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo, ProcessOptions
+from conveyor.runtime.protocol import ActorId, ActorSpec, Attached, MethodInfo
 from conveyor.runtime.refs.exports import Exports
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import with_bound_values
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.system_limits import explained
-
-_LEAVES_WITHIN = 10.0  # s; of an actor of somebody else's that is to be back
 
 
 class Driver(CallingRuntime):
@@ -126,6 +125,7 @@ class Driver(CallingRuntime):
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
+        self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
         self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
@@ -227,16 +227,7 @@ class Driver(CallingRuntime):
 
     def attach(self, attached: Attached) -> ActorId:
         """Have that actor take part in the session, until it ends or is killed."""
-        for record in self.table:
-            known = record.actor.options.attached
-            if known is not None and known.key == attached.key:
-                if record.alive:
-                    return record.id
-                record.exited.wait(_LEAVES_WITHIN)  # it was killed, or has died
-        options = ProcessOptions(None, 0, {}, attached=attached)
-        # Nobody counts its handles: it was there before them, and is when they are gone.
-        actor = Actor(attached.name, attached.methods, None, options, None, shared=True)
-        return self.supervisor.start(actor, lambda link: link.call(start((object,)))).id
+        return self._attachments.attach(attached)
 
     def find_actor(self, name: str) -> tuple[ActorId, str, Mapping[str, MethodInfo]]:
         return self.table.find(name)
@@ -277,7 +268,7 @@ class Driver(CallingRuntime):
     def compile(
         self, root: DAGNode, config: Config, placement: Mapping[MethodNode, ActorId]
     ) -> CompiledGraph:
-        plan = lower(root, config, placement)
+        plan = lower(root, config, placement, self.supervisor.hosts_of)
         with explained(f"lay the channels of {config.name or 'the graph'}"):
             return compiled_graph(self, plan, config, self.graphs)
 

@@ -17,6 +17,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
+from conveyor.runtime.meeting import Side
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import ArenaSize
 from conveyor.runtime.status import Page
@@ -119,6 +120,15 @@ class MarkRefused(FarOrder, frozen=True):
     slot: int
 
 
+class MarkClosed(FarOrder, frozen=True):
+    """End ``side`` of the channel of that segment was closed before its process met the other: mark it, and
+    have the process at the other look."""
+
+    segment: int
+    side: Side
+    slot: int
+
+
 class Handed(Struct, frozen=True):
     """What a process of another host is given instead of descriptors: see :class:`Answer`."""
 
@@ -130,12 +140,13 @@ class Handed(Struct, frozen=True):
 class Home(Struct, frozen=True):
     """What hosts that have others beside the driver's need of the driver.
 
-    pump: gives that of its host, which is made for so many seconds without a connection. heard: takes what
-    a process of another host asks, by slot and incarnation. gone: is told of a host that is no more, by
-    its number. arena: of each process here. driver: its own process.
+    pump: gives that of its host, which is made for so many seconds without a connection, and for other hosts
+    to come to that IP address. heard: takes what a process of another host asks, by slot and incarnation.
+    gone: is told of a host that is no more, by its number. arena: of each process here. driver: its own
+    process.
     """
 
-    pump: Callable[[float], _core.HostPump]
+    pump: Callable[[float, str], _core.HostPump]
     heard: Callable[[int, int, bytes], None]
     gone: Callable[[int], None]
     arena: ArenaSize

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
+from conveyor.runtime.blueprint import Blueprint
+from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
+from conveyor.runtime.driver.unmet import Channel, Party
 from conveyor.runtime.meeting import (
     SIDES,
     ClosedWord,
     Meeting,
     Side,
-    channel_segment,
+    channel_blueprint,
     closed_error,
     other,
 )
 from conveyor.runtime.process import close_all, dup_all
-
-Party = ActorRecord | None
-"""A process at an end of a channel; ``None`` is the driver."""
 
 #: Channels of dead processes of which it is known whose they were.
 _MOST_LOST = 100
@@ -33,44 +33,6 @@ _Made = dict[ActorRecord, list[int]]
 """Duplicates of the descriptors that introduce these processes."""
 
 T = TypeVar("T")
-
-
-class _End:
-    """One end of a channel, until both have met."""
-
-    __slots__ = ("closed", "fds", "holder", "told", "used", "view")
-
-    def __init__(self, holder: Party) -> None:
-        #: The process that was the last to have it, and whether it has used it.
-        self.holder = holder
-        self.used = False
-        self.closed = False
-        #: Whether its process knows of the other end's.
-        self.told = False
-        #: What introduces the process of the other end to this one, once it has come.
-        self.fds: list[int] = []
-        self.view: _core.ArenaView | None = None
-
-    def is_over(self) -> bool:
-        """Whether nobody will ask for what is kept for it."""
-        dead = self.holder is not None and not self.holder.alive
-        return self.told or self.closed or dead
-
-
-class _Channel:
-    """A channel whose ends have not both met."""
-
-    __slots__ = ("depth", "ends", "segment")
-
-    def __init__(self, depth: int, creator: Party) -> None:
-        self.depth = depth
-        self.ends = _End(creator), _End(creator)
-        self.segment: _core.Segment | None = None
-
-    @property
-    def introduced(self) -> bool:
-        """Whether both ends have been used, and something is kept for them, or was told."""
-        return any(end.told or end.fds or end.view for end in self.ends)
 
 
 class _DiedError(Exception):
@@ -90,6 +52,10 @@ class _UnknownError(Exception):
         self.party = party
 
 
+class _UnspreadError(Exception):
+    """The channel has to be made on the hosts of its ends, which is waited for."""
+
+
 class DriverIntroductions:
     """The channels of a session whose ends have not both met. See ``meeting.Introductions``."""
 
@@ -107,7 +73,7 @@ class DriverIntroductions:
         #: Nothing else is taken with it: who needs it may hold anything, as handlers and finalizers do.
         #: Reentrant: they may use a channel in the middle of what is done here.
         self.lock = threading.RLock()
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, Channel] = {}
         #: The last channels that were over because a process with an unused end had died, and who that was.
         self._lost: dict[int, ActorRecord] = {}
 
@@ -122,13 +88,14 @@ class DriverIntroductions:
     def meet(self, number: int, side: Side, alone: bool) -> Meeting | None:
         self._table.check_open()
 
-        def tell(channel: _Channel) -> Meeting:
+        def tell(channel: Channel) -> Meeting:
             own, party = channel.ends[side], channel.ends[other(side)].holder
             assert channel.segment is not None
             assert own.view is not None
             slot, incarnation = self._place(party)
             actor = None if party is None else party.id
-            meeting = Meeting(channel.segment, slot, incarnation, actor, own.view)
+            spread = bool(channel.spread)
+            meeting = Meeting(channel.segment, slot, incarnation, actor, own.view, spread)
             self._told(number, channel, side)
             return meeting
 
@@ -140,7 +107,7 @@ class DriverIntroductions:
             return False
         own, there = channel.ends[side], channel.ends[other(side)]
         asked = own.used and own.holder is None
-        found = own.view or there.used or there.closed
+        found = own.introduced or there.used or there.closed
         return asked and not found and (there.holder is None or there.holder.alive)
 
     def close(self, number: int, side: Side) -> None:
@@ -157,7 +124,7 @@ class DriverIntroductions:
         self._table.check_open()
         with self.lock:
             number = next(self._numbers)
-            self._channels[number] = _Channel(depth, creator)
+            self._channels[number] = Channel(depth, creator)
             return number
 
     def held_by(self, party: Party, number: int, side: Side) -> None:
@@ -169,21 +136,22 @@ class DriverIntroductions:
 
     def met_by(
         self, party: ActorRecord, number: int, side: Side, alone: bool
-    ) -> tuple[Party, list[int]] | None:
-        """An actor uses an end: who has the other one, and the descriptors of the segment and of that
-        process, which are the caller's to close."""
+    ) -> tuple[Party, list[int] | Handed, bool] | None:
+        """An actor uses an end: who has the other one, the descriptors of the segment and of that process,
+        which are the caller's to close, and whether the channel is on other hosts."""
 
-        def tell(channel: _Channel) -> tuple[Party, list[int]]:
+        def tell(channel: Channel) -> tuple[Party, list[int] | Handed, bool]:
             own = channel.ends[side]
             fds, own.fds = own.fds, []
-            found = channel.ends[other(side)].holder
+            found, spread = channel.ends[other(side)].holder, bool(channel.spread)
             self._told(number, channel, side)
-            return found, fds
+            return found, own.given or fds, spread
 
         return self._met(party, number, side, alone, tell)
 
     def closed_by(self, party: Party, number: int, side: Side) -> None:
-        """``party`` has closed an end with which it has met nobody yet."""
+        """``party`` has closed an end with which it has met nobody yet, or one of a channel on several
+        hosts."""
         with self.lock:
             channel = self._channels.get(number)
             if channel is None:
@@ -193,9 +161,13 @@ class DriverIntroductions:
                 return
             # Again, if it is closed already: whoever did that may have been broken off.
             end.closed = True
-            if channel.segment is not None:  # the other end may have met this one just now
-                ClosedWord(channel.segment, side).mark()
-            self._ring(there.holder)
+            if not end.told:
+                # The other end may have met this one just now.
+                if channel.segment is not None:
+                    ClosedWord(channel.segment, side).mark()
+                if channel.spread and there.holder is not None:
+                    self._network.mark_closed_soon(there.holder, channel.spread, side)
+                self._ring(there.holder)
             self._tidy(number, channel)
 
     def actor_ended(self, record: ActorRecord) -> None:
@@ -212,7 +184,7 @@ class DriverIntroductions:
                 self._forget(number)
 
     def _met(
-        self, party: Party, number: int, side: Side, alone: bool, tell: Callable[[_Channel], T]
+        self, party: Party, number: int, side: Side, alone: bool, tell: Callable[[Channel], T]
     ) -> T | None:
         """What ``tell`` makes of the channel, with the lock, once ``party`` has met the other end. Raises the
         death of who was to be met without it."""
@@ -225,6 +197,9 @@ class DriverIntroductions:
                         return None if channel is None else tell(channel)
                 except _UnknownError as unknown:
                     record = unknown.party
+                except _UnspreadError:
+                    self._spread(number)
+                    continue
                 made[record] = self._network.duplicates([record])
                 if not made[record]:
                     raise _DiedError(record)
@@ -235,7 +210,7 @@ class DriverIntroductions:
 
     def _meet(
         self, party: Party, number: int, side: Side, alone: bool, made: _Made
-    ) -> _Channel | None:
+    ) -> Channel | None:
         """Nothing is done twice when it is called again after an error."""
         channel = self._channels.get(number)
         if channel is None:
@@ -251,7 +226,7 @@ class DriverIntroductions:
             self._introduce(channel, made)
         elif there.closed and not there.told:
             raise closed_error(number, other(side))
-        elif not (own.fds or own.view):
+        elif not own.introduced:
             if there.holder is not None and not there.holder.alive:
                 raise _DiedError(there.holder)
             if not there.used:
@@ -260,25 +235,66 @@ class DriverIntroductions:
             self._ring(there.holder)
         return channel
 
-    def _introduce(self, channel: _Channel, made: _Made) -> None:
+    def _introduce(self, channel: Channel, made: _Made) -> None:
         """Keep for each end what introduces the process at the other one. Both at once, while both are there:
         what one has sent can be had when it has died."""
-        if channel.segment is None:
-            channel.segment = channel_segment(channel.depth)
         ends = channel.ends
+        if not channel.spread and any(_is_far(end.holder) for end in ends):
+            raise _UnspreadError
+        if channel.segment is None and not channel.spread:
+            channel.segment = self._blueprint(channel).make()
         fds: list[list[int]] = [[], []]
         views: list[_core.ArenaView | None] = [None, None]
+        given: list[Handed | None] = [None, None]
         try:
             for i, (end, there) in enumerate((ends, ends[::-1])):
-                if end.holder is None:
+                if _is_far(end.holder):
+                    # Every process knows the driver.
+                    known = () if there.holder is None else (there.holder.reader,)
+                    given[i] = Handed(channel.spread, known)
+                elif end.holder is None:
                     views[i] = self._view(there.holder)
                 else:
                     fds[i] = self._descriptors(channel, there.holder, made)
         except BaseException:
             close_all([*fds[0], *fds[1]])
             raise
-        for end, own, view in zip(ends, fds, views, strict=True):
-            end.fds, end.view = own, view
+        for i, end in enumerate(ends):
+            end.fds, end.view, end.given = fds[i], views[i], given[i]
+
+    def _blueprint(self, channel: Channel) -> Blueprint:
+        sender, receiver = [self._place(end.holder) for end in channel.ends]
+        return channel_blueprint(channel.depth, sender, receiver)
+
+    def _spread(self, number: int) -> None:
+        """Make the channel on the hosts of its ends. Without the lock: these are waited for."""
+        with self.lock:
+            channel = self._channels.get(number)
+            if channel is None or channel.spread:
+                return
+            blueprint, holders = self._blueprint(channel), [end.holder for end in channel.ends]
+        made = blueprint.make()
+        try:
+            spread = self._network.spread(blueprint, made)
+        except BaseException as error:
+            made.close_fd()
+            if isinstance(error, ConveyorError):
+                _check_alive(holders)  # a death is why a host could not, most often
+            raise
+        segment: _core.Segment | None = made
+        if not spread:  # those of other hosts have been buried
+            made.close_fd()
+            _check_alive(holders)
+            return
+        with self.lock:
+            if self._channels.get(number) is channel and not channel.spread:
+                channel.spread = spread
+                if not all(_is_far(holder) for holder in holders):
+                    channel.segment, segment = segment, None
+                spread = 0
+        if segment is not None:
+            segment.close_fd()
+        self._network.forget(spread)
 
     def _view(self, party: Party) -> _core.ArenaView:
         if party is None:
@@ -287,7 +303,7 @@ class DriverIntroductions:
             raise _DiedError(party)
         return party.arena
 
-    def _descriptors(self, channel: _Channel, party: Party, made: _Made) -> list[int]:
+    def _descriptors(self, channel: Channel, party: Party, made: _Made) -> list[int]:
         assert channel.segment is not None
         if party is None:  # every actor knows the driver
             return dup_all([channel.segment.fd])
@@ -295,31 +311,38 @@ class DriverIntroductions:
             raise _UnknownError(party)
         return dup_all([channel.segment.fd, *made[party]])
 
-    def _told(self, number: int, channel: _Channel, side: Side) -> None:
+    def _told(self, number: int, channel: Channel, side: Side) -> None:
         channel.ends[side].told = True
         self._tidy(number, channel)
 
-    def _tidy(self, number: int, channel: _Channel) -> None:
+    def _tidy(self, number: int, channel: Channel) -> None:
         """Keep nothing that nobody will ask for."""
-        if all(end.is_over() for end in channel.ends):
+        if all(end.is_over(channel.spread) for end in channel.ends):
             for end in channel.ends:
                 if not (end.told or end.closed) and end.holder is not None:
                     self._lost[number] = end.holder
                     if len(self._lost) > _MOST_LOST:
                         del self._lost[next(iter(self._lost))]
             self._forget(number)
-        elif channel.segment is not None and not channel.introduced:
+        elif not channel.introduced:
             # They may never meet; who still asks is told why, and needs no memory for that.
-            channel.segment.close_fd()
-            channel.segment = None
+            self._let_go(channel)
 
     def _forget(self, number: int) -> None:
         channel = self._channels.pop(number)
         for end in channel.ends:
             close_all(end.fds)
             end.fds = []
-        if channel.segment is not None:
-            channel.segment.close_fd()
+        self._let_go(channel)
+
+    def _let_go(self, channel: Channel) -> None:
+        """Of its memory."""
+        segment, channel.segment = channel.segment, None
+        if segment is not None:
+            segment.close_fd()
+        spread, channel.spread = channel.spread, 0
+        if spread:
+            self._network.forget_soon(spread)
 
     def _place(self, party: Party) -> tuple[int, int]:
         if party is None:
@@ -328,6 +351,16 @@ class DriverIntroductions:
 
     def _ring(self, party: Party) -> None:
         self._table.board.ring(self._place(party)[0], _core.ATTENTION_BIT)
+
+
+def _check_alive(parties: Iterable[Party]) -> None:
+    for party in parties:
+        if party is not None:
+            party.check_alive()
+
+
+def _is_far(party: Party) -> bool:
+    return party is not None and party.host is not None
 
 
 def _taken(number: int, side: Side) -> RuntimeStateError:

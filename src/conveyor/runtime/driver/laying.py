@@ -31,7 +31,7 @@ from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
 from conveyor.runtime.graph.assigning import assign
-from conveyor.runtime.graph.beside import transports_of
+from conveyor.runtime.graph.beside import Whereabouts, transports_of
 from conveyor.runtime.graph.executor import LaidChannels
 from conveyor.runtime.graph.layout import Assignment, Layout, Tasks, lay_out
 from conveyor.runtime.graph.unsendable import blame_tasks, blame_transports
@@ -106,10 +106,17 @@ class Laying:
             for actor, record in enumerate(records):
                 places[actor] = Place(record.slot, record.incarnation, record.bits.take())
             slot_bytes, fail_fast = self._config.slot_bytes, self._config.fail_fast
+            where = self._network.whereabouts([places[actor] for actor in range(len(records))])
+            self._check_wires(records, where)
             layout = lay_out(
-                self._plan, places, len(self.labels), slot_bytes, fail_fast, self._transports
+                self._plan,
+                places,
+                len(self.labels),
+                slot_bytes,
+                fail_fast,
+                self._transports,
+                where,
             )
-            self._check_wires(records)
             shared = self._network.spread(layout.blueprint, layout.segment)
             self._load(records, places, layout, first, shared)
         except BaseException as error:
@@ -121,19 +128,23 @@ class Laying:
             raise
         return layout, shared
 
-    def _check_wires(self, records: list[ActorRecord]) -> None:
-        """What goes beside frames goes within a host."""
+    def _check_wires(self, records: list[ActorRecord], where: Whereabouts) -> None:
+        """What goes beside frames between hosts goes by a transport that can."""
         for edge in self._plan.edges:
-            if not edge.beside:
+            if not edge.beside or not (hosts := where.of(edge).hosts):
                 continue
-            ends = [records[actor] for actor in (edge.writer, *edge.readers)]
-            other = next((one for one in ends if one.host is not ends[0].host), None)
-            if other is not None:
-                raise GraphError(
-                    f"{edge.source} goes by the transport {edge.route!r} from {ends[0].id.name} to "
-                    f"{other.id.name}, which are on different hosts, and tensors that go beside frames do "
-                    f"not reach from host to host yet: leave the transport out, or place both on one node"
-                )
+            if self._transports[edge.route].capabilities.between_hosts:
+                continue
+            ends = [records[actor].id.name for actor in (edge.writer, *edge.readers)]
+            other = next(
+                end for end, host in zip(ends, hosts, strict=True) if host.number != hosts[0].number
+            )
+            raise GraphError(
+                f"{edge.source} goes by the transport {edge.route!r} from {ends[0]} to {other}, which are "
+                f"on different hosts, and that transport does not say that it reaches from host to host "
+                f"(Capabilities.between_hosts): name one that does, as 'gloo', 'nixl' and 'nccl' do, have "
+                f"the tensors in the frames with 'shm', or place both on one node"
+            )
 
     def _load(
         self,

@@ -7,12 +7,6 @@ import threading
 from collections.abc import Callable
 
 from conveyor.codec import Reader
-from conveyor.runtime.actor.requests import (
-    HoldEnd,
-    Meet,
-    OpenChannel,
-    Request,
-)
 from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.driver.record import ActorRecord
@@ -29,21 +23,6 @@ def let_go(given: Given) -> None:
     """It has been sent, or will not be."""
     if isinstance(given, list):
         close_all(given)
-
-
-#: What those may not ask for whose host is another one than the driver's, and what that would be for.
-_NEAR_ONLY: dict[type[Request], str] = {
-    OpenChannel: "channels of conveyor.channel",
-    HoldEnd: "channels of conveyor.channel",
-    Meet: "channels of conveyor.channel",
-}
-
-
-def check_far(record: ActorRecord, request: Request) -> None:
-    """Raise if a process of another host cannot have what it asks for."""
-    what = _NEAR_ONLY.get(type(request))
-    if what is not None:
-        record.check_near(what)
 
 
 class Line:

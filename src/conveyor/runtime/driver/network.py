@@ -19,7 +19,9 @@ from conveyor.runtime.driver.looking import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.beside import Whereabouts
 from conveyor.runtime.graph.layout import Assignment, Layout
+from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import RESULT_BIT, Place, close_all
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class Network:
         """What the host of that process is called."""
         return self._abroad.host_name(slot)
 
+    def whereabouts(self, places: Iterable[Place]) -> Whereabouts:
+        """Where these processes are, as what goes beside the edges of a graph has to know."""
+        return self._abroad.whereabouts([place.slot for place in places])
+
     def look_afar(
         self,
         question: Question,
@@ -59,6 +65,14 @@ class Network:
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""
         self._abroad.forget(number)
+
+    def forget_soon(self, number: int) -> None:
+        """The same, where no lock can be taken."""
+        self._chores.soon(lambda: self._abroad.forget(number))
+
+    def mark_closed_soon(self, party: ActorRecord, number: int, side: Side) -> None:
+        """Have ``party`` find the other end of the channel of that segment closed. Takes no lock."""
+        self._chores.soon(lambda: self._abroad.mark_closed(party, number, side))
 
     def load(
         self, record: ActorRecord, assignment: Assignment, segment_fd: int, number: int

@@ -213,15 +213,6 @@ class ActorRecord:
         if not self.alive:
             raise self.death()
 
-    def check_near(self, what: str) -> None:
-        """Raise if the process is on another host, where ``what`` does not reach."""
-        if self.host is not None:
-            raise RuntimeStateError(
-                f"actor {self.id.name} is on node {self.host.name}, which shares no memory with the "
-                f"driver's, and {what} do not reach from host to host yet. Place the actor on the driver's "
-                f"node (resources, or a NodeAffinitySchedulingStrategy)"
-            )
-
     def order(self, order: Order, purpose: str = "") -> Ref:
         """Have the actor's main loop do something that is no call of the user's; the ref of its
         acknowledgement. ``purpose``: what for, in words for who waits for it."""

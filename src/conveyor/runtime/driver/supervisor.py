@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,6 +155,10 @@ class Supervisor:
     def current(self, actor: ActorId) -> ActorRecord:
         """The process that the actor has now; waits while the actor is being started again."""
         return self._restarts.current(actor)
+
+    def hosts_of(self, actors: Sequence[ActorId]) -> tuple[int, ...]:
+        """The numbers of the hosts on which the actors' processes are."""
+        return tuple([self._abroad.host_of(self.current(actor).slot) for actor in actors])
 
     def revive(self, actor: ActorId) -> ActorRecord:
         """The actor's living process; a dead actor is started again. ``ActorDiedError`` if that is

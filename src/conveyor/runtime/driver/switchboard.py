@@ -30,6 +30,7 @@ from conveyor.runtime.actor.requests import (
     Find,
     FindTransport,
     HoldEnd,
+    HostsOf,
     JoinGroup,
     Kill,
     Lay,
@@ -62,7 +63,7 @@ from conveyor.runtime.driver.inquiries import Inquiries
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.lines import Given, Line, Lines, check_far, let_go
+from conveyor.runtime.driver.lines import Given, Line, Lines, let_go
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor
@@ -169,8 +170,6 @@ class Switchboard:
         try:
             request: Request = pickle.loads(message.content)
             what = type(request).__name__.lower()
-            if line.record.host is not None:
-                check_far(line.record, request)
             with explained(f"do what {line.record.id.name} asks for ({what})"):
                 value, fds = self.answers[type(request)](self, line.record, request)
             reply = Done(value)
@@ -325,10 +324,11 @@ class Switchboard:
         found = self._introductions.met_by(caller, request.number, request.side, request.alone)
         if found is None:
             return None, []
-        party, fds = found
+        party, given, spread = found
         if party is None:
-            return Met(DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT), None), fds
-        return Met(party.slot, party.incarnation, party.id), fds
+            driver = DRIVER_SLOT, self._table.board.incarnation(DRIVER_SLOT)
+            return Met(*driver, None, spread), given
+        return Met(*party.reader, party.id, spread), given
 
     def _hold_end(self, caller: ActorRecord, request: HoldEnd) -> _Answer:
         self._introductions.held_by(caller, request.number, request.side)
@@ -362,6 +362,7 @@ class Switchboard:
         AddTransport: _add_transport,
         Kill: _kill,
         WhyDead: _why_dead,
+        HostsOf: lambda self, _, request: (self._supervisor.hosts_of(request.actors), []),
         Lay: _lay,
         LayAgain: _lay_again,
         ComesBack: _comes_back,

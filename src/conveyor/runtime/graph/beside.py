@@ -11,7 +11,30 @@ from conveyor.runtime.blueprint import RingPlan
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.process import Place, slots_of
 from conveyor.transport import registry
-from conveyor.transport.base import Transport
+from conveyor.transport.base import Host, Transport
+
+#: Within a host; see :class:`conveyor.transport.Wire`. It takes milliseconds, unless the machine is busy.
+KNOWN_DEAD_WITHIN = 1.0
+
+
+class Whereabouts(Struct, frozen=True):
+    """Where some processes are, as what goes beside an edge has to know: the ends of one, or all actors of a
+    graph.
+
+    hosts: that of each; empty where there is but one.
+    known_dead_within, laid: see :class:`conveyor.transport.Wire`.
+    """
+
+    hosts: tuple[Host, ...] = ()
+    known_dead_within: float = KNOWN_DEAD_WITHIN
+    laid: int = 0
+
+    def of(self, edge: Edge) -> Whereabouts:
+        """Those of the ends of an edge, by rank, if these are of all actors of its graph."""
+        hosts = tuple([self.hosts[actor] for actor in (edge.writer, *edge.readers) if self.hosts])
+        if len({host.number for host in hosts}) < 2:
+            return Whereabouts(laid=self.laid)
+        return Whereabouts(hosts, self.known_dead_within, self.laid)
 
 
 class ConduitEnd(Struct, frozen=True):
@@ -22,6 +45,7 @@ class ConduitEnd(Struct, frozen=True):
     rank: which end it is: 0 is the writer's, the readers follow.
     members: the names of the actors at all ends, by rank.
     overlap: whether the graph was compiled with ``overlap=True``.
+    where: all ends are, by rank.
     sends, receives: its ends of the rings of the wire, those that it reads in the order of the others' ranks.
     """
 
@@ -30,6 +54,7 @@ class ConduitEnd(Struct, frozen=True):
     rank: int
     members: tuple[str, ...]
     overlap: bool
+    where: Whereabouts
     sends: WriteEnd
     receives: tuple[ReadEnd, ...]
 
@@ -69,6 +94,7 @@ def make_wire(
     stride: int,
     places: dict[int, Place],
     transport: Transport,
+    where: Whereabouts,
 ) -> list[tuple[int, ConduitEnd]]:
     """Add the rings of the wire beside an edge, one from the writer to the readers and one back from each of
     them. Return each actor with its end."""
@@ -76,6 +102,7 @@ def make_wire(
     members = tuple([plan.actors[actor].name for actor in (edge.writer, *edge.readers)])
     writer = places[edge.writer]
     down = WriteEnd(edge.id, offset, tuple([places[r] for r in edge.readers]))
+    overlap, ends_where = plan.overlap, where.of(edge)
     may_wait = _core.RING_WRITER_MAY_WAIT
     rings.append(RingPlan(offset, slots, stride, writer, down.targets, may_wait))
     at = offset + _core.Segment.ring_bytes(slots, stride, readers)
@@ -86,8 +113,10 @@ def make_wire(
         ups.append(ReadEnd(edge.id, at, 0, places[actor], shared=False))
         sends = WriteEnd(edge.id, at, (writer,))
         receives = ReadEnd(edge.id, offset, index, writer, shared=readers > 1)
-        end = ConduitEnd(transport, edge.id, index + 1, members, plan.overlap, sends, (receives,))
+        end = ConduitEnd(
+            transport, edge.id, index + 1, members, overlap, ends_where, sends, (receives,)
+        )
         ends.append((actor, end))
         at += _core.Segment.ring_bytes(slots, stride, 1)
-    end = ConduitEnd(transport, edge.id, 0, members, plan.overlap, down, tuple(ups))
+    end = ConduitEnd(transport, edge.id, 0, members, overlap, ends_where, down, tuple(ups))
     return [(edge.writer, end), *ends]

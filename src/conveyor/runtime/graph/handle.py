@@ -41,7 +41,7 @@ from conveyor.runtime.graph.status import GraphStatus
 from conveyor.runtime.graph.submitter import BellWays, Need, Submitter, Terms
 from conveyor.runtime.graph.unsendable import blame_arguments
 from conveyor.runtime.process import Process
-from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of
+from conveyor.runtime.refs.connection import SHARE_FROM, Connection
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.waiting.patience import Patience
 from conveyor.runtime.waiting.works import Blockers
@@ -141,7 +141,7 @@ class Owner:
             number = next(self._numbers)
             request = self._requests.pending[number] = _Request(number, connection)
             try:
-                connection.send(ask(number), () if snapshot is None else file_of(snapshot))
+                connection.send(ask(number), snapshot)
             except BaseException:
                 del self._requests.pending[number]
                 raise

@@ -11,7 +11,7 @@ from conveyor.codec.sealed import Sealed
 from conveyor.exceptions import GraphError
 from conveyor.plan.model import EXECUTOR, Plan, Program, Promise, Task
 from conveyor.runtime.blueprint import Blueprint, LimitsPlan, RingPlan
-from conveyor.runtime.graph.beside import ConduitEnd, make_wire, wire_bytes
+from conveyor.runtime.graph.beside import ConduitEnd, Whereabouts, make_wire, wire_bytes
 from conveyor.runtime.graph.ends import ReadEnd, WriteEnd
 from conveyor.runtime.graph.failures import FailureRings
 from conveyor.runtime.graph.recording import RecorderPlace, place_recorders
@@ -108,10 +108,11 @@ def lay_out(
     slot_bytes: int,
     fail_fast: bool,
     transports: Mapping[str, Transport],
+    where: Whereabouts | None = None,
 ) -> Layout:
     """Make the graph's segment and say who holds which end. ``places`` includes the driver's; ``tasks`` is
     how many the graph has, which the driver is not shown where an actor executes it. ``transports``: those of
-    the edges that something goes beside."""
+    the edges that something goes beside, and ``where`` their ends are, if not all on one host."""
     stride = -(-slot_bytes // 64) * 64
     offsets: list[int] = []
     top = 0
@@ -158,7 +159,8 @@ def lay_out(
     conduits: dict[int, list[ConduitEnd]] = {}
     for number, offset in wires.items():
         edge = plan.edges[number]
-        made = make_wire(rings, plan, edge, offset, stride, places, transports[edge.route])
+        transport, ends = transports[edge.route], where or Whereabouts()
+        made = make_wire(rings, plan, edge, offset, stride, places, transport, ends)
         for actor, part in made:
             conduits.setdefault(actor, []).append(part)
     rings += failures.rings(limits.sets, stride)

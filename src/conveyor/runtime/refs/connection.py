@@ -6,14 +6,13 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from conveyor import _core
 from conveyor.codec.direct import DIRECT, Located
 from conveyor.runtime import threads
-from conveyor.runtime.process import close_all
 from conveyor.runtime.refs.messages import all_of, receive_message, send_message
 from conveyor.system_limits import explained
 
@@ -21,7 +20,7 @@ from conveyor.system_limits import explained
 SHARE_FROM = 32 * 1024
 
 
-_Item: TypeAlias = "tuple[Any, list[int]] | Callable[[], object] | None"
+_Item: TypeAlias = "tuple[Any, _core.Snapshot | None] | Callable[[], object] | None"
 
 
 class Node(Protocol):
@@ -66,10 +65,10 @@ class Connection:
             self._outgoing.put(None)
             raise
 
-    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send it in its turn. ``fds`` are closed when that is done. Nothing happens if the other side
-        is gone: ``on_end`` tells."""
-        self._outgoing.put((message, list(fds)))
+    def send(self, message: Any, snapshot: _core.Snapshot | None = None) -> None:
+        """Send it in its turn. ``snapshot``: whose parts it has; its file goes with it, if it has one.
+        Nothing happens if the other side is gone: ``on_end`` tells."""
+        self._outgoing.put((message, snapshot))
         if self._nobody_sends:
             self._let_go()
 
@@ -92,30 +91,29 @@ class Connection:
     def _write(self) -> None:
         over = False
         while (item := self._outgoing.get()) is not None:
-            message, fds = item if isinstance(item, tuple) else (None, [])
             try:
                 if not isinstance(item, tuple):
                     item()
                 elif not over:
-                    send_message(self._socket, message, fds)
+                    self._say(*item)
             except Exception as error:
                 # Without that message both sides would wait for each other.
                 over = True
                 self._break(error)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            del item, message
+            del item
         self._nobody_sends = True  # before the look: who puts something there looks behind that
         self._let_go()
 
+    def _say(self, message: Any, snapshot: _core.Snapshot | None) -> None:
+        # It has no duplicate of the file: any number of messages may wait, and there may be no descriptor.
+        fd = -1 if snapshot is None else snapshot.fd
+        send_message(self._socket, message, [fd] if fd >= 0 else [])
+
     def _let_go(self) -> None:
-        """What is left is not sent: its descriptors, and what they keep, are nobody's."""
+        """What is left is not sent: its snapshots, and what they keep, are nobody's."""
         with suppress(queue.Empty):
             while True:
-                item = self._outgoing.get_nowait()
-                if isinstance(item, tuple):
-                    close_all(item[1])
+                self._outgoing.get_nowait()
 
     def _break(self, error: Exception) -> None:
         if not isinstance(
@@ -144,11 +142,6 @@ class Connection:
                 self._outgoing.put(None)
                 self._writer.join()
                 self._socket.close()
-
-
-def file_of(snapshot: _core.Snapshot) -> list[int]:
-    """A duplicate of the descriptor that has to travel with the snapshot's parts, if it has one."""
-    return [os.dup(snapshot.fd)] if snapshot.fd >= 0 else []
 
 
 def received(parts: tuple[int, int, int, bytes | None], fds: list[int]) -> _core.Snapshot:

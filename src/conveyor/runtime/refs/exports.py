@@ -337,7 +337,11 @@ class Peer:
         if self.node is None:
             outcome.send(self.connection, Arrived, export)
         elif outcome.snapshot.keeps:  # which is fetched, and may take long
-            threads.start_or_run(self._push_whole, "export", export, outcome)
+            try:
+                threads.start(self._push_whole, "export", export, outcome)
+            except SystemLimitError:
+                # The lock is held here, which everybody needs: what goes to this actor waits for it instead.
+                self.connection.soon(lambda: self._push_whole(export, outcome))
         else:
             if outcome.snapshot.fd >= 0:
                 self.node.hold(outcome.snapshot.fd)

@@ -13,7 +13,7 @@ from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
-from conveyor.runtime.refs.connection import SHARE_FROM, Connection, file_of, received
+from conveyor.runtime.refs.connection import SHARE_FROM, Connection, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.ref import EMPTY, Ref
@@ -221,13 +221,7 @@ class Outcome:
 
     def send(self, connection: Connection, kind: type[Made | Arrived], export: ExportId) -> None:
         """Send it as the outcome of that ref."""
-        outcome = self
-        try:
-            fds = file_of(self.snapshot)
-        except Exception as error:  # no descriptor was left for it
-            outcome = Outcome.failed(error)
-            fds = file_of(outcome.snapshot)
-        connection.send(kind(export, outcome.ok, outcome.snapshot.parts), fds)
+        connection.send(kind(export, self.ok, self.snapshot.parts), self.snapshot)
 
     def error(self) -> BaseException:
         """The error, where it is one: not ``ok``."""

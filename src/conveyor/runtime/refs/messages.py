@@ -11,17 +11,47 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
+from conveyor.exceptions import OutOfMemoryError, SystemLimitError
 from conveyor.runtime.message import MAX_FDS
 from conveyor.runtime.process import close_all
-from conveyor.system_limits import PASSING
+from conveyor.system_limits import NO_MEMORY, PASSING, hint
 
 T = TypeVar("T")
 
-#: A message is one datagram; what is larger comes in pieces, the last one marked.
+#: A message is one datagram; what is larger comes in pieces, the last one marked. One whose files could not
+#: be had has the reason ahead of it.
 PIECE = 60_000
 #: Seconds between the first attempts at what the kernel refuses for the moment, doubled each time, and how
 #: often it is tried: for half a second in all.
 _FIRST_PAUSE, _ATTEMPTS = 0.001, 10
+
+
+class Missing(Struct, frozen=True):
+    """Why the files of a message are not there. ``errno``: the system's."""
+
+    errno: int
+    text: str
+
+    @classmethod
+    def of(cls, error: OSError | MemoryError) -> Missing:
+        """What is raised for it elsewhere is an error like this one."""
+        number = error.errno if isinstance(error, OSError) else None
+        return cls(number or errno.ENOMEM, str(error))
+
+    def error(self) -> OutOfMemoryError | SystemLimitError:
+        """To be raised by whoever needs the files."""
+        if self.errno in NO_MEMORY:
+            return OutOfMemoryError(self.text)
+        return SystemLimitError(self.errno, self.text)
+
+
+class Files(list[int]):
+    """The descriptors that have come with a message."""
+
+    #: Why there are none, where there should be.
+    missing: Missing | None = None
 
 
 def send_message(sock: socket.socket, message: Any, fds: list[int] | None = None) -> None:
@@ -34,9 +64,17 @@ def pickled(message: Any) -> bytes:
     return pickle.dumps(message)
 
 
-def send_pickled(sock: socket.socket, data: bytes, fds: list[int] | None = None) -> None:
-    """Send a pickled message and its descriptors, in pieces."""
+def send_pickled(
+    sock: socket.socket,
+    data: bytes,
+    fds: list[int] | None = None,
+    missing: Missing | None = None,
+) -> None:
+    """Send a pickled message and its descriptors, in pieces. ``missing``: why these are not sent."""
     fds = fds or []
+    if missing is not None:
+        why = f"!{missing.errno} {missing.text}".encode()[:PIECE]
+        _patiently(lambda: sock.send(why))
     while len(data) > PIECE or len(fds) > MAX_FDS:
         piece = functools.partial(socket.send_fds, sock, [b"+" + data[:PIECE]], fds[:MAX_FDS])
         _patiently(piece)
@@ -52,19 +90,25 @@ def receive_message(sock: socket.socket) -> tuple[Any, list[int]]:
     return pickle.loads(data), fds
 
 
-def receive_pickled(sock: socket.socket) -> tuple[bytes, list[int]]:
+def receive_pickled(sock: socket.socket) -> tuple[bytes, Files]:
     """The same for who passes it on."""
     parts: list[bytes] = []
-    fds: list[int] = []
+    fds = Files()
     while True:
         try:
-            data, more, _, _ = _patiently(lambda: _receive(sock))
+            data, more, flags, _ = _patiently(lambda: _receive(sock))
             fds += more
             if not data:
                 raise ConnectionError("the other side is gone")
         except OSError:
             close_all(fds)
             raise
+        if flags & socket.MSG_CTRUNC:
+            fds.missing = _none_left()
+        if data[:1] == b"!":
+            number, _, text = data[1:].decode(errors="replace").partition(" ")
+            fds.missing = Missing(int(number), text)
+            continue
         parts.append(data[1:])
         if data[:1] == b".":
             return b"".join(parts), fds
@@ -80,11 +124,20 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def all_of(fds: list[int], count: int) -> list[int]:
-    """``fds``, which came with a message that had ``count``. ``OSError`` if some are missing: the kernel
-    drops those for which this process has no number left."""
+    """``fds``, which came with a message that had ``count``. ``OSError`` or ``MemoryError`` if some are
+    missing: whoever has passed it on says why, or the kernel has dropped those for which this process has
+    no number left."""
     if len(fds) < count:
+        if isinstance(fds, Files) and fds.missing is not None:
+            raise fds.missing.error()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return fds
+
+
+def _none_left() -> Missing:
+    """The kernel has dropped descriptors, for which this process has no number left."""
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return Missing(errno.EMFILE, f"cannot receive a file: {refused.strerror}; {hint(refused)}")
 
 
 def _patiently(operation: Callable[[], T]) -> T:

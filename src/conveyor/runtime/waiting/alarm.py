@@ -24,14 +24,17 @@ class Alarm:
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self._ring = ring
-        self._changed = threading.Condition()
+        # By itself, since a signal handler that raises may leave a condition held that was entered: its
+        # entering is Python's. Then no deadline would be seen any more, nor the session's end.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # Weak: what nobody waits for any more has no deadline.
         self._timed: weakref.WeakSet[Timed] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, timed: Timed) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._timed.add(timed)
@@ -45,7 +48,7 @@ class Alarm:
                 raise
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
@@ -54,7 +57,7 @@ class Alarm:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 now = _core.monotonic_ns()
                 waiting = list(self._timed)
                 due = [timed for timed in waiting if timed.deadline <= now]

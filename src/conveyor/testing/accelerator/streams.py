@@ -59,8 +59,10 @@ class SimStream(Stream):
         self.index = index
         self.name = name
         self._machine = machine
-        # Reentrant: a tensor may be freed wherever objects are made.
-        self._changed = threading.Condition(threading.RLock())
+        # Reentrant: a tensor may be freed wherever objects are made. By itself, since a signal handler that
+        # raises may leave a condition held that was entered: its entering is Python's.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[_Job] = deque()
         self._enqueued = 0
         self._done = 0
@@ -73,7 +75,7 @@ class SimStream(Stream):
         """Have ``do`` called behind all that was enqueued before, by a thread; it takes ``seconds`` at least.
         ``shown``: it is noted. What is returned is its number, for :meth:`wait_for`."""
         self._machine.check_process()
-        with self._changed:
+        with self._lock:
             self._jobs.append(_Job(name, do, seconds, shown))
             self._enqueued += 1
             number = self._enqueued
@@ -85,7 +87,7 @@ class SimStream(Stream):
 
     def wait_for(self, number: int) -> None:
         """Have the host wait until the job of that number is done; raise what has gone wrong here by then."""
-        with self._changed:
+        with self._lock:
             while self._done < number:
                 self._changed.wait()
             error, self._error = self._error, None
@@ -101,7 +103,7 @@ class SimStream(Stream):
 
     def query(self) -> bool:
         """As the base says."""
-        with self._changed:
+        with self._lock:
             return self._done == self._enqueued
 
     def synchronize(self) -> None:
@@ -111,13 +113,13 @@ class SimStream(Stream):
 
     def fail(self, error: BaseException) -> None:
         """Have the next one that waits for the stream get ``error``."""
-        with self._changed:
+        with self._lock:
             if self._error is None:
                 self._error = error
 
     def leave(self, deadline: float) -> None:
         """Do nothing any more. Wait, until ``deadline`` at most, for what is being done."""
-        with self._changed:
+        with self._lock:
             self._done += len(self._jobs)
             self._jobs.clear()
             while self._done < self._enqueued and time.monotonic() < deadline:
@@ -135,7 +137,7 @@ class SimStream(Stream):
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._jobs:
                     self._changed.wait(_IDLE)
                     if not self._jobs:
@@ -154,7 +156,7 @@ class SimStream(Stream):
             if job.shown:
                 note(Work(self.name, job.name, begin, time.perf_counter()))
             del job  # what it refers to is let go of before anybody is told
-            with self._changed:
+            with self._lock:
                 self._done += 1
                 self._changed.notify_all()
 

@@ -8,7 +8,6 @@ and in whatever order they are executed.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -28,9 +27,9 @@ def line_of(domain: str, name: str, sealed: Sealed, rank: int, wire: Wire) -> Li
     line = _lines.get(domain)
     if line is None or line.closed:
         # A process that has begun anew has a later generation than all others, and so they all make their
-        # copies anew: what they have open to the process before it is of no use.
-        now = time.monotonic_ns()
-        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, now)
+        # copies anew: what they have open to the process before it is of no use. The driver counts, since
+        # clocks of hosts cannot be compared.
+        line = _lines[domain] = Line(name, sealed, rank, wire.start_thread, wire.laid)
     return line
 
 

@@ -21,7 +21,7 @@ class CommunicatorTransport(Transport):
     ranks: of the actors that take part, by their names.
     """
 
-    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}))
+    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}), between_hosts=True)
 
     def __init__(self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None) -> None:
         """``sealed``: the communicator; who passes it on may not know its class."""
@@ -64,7 +64,7 @@ class CollectiveTransport(Transport):
     ranks: of the actors that take part, by their names.
     """
 
-    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}))
+    capabilities = Capabilities(devices=frozenset({"cpu", "cuda"}), between_hosts=True)
 
     def __init__(
         self, name: str, sealed: Sealed, ranks: dict[str, int] | None = None, domain: str = ""

@@ -1,8 +1,9 @@
 """The end of an edge whose tensors go over gloo.
 
 The writer has a :class:`Link` to each reader, so that none of them waits for another one. A transfer is one
-message of bytes. What is said on the wire: where the writer listens, each reader's addresses once it is
-connected, and from the writer each transfer's size.
+message of bytes. What is said on the wire: where the one end of a link listens, that a connection is wanted
+where that is the reader (no address), the other's addresses once it is connected, and from the writer each
+transfer's size.
 Gloo moves nothing before both ends want it, so the wire can be read at any time.
 """
 
@@ -17,6 +18,7 @@ from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
 from conveyor.transport.gloo.group import Pair
 from conveyor.transport.gloo.link import Link, Lost, Mover
 from conveyor.transport.gloo.rendezvous import Rendezvous
+from conveyor.transport.gloo.way import Way, way_to
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
 
@@ -98,8 +100,8 @@ class GlooConduit(Conduit):
                 self._writer_hears(rank, message)
             elif message.reader == self._wire.rank:
                 self._reader_hears(message)
-        if self._wire.rank != 0:
-            self._tell(self._wire.rank)
+        for reader in self._links:
+            self._tell(reader)
         for transfer in [number for number in self._announced if number <= self._last_asked]:
             self._take(self._announced.pop(transfer))
 
@@ -148,13 +150,17 @@ class GlooConduit(Conduit):
         else:
             future.set_result(tensors)
 
-    def make_pair(self, rendezvous: Rendezvous, rank: int) -> Mover:
+    def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
         """Make what one end of a link moves bytes with. On the thread of the link."""
-        return Pair(rendezvous, rank)
+        return Pair(rendezvous, way)
+
+    def way_to(self, other: int) -> Way:
+        """Find the way to another end, by its rank."""
+        return way_to(self._wire, other)
 
     def _link(self, other: int, generation: int, theirs: dict[str, bytes] | None = None) -> Link:
-        made, thread = self.make_pair, self.thread
-        return Link(self._wire, other, generation, theirs, make_pair=made, thread=thread)
+        way, made, thread = self.way_to(other), self.make_pair, self.thread
+        return Link(self._wire, other, generation, theirs, way=way, make_pair=made, thread=thread)
 
     # The writer.
 
@@ -195,14 +201,18 @@ class GlooConduit(Conduit):
     # A reader.
 
     def _reader_hears(self, message: _Addresses) -> None:
-        """The writer listens. It does so anew after a connection was lost."""
+        """The writer listens, or wants this end to; it does so anew after a connection was lost. Or it is
+        connected."""
         if self._over is not None:
             return
         me = self._wire.rank
+        assert isinstance(message.addresses, dict)  # a writer that cannot listen sends nothing
         if me in self._links:
+            if self._links[me].generation == message.generation:
+                self._links[me].meet(message.addresses)
+                return
             words = f"the connection with {self._wire.members[0]} is made anew"
             self._links[me].end(ConnectionError(words))
-        assert isinstance(message.addresses, dict)  # a writer that cannot listen sends nothing
         self._links[me] = self._link(0, message.generation, message.addresses)
 
     def _take(self, announced: _Announced) -> None:

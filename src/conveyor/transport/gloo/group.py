@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import re
 import socket
@@ -16,17 +17,13 @@ from torch.distributed import ProcessGroupGloo
 
 from conveyor.transport.gloo.abort import abort
 from conveyor.transport.gloo.rendezvous import Rendezvous
+from conveyor.transport.gloo.way import Way
 
-#: Where each rank listens. Gloo has the end with the greater address call the other one, so it is always
-#: rank 1 that calls.
-_HOSTS = "127.0.0.1", "127.0.0.2"
-#: The address between which both are connected, and the state of a connection, as the kernel's table has
-#: them.
-_LOOPBACK_HEX = f"{int.from_bytes(socket.inet_aton(_HOSTS[0]), sys.byteorder):08X}"
+#: The state of a connection, as the kernel's table has it.
 _ESTABLISHED = "01"
+#: Of an IPv4 address there.
+_V4_DIGITS = 8
 _libc = ctypes.CDLL(None)
-#: An IPv4 address of the loopback interface, as the kernel's structures have it.
-_ADDRESS = re.compile(rb"\x02\x00(..)\x7f\x00\x00[\x01\x02]", re.DOTALL)
 
 #: How long rank 1 calls in vain: the other end listens, unless it is gone. Gloo gives rank 0 five times as
 #: long to notice that it was called.
@@ -40,19 +37,19 @@ class Pair:
     """Two processes' group, made for one edge and one of its readers. All methods but :meth:`cut` wait, and
     are called on one thread."""
 
-    def __init__(self, rendezvous: Rendezvous, rank: int) -> None:
-        """Connect with the other end. ``rank``: 0 or 1.
+    def __init__(self, rendezvous: Rendezvous, way: Way) -> None:
+        """Connect with the other end.
 
         It cannot be interrupted once the rendezvous has told where the other end is. So rank 0 must not be
         told before rank 1 is connected: nothing more is waited for then.
         """
         options = ProcessGroupGloo._Options()
-        options._devices = [_device(_HOSTS[rank])]
+        options._devices = [_device(way.addresses[way.rank])]
         options._timeout = _TO_CONNECT
         options._threads = 1
-        self._group: Any = ProcessGroupGloo(rendezvous, rank, 2, options)
-        self._other = 1 - rank
-        self._socket = _connection(*rendezvous.both())
+        self._group: Any = ProcessGroupGloo(rendezvous, way.rank, 2, options)
+        self._other = 1 - way.rank
+        self._socket = _connection(way, *rendezvous.both())
         #: The transfer that is under way.
         self._work: Any = None
         self._is_cut = False
@@ -91,14 +88,14 @@ class Pair:
             self._work = None
 
 
-def _device(host: str) -> Any:
-    """Make gloo's listening socket, and its thread. A device serves one pair, so the pair's connection can
-    be told by its ports."""
+def _device(address: str) -> Any:
+    """Make gloo's listening socket, at that address alone, and its thread. A device serves one pair, so the
+    pair's connection can be told by its ports."""
     try:
         # The connection must be there when the group is, whatever the environment says.
-        return ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
+        return ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
     except TypeError:  # an older torch, which always connects at once
-        return ProcessGroupGloo.create_device(hostname=host)
+        return ProcessGroupGloo.create_device(hostname=address)
 
 
 class _Connection:
@@ -120,14 +117,15 @@ class _Connection:
             os.close(descriptor)
 
 
-def _connection(ours: dict[str, bytes], theirs: dict[str, bytes]) -> _Connection:
-    """Duplicate the connection between two ends that listened where these addresses say. One of them has
-    called the other.
+def _connection(way: Way, ours: dict[str, bytes], theirs: dict[str, bytes]) -> _Connection:
+    """Duplicate the connection between two ends that have written down these addresses. Rank 1 has called
+    rank 0.
 
     Descriptors are told by what the kernel says of them, and none but the one is touched: to close a
     duplicate of a file, say, gives back the locks that the process has on it.
     """
-    inodes = set(_connections(_ports(ours.values()), _ports(theirs.values())))
+    called = _listens(way.addresses[0], (theirs if way.rank else ours).values())
+    inodes = set(_connections(called, away=bool(way.rank)))
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # closed by now
             kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
@@ -136,20 +134,27 @@ def _connection(ours: dict[str, bytes], theirs: dict[str, bytes]) -> _Connection
     raise ConnectionError("gloo's connection is not to be found among this process's descriptors")
 
 
-def _connections(ports: set[int], others: set[int]) -> Iterator[str]:
-    """Find the inodes of sockets that are connected over the loopback interface, from one of ``ports`` or to
-    one of ``others``."""
-    with open("/proc/self/net/tcp") as table:
-        next(table)
-        for line in table:
+def _connections(called: set[tuple[str, int]], away: bool) -> Iterator[str]:
+    """Find the inodes of sockets that are connected with one that was ``called`` by address and port: at the
+    other end (``away``), or at this one. A device serves one pair, so nobody else has its port."""
+    table = "tcp6" if any(len(address) > _V4_DIGITS for address, _ in called) else "tcp"
+    with open(f"/proc/self/net/{table}") as lines:
+        next(lines)
+        for line in lines:
             fields = line.split()
-            (here, port), (there, other) = fields[1].split(":"), fields[2].split(":")
-            connected = here == there == _LOOPBACK_HEX and fields[3] == _ESTABLISHED
-            if connected and (int(port, 16) in ports or int(other, 16) in others):
+            address, port = fields[2 if away else 1].split(":")
+            if fields[3] == _ESTABLISHED and (address, int(port, 16)) in called:
                 yield fields[9]
 
 
-def _ports(addresses: Iterable[bytes]) -> set[int]:
-    return {
-        int.from_bytes(port, "big") for address in addresses for port in _ADDRESS.findall(address)
-    }
+def _listens(address: str, written: Iterable[bytes]) -> set[tuple[str, int]]:
+    """Find the address and the ports at which an end listens in what gloo has written down of it. The address
+    is as the kernel's table has it."""
+    packed = ipaddress.ip_address(address).packed
+    v4 = len(packed) == 4
+    family, gap = (socket.AF_INET, b"") if v4 else (socket.AF_INET6, b".{4}")
+    begins = re.escape(int(family).to_bytes(2, sys.byteorder))
+    found = re.compile(begins + b"(..)" + gap + re.escape(packed), re.DOTALL)
+    words = [packed[at : at + 4] for at in range(0, len(packed), 4)]
+    known = "".join([f"{int.from_bytes(word, sys.byteorder):08X}" for word in words])
+    return {(known, int.from_bytes(port, "big")) for one in written for port in found.findall(one)}

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from conveyor.transport.base import Wire
 from conveyor.transport.gloo.rendezvous import Rendezvous
-
-#: An end that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
-#: nobody is told that its connection is gone, which would say less.
-_GRACE = 1.0
+from conveyor.transport.gloo.way import Way
 
 
 class Lost(NamedTuple):
@@ -41,8 +38,9 @@ class Mover(Protocol):
 class Link:
     """One end. Transfers go one after the other, on a thread that ends by itself.
 
-    The writer listens and tells where; the reader connects, and tells when it has. Either can be told to end
-    at any time: who waits for the other's word can be interrupted, and gloo itself waits for nobody.
+    Rank 0 of the pair listens and tells where; rank 1 connects, and tells when it has. Either can be told to
+    end at any time: who waits for the other's word can be interrupted, and gloo itself waits for nobody. The
+    writer is mostly rank 0. Where it is rank 1, the reader waits to be told that a connection is wanted.
 
     generation: how many there have been between these two before.
     """
@@ -54,19 +52,26 @@ class Link:
         generation: int,
         theirs: Mapping[str, bytes] | None = None,
         *,
-        make_pair: Callable[[Rendezvous, int], Mover],
+        way: Way,
+        make_pair: Callable[[Rendezvous, Way], Mover],
         thread: str,
     ) -> None:
         """Get ready for the end whose rank is ``other``. The reader is given what the writer has told.
-        ``make_pair`` is called on a thread of that name, with the rank in the pair.
+        ``make_pair`` is called on a thread of that name.
 
         Raises whatever keeps the writer from listening.
         """
         self.generation = generation
         self._other = wire.members[other]
         self._writes = wire.rank == 0
+        self._way = way
         self._ring = wire.ring
-        self._rendezvous = Rendezvous()
+        self._grace = wire.known_dead_within
+        listens = way.rank == 0
+        # A conduit that has opened can be listened for later: the writer's own waits for that.
+        self._rendezvous = Rendezvous(
+            self._tell_where if listens and not self._writes else lambda: None
+        )
         self._changed = threading.Condition()
         #: What is to be moved, and who waits for it. The first of them is under way.
         self._jobs: deque[tuple[Any, Future[Any]]] = deque()
@@ -84,6 +89,9 @@ class Link:
             self._rendezvous.meet(theirs)
         wire.start_thread(self._run, thread)
         if not self._writes:
+            return
+        if not listens:
+            self._untold = {}  # the reader does
             return
         try:
             self._untold = self._rendezvous.addresses()
@@ -110,7 +118,7 @@ class Link:
             return addresses
 
     def meet(self, addresses: Mapping[str, bytes]) -> None:
-        """The reader is connected, and has told its addresses."""
+        """The other end has told its addresses: where it listens, or that it is connected."""
         self._rendezvous.meet(addresses)
 
     def move(self, buffer: Any) -> Future[Any]:
@@ -140,11 +148,11 @@ class Link:
         """The thread."""
         pair = None
         try:
-            pair = self._make_pair(self._rendezvous, 0 if self._writes else 1)
+            pair = self._make_pair(self._rendezvous, self._way)
             with self._changed:
                 self._pair = pair
-            if not self._writes:
-                self._tell(self._rendezvous.both()[0])
+            if self._way.rank == 1:
+                self._tell_where()
             while (buffer := self._next()) is not None:
                 if self._writes:
                     pair.send(buffer)
@@ -164,6 +172,9 @@ class Link:
                 with self._changed:
                     self._pair = None
                 pair.close()
+
+    def _tell_where(self) -> None:
+        self._tell(self._rendezvous.both()[0])
 
     def _tell(self, untold: dict[str, bytes] | str | Lost) -> None:
         """Have the conduit's thread tell the other end."""
@@ -191,7 +202,7 @@ class Link:
         self._rendezvous.end(lost)
         with self._changed:
             self._lost = True
-            self._changed.wait_for(lambda: self._let_go, _GRACE)
+            self._changed.wait_for(lambda: self._let_go, self._grace)
         self._fail(lost)
 
     def _fail(self, reason: BaseException) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from torch.distributed import Store
@@ -19,8 +19,10 @@ class Rendezvous(Store):  # type: ignore[misc]
     called on the conduit's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, looks: Callable[[], object] = lambda: None) -> None:
+        """``looks`` is called when gloo has written down all that it has, on its thread."""
         super().__init__()
+        self._on_looks = looks
         self._changed = threading.Condition()
         self._ours: dict[str, bytes] = {}
         self._theirs: dict[str, bytes] = {}
@@ -75,9 +77,13 @@ class Rendezvous(Store):  # type: ignore[misc]
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for values, for as long as it takes: the other end opens its conduit when it does."""
         with self._changed:
-            if any(key not in self._ours for key in keys):
+            first = not self._looks and any(key not in self._ours for key in keys)
+            if first:
                 self._looks = True
                 self._changed.notify_all()
+        if first:
+            self._on_looks()
+        with self._changed:
             self._changed.wait_for(lambda: self._ended is not None or self._has(keys))
             if self._ended is not None:
                 raise ConnectionAbortedError("the connection is not wanted any more")

@@ -20,7 +20,7 @@ class GlooTransport(Transport):
     """
 
     name = "gloo"
-    capabilities = Capabilities(devices=frozenset({"cpu"}))
+    capabilities = Capabilities(devices=frozenset({"cpu"}), between_hosts=True)
 
     def viable(self) -> str | None:
         """As for :class:`Transport`. It does not import torch; ``open`` finds out the rest."""

@@ -17,6 +17,7 @@ from conveyor.transport.base import Enqueued, Wire
 from conveyor.transport.gloo.conduit import GlooConduit
 from conveyor.transport.gloo.link import Mover
 from conveyor.transport.gloo.rendezvous import Rendezvous
+from conveyor.transport.gloo.way import Way
 from conveyor.transport.nccl.group import Group
 from conveyor.transport.packing import Layout
 
@@ -37,9 +38,11 @@ class NcclPair:
     """One end, as a link uses it."""
 
     def __init__(
-        self, device: Device, groups: type[Group], rendezvous: Rendezvous, rank: int
+        self, device: Device, groups: type[Group], rendezvous: Rendezvous, way: Way
     ) -> None:
         """Meet the other end. It has nothing to do with the group before it wants to move something."""
+        rank = way.rank
+        groups.go_by(way.addresses[rank])
         self._device = device
         self._groups = groups
         self._rank = rank
@@ -116,9 +119,19 @@ class NcclConduit(GlooConduit):
         self._homes: dict[int, Stream] = {}
         super().__init__(wire)
 
-    def make_pair(self, rendezvous: Rendezvous, rank: int) -> Mover:
+    def make_pair(self, rendezvous: Rendezvous, way: Way) -> Mover:
         """As the base says."""
-        return NcclPair(self._device, self._groups, rendezvous, rank)
+        return NcclPair(self._device, self._groups, rendezvous, way)
+
+    def way_to(self, other: int) -> Way:
+        """As the base says. Whose address is the greater does not matter to NCCL: the writer makes the
+        identity."""
+        own = self._wire.rank
+        hosts = self._wire.hosts
+        if not hosts:
+            return Way(("", ""), 0 if own == 0 else 1)
+        ends = (own, other) if own == 0 else (other, own)
+        return Way((hosts[ends[0]].address, hosts[ends[1]].address), 0 if own == 0 else 1)
 
     def stage(self, layout: Layout, tensors: Sequence[Any]) -> Any:
         """Enqueue the copy on the stream of the program: its next task may write to the tensors."""

@@ -16,11 +16,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from conveyor.device import Device, Stream
+from conveyor.transport.interfaces import LOOPBACK, interface_of
 
 _LIBRARY = "libnccl.so.2"
 _OLDEST = 21400
 #: From this version on two ranks may share a GPU, if this variable is set.
 _SHARING, _SHARE = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
+#: Names the network interfaces that may be used; "=" says that the name is the whole one.
+_INTERFACE = "NCCL_SOCKET_IFNAME"
 _SUCCESS, _IN_PROGRESS = 0, 7
 _UINT8 = 1
 _MAGIC = 0xCAFEBEEF
@@ -34,6 +37,12 @@ class Group(ABC):
     @abstractmethod
     def missing() -> str | None:
         """Say why there can be none in this process, without importing anything slow. ``None``: there can."""
+
+    @staticmethod
+    def go_by(address: str) -> None:
+        """Have the groups that this process makes from now on use the network interface with that address, as
+        far as it can be chosen. Empty: nothing is said."""
+        del address
 
     @staticmethod
     @abstractmethod
@@ -99,6 +108,15 @@ class NcclGroup(Group):
         if version < _OLDEST:
             return f"NCCL {_shown(version)} is older than {_shown(_OLDEST)}"
         return None
+
+    @staticmethod
+    def go_by(address: str) -> None:
+        """As the base says. NCCL looks at it once in a process, at its first group, and the program's own
+        setting goes first. On the interface it listens for each group while that is made, and on others
+        beside it for data only."""
+        name = interface_of(address) if address else None
+        if name is not None and name != LOOPBACK:
+            os.environ.setdefault(_INTERFACE, f"={name}")
 
     @staticmethod
     def new_identity() -> bytes:

@@ -24,7 +24,10 @@ class NcclTransport(Transport):
         self.groups = groups
         self.name = name
         self.capabilities = Capabilities(
-            devices=frozenset({device.kind}), others_in_frame=True, streams="own"
+            devices=frozenset({device.kind}),
+            others_in_frame=True,
+            streams="own",
+            between_hosts=True,
         )
 
     def viable(self) -> str | None:

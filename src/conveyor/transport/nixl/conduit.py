@@ -9,17 +9,20 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from conveyor.transport.base import Conduit, Sending, TensorSpec, Wire
+from conveyor.transport.nixl.agents import address_of
 from conveyor.transport.nixl.fetcher import Fetch, Fetcher, Offer
 from conveyor.transport.nixl.offers import Offers, Region
 from conveyor.transport.packing import Layout
 from conveyor.transport.pool import Pool
+
+T = TypeVar("T")
 
 #: Stretches of memory that a reader keeps for its next transfers.
 _SPARE = 3
@@ -42,13 +45,35 @@ class _Taken(NamedTuple):
     transfer: int
 
 
-class _Process:
-    """What the conduits of this process have together, as long as there are any."""
+class _Shared(Generic[T]):
+    """What the conduits of this process have together, as long as there are any, by where they are
+    reached."""
 
-    offers: Offers | None = None
-    writers = 0
-    fetcher: Fetcher | None = None
-    readers = 0
+    def __init__(
+        self, make: Callable[[Callable[[Callable[[], object], str], None], str], T]
+    ) -> None:
+        self._make = make
+        #: With how many conduits use it.
+        self._made: dict[str, tuple[T, int]] = {}
+
+    def join(self, wire: Wire) -> T:
+        """For one conduit more."""
+        address = address_of(wire)
+        made, users = self._made.get(address) or (self._make(wire.start_thread, address), 0)
+        self._made[address] = made, users + 1
+        return made
+
+    def leave(self, wire: Wire) -> bool:
+        """For one less; whether that was the last."""
+        address = address_of(wire)
+        made, users = self._made.pop(address)
+        if users > 1:
+            self._made[address] = made, users - 1
+        return users == 1
+
+
+_offers = _Shared(Offers)
+_fetchers = _Shared(Fetcher)
 
 
 def open_conduit(wire: Wire) -> NixlConduit:
@@ -90,10 +115,7 @@ class Writer(NixlConduit):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
-        if _Process.offers is None:
-            _Process.offers = Offers(wire.start_thread)
-        _Process.writers += 1
-        self._offers = _Process.offers
+        self._offers = _offers.join(wire)
         self._told = -1
         self._sent: dict[int, _Sent] = {}
 
@@ -127,9 +149,7 @@ class Writer(NixlConduit):
 
     def close(self) -> None:
         """As for :class:`Conduit`."""
-        _Process.writers -= 1
-        if not _Process.writers:
-            _Process.offers = None
+        if _offers.leave(self._wire):
             self._offers.close()
 
     def _begin(self, layout: Layout, tensors: Sequence[Any], transfer: int) -> Future[None]:
@@ -158,10 +178,7 @@ class Reader(NixlConduit):
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire)
-        if _Process.fetcher is None:
-            _Process.fetcher = Fetcher(wire.start_thread)
-        _Process.readers += 1
-        self._fetcher = _Process.fetcher
+        self._fetcher = _fetchers.join(wire)
         self._pool = Pool(keep=_SPARE)
         #: The writer's agent, and what is known of it.
         self._agent: str | None = None
@@ -220,9 +237,7 @@ class Reader(NixlConduit):
         self._pool.close()
         if self._agent is not None:
             self._fetcher.leave(self._agent)
-        _Process.readers -= 1
-        if not _Process.readers:
-            _Process.fetcher = None
+        if _fetchers.leave(self._wire):
             self._fetcher.close()
 
     def _take(self, offered: _Offered) -> None:
@@ -249,7 +264,7 @@ class Reader(NixlConduit):
             _give(future, layout, buffer)
             return
         offer = Offer(offered.agent, self._metadata, offered.version, offered.address, offered.size)
-        fetch = Fetch(offer, buffer, self._wire.members[0])
+        fetch = Fetch(offer, buffer, self._wire.members[0], self._wire.known_dead_within)
         fetch.done.add_done_callback(
             functools.partial(self._fetched, offered.transfer, layout, future)
         )

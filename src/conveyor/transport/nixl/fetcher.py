@@ -10,15 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from conveyor.transport.nixl.agents import make_agent
 
 logger = logging.getLogger("conveyor")
 
-#: An end that dies is known to be dead, and its graph to be torn down, within milliseconds. Until then
-#: nobody is told that its memory cannot be read, which would say less.
-_GRACE = 1.0
 #: How long it sleeps, in seconds, while transfers are under way that are no plain copy.
 _POLL = 0.0001
 
@@ -39,11 +37,14 @@ class Offer(NamedTuple):
 
 @dataclass(eq=False)
 class Fetch:
-    """One transfer: it fills ``buffer``, a tensor of bytes, and ``done`` gives it."""
+    """One transfer: it fills ``buffer``, a tensor of bytes, and ``done`` gives it. Until ``writer`` is known
+    to be dead if it is, ``grace`` seconds, nobody is told that its memory cannot be read, which would say
+    less."""
 
     offer: Offer
     buffer: Any
     writer: str
+    grace: float
     done: Future[Any] = field(default_factory=Future)
     handle: Any = None
     registered: Any = None
@@ -53,8 +54,10 @@ class Fetcher:
     """All that this process reads. What is under way cannot be broken off: its memory is held until UCX is
     done with it, or gone, whoever still waits for it."""
 
-    def __init__(self, start_thread: Callable[[Callable[[], object], str], None]) -> None:
-        """Start the thread.
+    def __init__(
+        self, start_thread: Callable[[Callable[[], object], str], None], address: str = ""
+    ) -> None:
+        """Start the thread. ``address``: where other hosts reach this one; empty: none do.
 
         Raises whatever keeps NIXL from working here.
         """
@@ -67,12 +70,13 @@ class Fetcher:
         self._readers: Counter[str] = Counter()
         self._left: deque[str] = deque()
         # Of the thread alone: the agent, the versions of metadata that it has, transfers.
+        self._address = address
         self._agent: Any = None
         self._known: dict[str, int] = {}
         self._under_way: list[Fetch] = []
         #: What can never be used for something else before the agent is gone.
         self._lasting: list[Any] = []
-        self._failing: deque[tuple[float, Fetch, BaseException]] = deque()
+        self._failing: list[tuple[float, Fetch, BaseException]] = []
         ready: Future[None] = Future()
         start_thread(lambda: self._run(ready), "nixl")
         ready.result()
@@ -110,7 +114,7 @@ class Fetcher:
     def _run(self, ready: Future[None]) -> None:
         """The thread."""
         try:
-            self._agent = make_agent("reads")
+            self._agent = make_agent("reads", self._address)
         except BaseException as error:
             ready.set_exception(error)
             return
@@ -144,8 +148,10 @@ class Fetcher:
             self._step(fetch, self._begin)
         for fetch in [one for one in self._under_way if one not in new]:
             self._step(fetch, lambda one: self._agent.check_xfer_state(one.handle))
-        while self._failing and self._failing[0][0] <= time.monotonic():
-            _, fetch, error = self._failing.popleft()
+        now = time.monotonic()
+        due = [one for one in self._failing if one[0] <= now]
+        self._failing = [one for one in self._failing if one[0] > now]
+        for _, fetch, error in due:
             with suppress(InvalidStateError):  # aborted
                 fetch.done.set_exception(error)
         return True
@@ -165,7 +171,7 @@ class Fetcher:
         if self._under_way:
             return _POLL
         if self._failing:
-            return max(0.0, self._failing[0][0] - time.monotonic())
+            return max(0.0, min(self._failing, key=itemgetter(0))[0] - time.monotonic())
         return None
 
     def _begin(self, fetch: Fetch) -> str:
@@ -197,7 +203,7 @@ class Fetcher:
         except BaseException as error:
             # As text: its frames would keep the memory.
             words = f"the memory of {fetch.writer} cannot be read: {error}"
-            self._failing.append((time.monotonic() + _GRACE, fetch, ConnectionError(words)))
+            self._failing.append((time.monotonic() + fetch.grace, fetch, ConnectionError(words)))
             self._end(fetch)
             self._forget(fetch.offer.agent)  # it is connected anew by what comes next
             return

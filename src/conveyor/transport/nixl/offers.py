@@ -47,8 +47,11 @@ class Offers:
     failed: why nobody can read any more.
     """
 
-    def __init__(self, start_thread: Callable[[Callable[[], object], str], None]) -> None:
-        self._agent: Any = make_agent("offers")
+    def __init__(
+        self, start_thread: Callable[[Callable[[], object], str], None], address: str = ""
+    ) -> None:
+        """``address``: where other hosts reach it; empty: none do."""
+        self._agent: Any = make_agent("offers", address)
         self.agent: str = self._agent.name
         self.metadata: bytes = self._agent.get_agent_metadata()
         self.version = 0

@@ -20,7 +20,7 @@ class NixlTransport(Transport):
     """
 
     name = "nixl"
-    capabilities = Capabilities(devices=frozenset({"cpu"}))
+    capabilities = Capabilities(devices=frozenset({"cpu"}), between_hosts=True)
 
     def viable(self) -> str | None:
         """As for :class:`Transport`. It imports neither; ``open`` finds out the rest."""

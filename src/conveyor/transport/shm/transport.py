@@ -18,7 +18,7 @@ class ShmTransport(Transport):
     """
 
     name = "shm"
-    capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True)
+    capabilities = Capabilities(devices=frozenset({"cpu"}), in_frame=True, between_hosts=True)
 
     def open(self, wire: Wire) -> ShmConduit:
         """As for :class:`Transport`."""

@@ -1,0 +1,26 @@
+"""Whether the program's connection to Ray is still the one that the session was started on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conveyor.exceptions import RuntimeStateError
+
+
+class Connected:
+    """Asked before anything is asked of Ray: without a connection it would make one by itself, to another
+    cluster, or start one, where nothing knows of the session."""
+
+    def __init__(self, ray: Any) -> None:
+        """``ray``: the module, connected."""
+        self._ray = ray
+        self._worker = ray.get_runtime_context().get_worker_id()
+
+    def check(self) -> None:
+        """``RuntimeStateError`` if it is not."""
+        ray = self._ray
+        if not ray.is_initialized() or ray.get_runtime_context().get_worker_id() != self._worker:
+            raise RuntimeStateError(
+                "the connection to Ray that the session was started on has ended (by ray.shutdown()?). "
+                "Call conveyor.shutdown(), and conveyor.init() again"
+            )

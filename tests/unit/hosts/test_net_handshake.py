@@ -1,0 +1,452 @@
+"""Who is let in by a host of the session: those who know its token and run the same, and nobody else."""
+
+import contextlib
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from no_descriptors import no_descriptors
+
+from conveyor.engine.net import listener as module
+from conveyor.engine.net.handshake import (
+    HandshakeError,
+    Identity,
+    dial,
+    dial_host,
+    hand_over,
+    introduce,
+    let_in,
+    new_token,
+)
+from conveyor.engine.net.listener import Listener
+from conveyor.engine.net.tls import Tls, make_certificate
+
+TOKEN = new_token()
+HERE, THERE = Identity(0, "1.2.3"), Identity(1, "1.2.3")
+
+
+@contextlib.contextmanager
+def listening(**options):
+    came = queue.Queue()
+    options = {"patience": 20.0, **options}
+    listener = Listener(("127.0.0.1", 0), TOKEN, HERE, lambda *who: came.put(who), **options)
+    try:
+        yield listener, came
+    finally:
+        listener.close()
+
+
+def soon(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return True
+
+
+def test_two_hosts_of_a_session_know_each_other():
+    with listening() as (listener, came):
+        sock, other = dial(listener.address, TOKEN, THERE, 20)
+        theirs, who = came.get(timeout=60)
+        assert (other, who) == (HERE, THERE)
+        with sock, theirs:
+            theirs.settimeout(20)
+            sock.sendall(b"what follows is the pump's")
+            assert theirs.recv(100) == b"what follows is the pump's"
+        assert (listener.let_in, listener.strangers) == (1, 0)
+
+
+def test_another_host_of_the_session_at_an_address_is_not_taken_for_the_one_that_was_there():
+    with listening() as (listener, came):
+        with pytest.raises(
+            HandshakeError, match=r"host 0 of the session is at .* where host 2 was"
+        ):
+            dial_host(2, listener.address, TOKEN, THERE, 60)
+        with came.get(timeout=60)[0] as theirs:
+            theirs.settimeout(60)
+            assert theirs.recv(1) == b""
+        with dial_host(0, listener.address, TOKEN, THERE, 60), came.get(timeout=60)[0]:
+            pass
+
+
+def test_a_process_with_many_descriptors_dials_all_the_same():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("a process may not have so many descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = []
+    try:
+        with listening() as (listener, came):
+            while not taken or taken[-1] < 1100:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            sock, other = dial(listener.address, TOKEN, THERE, 20)
+            with sock, came.get(timeout=60)[0]:
+                assert sock.fileno() > 1023
+                assert other == HERE
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_wrong_token_is_refused_on_both_sides():
+    with listening() as (listener, came):
+        with pytest.raises(HandshakeError, match="hung up on this one's proof"):
+            dial(listener.address, new_token(), THERE, 20)
+        soon(lambda: listener.strangers == 1)
+        assert "token" in listener.reasons[0]
+        assert came.empty()
+
+
+def test_a_listener_that_does_not_know_the_token_is_refused():
+    here, there = socket.socketpair()
+    failed = queue.Queue()
+
+    def impostor():
+        # It has no proof to give, so it passes back what it has heard.
+        hello = there.recv(1000)
+        there.sendall(hello)
+        proof = there.recv(1000)
+        there.sendall(proof + b"\1")
+        there.close()
+        failed.put(None)
+
+    threading.Thread(target=impostor).start()
+    with here, pytest.raises(HandshakeError, match="does not know this session's token"):
+        introduce(here, TOKEN, THERE, time.monotonic() + 20)
+    failed.get(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10, bytes(200), b"\xff" * 200]
+)
+def test_garbage_is_dropped_and_counted(garbage):
+    with listening() as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.sendall(garbage)
+            sock.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1000) == b""  # and is told nothing
+        soon(lambda: listener.strangers == 1)
+        assert "does not speak" in listener.reasons[0]
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+
+
+def test_what_was_overheard_is_good_for_nothing():
+    here, there = socket.socketpair()
+    heard = []
+
+    class Overheard:
+        def __getattr__(self, name):
+            return getattr(here, name)
+
+        def sendall(self, data):
+            heard.append(bytes(data))
+            here.sendall(data)
+
+    thread = threading.Thread(
+        target=let_in, args=(there, TOKEN, HERE, time.monotonic() + 20, None), daemon=True
+    )
+    thread.start()
+    introduce(Overheard(), TOKEN, THERE, time.monotonic() + 20)
+    thread.join()
+    assert len(heard) == 2
+    with listening() as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.settimeout(20)
+            sock.sendall(heard[0])
+            sock.recv(1000)
+            sock.sendall(heard[1])
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1000) == b""
+        soon(lambda: listener.strangers == 1)
+        assert came.empty()
+
+
+def test_who_is_slow_has_a_limit_and_holds_up_nobody():
+    with listening(patience=0.5) as (listener, came):
+        slow = [socket.create_connection(listener.address) for _ in range(4)]
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            while listener.strangers < 4 and time.monotonic() - start < 10:
+                for sock in slow:
+                    sock.send(b"c")  # one byte after the other, so that each read succeeds
+                time.sleep(0.05)
+        soon(lambda: listener.strangers == 4)
+        assert time.monotonic() - start < 8
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        for sock in slow:
+            sock.close()
+
+
+def test_a_flood_is_dropped():
+    with listening(most_pending=4, patience=2.0) as (listener, came):
+        flood = [socket.create_connection(listener.address) for _ in range(40)]
+        soon(lambda: listener.dropped == 36)
+        soon(lambda: [t.name for t in threading.enumerate()].count("conveyor-handshake") <= 4)
+        soon(lambda: listener.strangers == 4)  # the others had their time
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        for sock in flood:
+            sock.close()
+
+
+def stranger(listener):
+    """A connection from where no host of the session is."""
+    return socket.create_connection(listener.address, source_address=("127.0.0.2", 0))
+
+
+def test_who_says_nothing_keeps_nobody_out():
+    with listening(most_pending=4, patience=600.0) as (listener, came):
+        silent = [stranger(listener) for _ in range(4)]
+        for _ in range(3):
+            dial(listener.address, TOKEN, THERE, 60)[0].close()
+            came.get(timeout=60)[0].close()
+        assert listener.dropped == 1  # for the first: from then on it has room of its own
+        for sock in silent:
+            sock.close()
+
+
+def test_a_flood_keeps_no_host_out_that_was_let_in_before():
+    over = threading.Event()
+
+    def flood():
+        kept = []
+        while not over.is_set():
+            kept.append(stranger(listener))
+            if len(kept) > 50:
+                kept.pop(0).close()
+        for sock in kept:
+            sock.close()
+
+    with listening(most_pending=2, patience=600.0) as (listener, came):
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            soon(lambda: listener.dropped > 10)
+            for _ in range(10):
+                sock = socket.create_connection(listener.address)
+                # Not by way of `dial`, which would try again.
+                with sock:
+                    assert introduce(sock, TOKEN, THERE, time.monotonic() + 60) == HERE
+                came.get(timeout=60)[0].close()
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_a_listener_that_hangs_up_at_once_is_asked_again():
+    hung_up = []
+
+    def listen():
+        for _ in range(2):
+            server.accept()[0].close()
+            hung_up.append(True)
+        with server.accept()[0] as sock:
+            let_in(sock, TOKEN, HERE, time.monotonic() + 60, None)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        sock, other = dial(server.getsockname(), TOKEN, THERE, 60)
+        sock.close()
+        thread.join(60)
+    assert other == HERE
+    assert len(hung_up) == 2
+
+
+def test_without_a_descriptor_one_is_turned_away():
+    with listening() as (listener, came), socket.socket() as sock:
+        sock.settimeout(60)
+        with no_descriptors():
+            sock.connect(listener.address)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+        soon(lambda: listener.dropped == 1)
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+
+
+def test_without_any_descriptor_a_listener_waits(monkeypatch):
+    """Not even the spare one is there: somebody was quicker to take it."""
+    monkeypatch.setattr(module, "_PAUSE", 600.0)
+    with listening() as (listener, _), socket.socket() as sock:
+        listener._spare.close()
+        with no_descriptors():
+            sock.connect(listener.address)
+            soon(lambda: listener.strangers == 1)
+            assert "could not be accepted" in listener.reasons[0]
+            listener.close()  # which does not wait so long
+        assert listener.strangers == 1
+
+
+def test_a_connection_that_the_pump_does_not_take_ends():
+    def given_up(_fd, _host):
+        raise OSError("it was given up")
+
+    sock, heard = socket.socketpair()
+    with heard, holding_copies():
+        with pytest.raises(OSError, match="given up"):
+            hand_over(sock, SimpleNamespace(connect=given_up), 1)
+        heard.settimeout(60)
+        assert heard.recv(1) == b""
+
+
+def test_a_stranger_hears_the_end_though_a_forked_child_has_a_copy_of_its_connection():
+    with (
+        listening(patience=600.0) as (listener, _),
+        socket.create_connection(listener.address) as sock,
+    ):
+        soon(lambda: listener._pending)
+        with holding_copies():
+            sock.sendall(b"c" * 200)
+            sock.settimeout(60)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Identity(1, "1.2.4"), "conveyor: "),
+        (Identity(1, "1.2.3", python=(3, 1)), "python: "),
+        (Identity(1, "1.2.3", protocol=99), "protocol: "),
+        (Identity(1, "1.2.3", wire=99), "wire: "),
+    ],
+)
+def test_other_versions_are_told_on_both_sides(other, what):
+    with listening() as (listener, came):
+        with pytest.raises(HandshakeError, match=what):
+            dial(listener.address, TOKEN, other, 20)
+        soon(lambda: listener.strangers == 1)
+        assert what in listener.reasons[0]
+        assert came.empty()
+
+
+def test_hosts_that_are_not_waited_for_are_told():
+    with listening(wanted=frozenset({1})) as (listener, came):
+        for host in (0, 2):
+            with pytest.raises(HandshakeError, match="does not want"):
+                dial(listener.address, TOKEN, Identity(host, "1.2.3"), 20)
+        dial(listener.address, TOKEN, THERE, 20)[0].close()
+        came.get(timeout=60)[0].close()
+        soon(lambda: listener.strangers == 2)
+
+
+def test_nobody_there_is_an_error_that_says_where():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with pytest.raises(ConnectionRefusedError, match=f"{address[1]} cannot be reached"):
+        dial(address, TOKEN, THERE, 20)
+
+
+def test_a_try_that_is_not_answered_keeps_no_other_from_being_made():
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):  # from now on the system drops who connects
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        start = time.monotonic()
+        with pytest.raises(HandshakeError, match="in time"):
+            dial(full.getsockname(), TOKEN, THERE, 0.6)
+        assert time.monotonic() - start < 8
+
+
+def test_one_address_is_listened_at():
+    with pytest.raises(ValueError, match="at one address"):
+        Listener(("0.0.0.0", 0), TOKEN, HERE, print)
+
+
+def test_a_listener_that_is_closed_breaks_off_what_is_under_way():
+    with listening(patience=60.0) as (listener, _):
+        sock = socket.create_connection(listener.address)
+        soon(lambda: "conveyor-handshake" in [t.name for t in threading.enumerate()])
+    sock.settimeout(20)
+    with contextlib.suppress(ConnectionResetError):
+        assert sock.recv(10) == b""
+    sock.close()
+
+
+@contextlib.contextmanager
+def holding_copies():
+    """A forked child has copies of all descriptors of this process."""
+    end, waits = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(waits)
+        os.read(end, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(waits)
+        os.close(end)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture(scope="module")
+def tls():
+    return Tls(make_certificate())
+
+
+def test_over_tls_bytes_come_both_ways_and_ends_are_seen(tls):
+    with listening(tls=tls) as (listener, came):
+        here, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        there, _ = came.get(timeout=60)
+        sent = bytes(range(256)) * 20_000
+        back = threading.Thread(target=lambda: there.sendall(sent))
+        forth = threading.Thread(target=lambda: here.sendall(sent))
+        back.start()
+        forth.start()
+        got = {here: bytearray(), there: bytearray()}
+
+        def read(sock):
+            while len(got[sock]) < len(sent):
+                got[sock] += sock.recv(1 << 20)
+
+        readers = [threading.Thread(target=read, args=(sock,)) for sock in got]
+        for thread in readers:
+            thread.start()
+        for thread in (back, forth, *readers):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert got[here] == got[there] == sent
+        here.close()
+        there.settimeout(20)
+        assert there.recv(1) == b""
+        there.close()
+
+
+@pytest.mark.parametrize("first", ["plain", "secure"])
+def test_over_tls_ends_are_seen_though_a_forked_child_has_copies_of_the_sockets(tls, first):
+    with listening(tls=tls) as (listener, came):
+        plain, _ = dial(listener.address, TOKEN, THERE, 20, tls)
+        theirs, _ = came.get(timeout=60)
+        with holding_copies():
+            ends, hears = (plain, theirs) if first == "plain" else (theirs, plain)
+            hears.settimeout(60)
+            ends.shutdown(socket.SHUT_RDWR)
+            assert hears.recv(1) == b""
+        for sock in (plain, theirs):
+            sock.close()
+
+
+def test_who_does_not_speak_tls_is_a_stranger(tls):
+    with listening(tls=tls, patience=1.0) as (listener, came):
+        with socket.create_connection(listener.address) as sock:
+            sock.sendall(b"c" * 300)
+            soon(lambda: listener.strangers == 1)
+        with socket.create_connection(listener.address):
+            soon(lambda: listener.strangers == 2)  # it says nothing at all
+        assert came.empty()

@@ -1,0 +1,124 @@
+"""What an actor tells the driver of its own refs, over connections that may break."""
+
+import errno
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from conveyor.codec import set_up_codec
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime.refs import actor_exports, exports
+from conveyor.runtime.refs.actor_exports import ActorExports
+from conveyor.runtime.refs.exports import Exported, Exports, Peer
+from conveyor.runtime.refs.imports import Outcome
+from conveyor.runtime.refs.messages import receive_message
+from conveyor.runtime.refs.ref import Ref
+
+set_up_codec()
+
+WAIT = 60
+SOURCE = SimpleNamespace(gate=None, describe=lambda ref: "a ref", is_ready=lambda ref: False)
+AT_ONCE = SimpleNamespace(watch=lambda ref, then: then())
+
+
+class Both:
+    """An actor, the driver, and the connections that the actor has opened."""
+
+    def __init__(self, watcher):
+        self.rang = threading.Event()
+        self.peers = []
+        ring = self.rang.set
+        self.driver = Exports(
+            "session", None, lambda: None, AT_ONCE, (0, 1), lambda slot, incarnation: False
+        )
+        self.actor = ActorExports(
+            "session", 1, None, ring, lambda: watcher, self.connect, lambda: False
+        )
+
+    def connect(self):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        died = lambda why: RuntimeError("it has died")  # noqa: E731
+        self.peers.append(Peer(self.driver, 1, (1, 1), here, died))
+        return there
+
+    def wait_until(self, _inbox, ready, *_):
+        while not ready():
+            assert self.rang.wait(WAIT)
+            self.rang.clear()
+
+
+@pytest.fixture
+def watched():
+    """Refs that are watched, with what is called when they are done."""
+    return []
+
+
+@pytest.fixture
+def both(monkeypatch, watched):
+    watcher = SimpleNamespace(watch=lambda ref, then: watched.append((ref, then)))
+    made = Both(watcher)
+    monkeypatch.setattr(actor_exports, "wait_until", made.wait_until)
+    yield made
+    made.actor.close()
+    for peer in made.peers:
+        peer.connection.close()
+
+
+def test_what_a_ref_comes_to_is_told_again_where_the_connection_has_broken(
+    both, watched, wait_until
+):
+    """The driver has forgotten it with the connection: whoever loads it anew would wait for ever."""
+    ref = Ref(SOURCE, -1)
+    export, _ = both.actor.export(ref, [(2, 1)])
+    both.actor.export(ref, [(2, 1)])
+    assert len(watched) == 1, "it is told once over one connection"
+    watched.pop()[1]()
+    wait_until(lambda: both.driver._entries[export].outcome is not None, WAIT)
+    both.driver.actor_ended((2, 1))
+    first = both.actor._connection
+    both.peers[0].connection.close()
+    wait_until(lambda: first.ended and not both.driver.kept, WAIT)
+    again, _ = both.actor.export(ref, [(3, 1)])
+    assert again == export
+    assert both.driver._entries[export].outcome is None
+    watched.pop()[1]()
+    wait_until(lambda: both.driver._entries[export].outcome is not None, WAIT)
+
+
+def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatch):
+    """Where no thread is left for it, what else goes to that actor waits."""
+
+    def refuse(target, name, *args):
+        raise SystemLimitError(errno.EAGAIN, "no thread is left")
+
+    fetching, fetched = threading.Event(), threading.Event()
+
+    def whole(readers):
+        fetching.set()
+        assert fetched.wait(WAIT)
+        return Outcome.failed(ValueError(f"fetched for {readers}"))
+
+    stays = SimpleNamespace(ok=True, snapshot=SimpleNamespace(keeps=True, fd=-1), whole=whole)
+    driver = Exports("session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = Peer(driver, 1, (1, 1), here, lambda why: RuntimeError("it has died"), SimpleNamespace())
+    entry = driver._entries[1, 1] = Exported(None, None)
+    entry.outcome = stays
+    entry.holders.add(None)
+    monkeypatch.setattr(exports.threads, "start", refuse)
+    loads = threading.Thread(target=driver.peer_loads, args=(peer, (1, 1), 1, False))
+    loads.start()
+    assert fetching.wait(WAIT)
+    loads.join(WAIT)
+    assert not loads.is_alive()
+    assert driver.lock.acquire(timeout=WAIT)
+    driver.lock.release()
+    fetched.set()
+    there.settimeout(WAIT)
+    arrived, _ = receive_message(there)
+    assert arrived.export == (1, 1)
+    assert not arrived.ok
+    there.close()
+    peer.connection.close()
