@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from conveyor import _core
@@ -37,19 +37,12 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
+from conveyor.runtime.driver.looks import HERE, Looks
 from conveyor.runtime.driver.record import ActorRecord
-from conveyor.runtime.graph.afar import HASTE, PATIENCE, Look, LookAtAll, Lookout, Seen
 from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
-from conveyor.runtime.kept import KeptAt, kept_on
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
-from conveyor.runtime.status import Page
-from conveyor.runtime.waiting.inquiry import NOBODY, LookAtWaits, WaitsThere
-from conveyor.runtime.waiting.lookout import look_at_waits
 from conveyor.transport.base import Host
-
-#: The driver's own host.
-HERE = 0
 
 
 class Abroad:
@@ -76,7 +69,8 @@ class Abroad:
         self._joined: dict[tuple[int, int], Future[Any]] = {}
         self._segments: dict[int, list[int]] = {}
         self._numbers = itertools.count(1)
-        self._lookout = Lookout(process.board)
+        #: What hosts are asked, of what is there.
+        self.looks = Looks(process, self._hosts, self._lost, self.host_of, lambda: self._pump)
 
     def open(self, window: float, address: str) -> _core.HostPump:
         """The pump of the driver's host, from now on: a host that is so long without a connection is lost.
@@ -121,58 +115,6 @@ class Abroad:
         # is for the news to get there.
         known = 2 * self._window + KNOWN_DEAD_WITHIN / 2
         return Whereabouts(hosts, max(known, KNOWN_DEAD_WITHIN), time.monotonic_ns())
-
-    def look(self, host: int, look: Look, segment: _core.Segment) -> Future[Seen]:
-        """Have a host look at actors of a graph that are there. ``segment``: the graph's, as it is here."""
-        if host != HERE:
-            return self._hosts[host].look(look)
-        here: Future[Seen] = Future()
-        here.set_result(self._lookout.look(look, segment))
-        return here
-
-    def look_at(self, slots: Sequence[int], hears: bool) -> list[Page | str]:
-        """What the processes of other hosts in these slots are doing, as far as their hosts say so at once;
-        else why that is not known. ``hears``: the caller is who hears their answers."""
-        if hears:
-            return ["its host was not asked"] * len(slots)
-        hosts = {number: self._hosts.get(number) for number in map(self.host_of, slots)}
-        answers = {n: host.look_at_all(LookAtAll(False)) for n, host in hosts.items() if host}
-        wait(answers.values(), HASTE)
-        return [self._seen(slot, answers.get(self.host_of(slot))) for slot in slots]
-
-    def _seen(self, slot: int, answer: Future[list[Page]] | None) -> Page | str:
-        if answer is None:
-            return "it has ended"
-        if not answer.done():
-            return f"its host has not answered for {HASTE:g} s"
-        error = answer.exception()
-        if error is not None:
-            return str(error) or type(error).__name__
-        name = self._process.board.name(slot)
-        found = (page for page in answer.result() if page.name == name)
-        return next(found, "its host does not know it")
-
-    def look_at_waits(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
-        """Have a host say what its processes wait for. One that is lost has none."""
-        lost = host in self._lost
-        if host != HERE and not lost:
-            return self._hosts[host].look_at_waits(look)
-        here: Future[WaitsThere] = Future()
-        try:
-            there = NOBODY if lost else look_at_waits(self._process.board, self._pump, look)
-        except OSError as error:  # the session ends
-            here.set_exception(error)
-        else:
-            here.set_result(there)
-        return here
-
-    def kept_afar(self, own: int = HERE) -> list[KeptAt]:
-        """What processes of other hosts than that one keep for others, as far as these answer in time."""
-        asked = [host.kept() for number, host in list(self._hosts.items()) if number != own]
-        found = [] if own == HERE else kept_on(self._process.board, self._process.slot)
-        for answer in wait(asked, PATIENCE).done:
-            found += answer.result() if answer.exception() is None else []
-        return found
 
     # A process
 
@@ -335,7 +277,7 @@ class Abroad:
                 self._forget(number)
 
     def _forget(self, number: int) -> None:
-        self._lookout.forget(number)
+        self.looks.forget(number)
         for host in self._segments.pop(number, ()):
             if host != HERE:
                 self._hosts[host].tell(Forget(number))

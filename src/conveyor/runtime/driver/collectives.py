@@ -15,8 +15,9 @@ from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
-from conveyor.runtime.driver.abroad import HERE, Abroad
+from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.looks import HERE
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.supervisor import Supervisor

@@ -121,7 +121,7 @@ class Driver(CallingRuntime):
             return process.own_view(self._arena_fd)
 
         self.abroad = Abroad(process, own_view)
-        process.look_afar = lambda slots: self.abroad.look_at(slots, hosts.on_thread())
+        process.look_afar = lambda slots: self.abroad.looks.look_at(slots, hosts.on_thread())
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
         )
@@ -178,7 +178,7 @@ class Driver(CallingRuntime):
             self.switchboard.heard,
             self.abroad.gone,
             self.abroad.host_of,
-            self.abroad.kept_afar,
+            self.abroad.looks.kept_afar,
             process,
         )
         hosts.start(self.supervisor.on_exit, home)

@@ -110,7 +110,7 @@ class Inquiries:
     # Looks
 
     def _own(self, host: int, look: LookAtWaits) -> Future[WaitsThere]:
-        return self._abroad.look_at_waits(host, look)
+        return self._abroad.looks.look_at_waits(host, look)
 
     def _shared(self, host: int) -> Future[WaitsThere]:
         """A look at that host that begins after this, for all that ask until then."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from conveyor import _core
-from conveyor.runtime.driver.abroad import HERE, Abroad
+from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.looks import HERE
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
 from conveyor.runtime.graph.clocks import NONE, Offset, estimate
@@ -44,7 +45,7 @@ def look_afar(
         host: Look(question, number, layout.offsets, tuple(actors))
         for host, actors in asked.items()
     }
-    answers = {host: abroad.look(host, look, layout.segment) for host, look in looks.items()}
+    answers = {host: abroad.looks.look(host, look, layout.segment) for host, look in looks.items()}
     clocks = _clocks(abroad, own, answers, end) if question.trace else {}
     wait(answers.values(), max(end - time.monotonic(), 0.0))
     seen: dict[int, Sight] = {}

@@ -70,7 +70,7 @@ class Network:
 
     def kept_afar(self, record: ActorRecord) -> list[KeptAt]:
         """What processes of other hosts than ``record``'s keep for others."""
-        return self._abroad.kept_afar(self._abroad.host_of(record.slot))
+        return self._abroad.looks.kept_afar(self._abroad.host_of(record.slot))
 
     def forget(self, number: int) -> None:
         """Nobody uses that segment any more."""
