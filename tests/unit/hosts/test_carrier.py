@@ -327,7 +327,7 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     handshake.start()
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert depot._hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    assert depot.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
     files.close()
     handshake.join(WAIT)
     assert not handshake.is_alive()
@@ -444,7 +444,7 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     files.serve(there)
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert depot._hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    assert depot.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
     files.close()
     here.close()
 
@@ -459,10 +459,10 @@ def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
     files.serve(there)
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    depot._hear(here, depot._ANSWERED.size)
+    depot.hear(here, depot._ANSWERED.size)
     files.drop(number)
     assert len(files) == 0
-    assert depot._hear(here, LARGE) == data
+    assert depot.hear(here, LARGE) == data
     files.close()
     here.close()
     wait_until(lambda: inode not in inodes(), WAIT)
