@@ -149,7 +149,9 @@ RAY_FIRST := tests/ray tests/integration/test_parity.py $(call rooms,graph_colle
 # `make test` runs. On nodes that share theirs graphs are as on the local engine.
 APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
 NODE_TESTS := $(call rooms,graphs graph_collectives cancel restart streams failures \
-	first_cause graceful_kill sys_exit asyncio concurrency actors)
+	first_cause graceful_kill sys_exit asyncio concurrency actors channels channels_again \
+	direct direct_objects direct_parts direct_targets deadlock graph_collectives_ends \
+	abandoned late_callers)
 NODES_FIRST := $(call rooms,graphs)
 
 test quick pytest test-ray test-nodes test-netns: DEBUG := 1

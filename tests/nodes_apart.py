@@ -22,14 +22,21 @@ APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
 #: What the driver's node has, and what the other one has. An actor takes so little of it that all find room.
 _NODES = ("second", "first")
 _SOME = 0.0001
-#: What is not so between hosts, by docs/limits.md ("Between hosts"), and the tests of it, by their file.
+#: What is not so between hosts, by docs/between-hosts.md or by how a test looks at it, and the
+#: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
 _PROGRAM = "a program of its own, whose sessions are not spread"
+_READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
         "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
+    },
+    "test_direct_parts": {
+        "test_narrow_parts_of_tall_arrays": _READS,
+        "test_only_the_part_is_fetched": _READS,
+        "test_parts_of_parts_of_containers": _READS,
     },
     "test_failures": {
         "test_a_long_wait_is_logged_once": _DOING,

@@ -107,6 +107,12 @@ def test_what_is_no_actor(rt):
         get(Ours.remote().__ray_call__.remote(lambda self: conveyor.attach(3)))
 
 
+@pytest.mark.parametrize("in_turn", ["no", 0, None])
+def test_turns_that_are_neither_true_nor_false(rt, stage, in_turn):
+    with pytest.raises(TypeError, match=f"in_turn must be True or False, not {in_turn!r}"):
+        conveyor.attach(stage, in_turn=in_turn)
+
+
 def test_a_session_that_is_not_on_ray(stages):
     conveyor.init(engine="inline")
     with pytest.raises(RuntimeStateError, match=re.escape('init(engine="ray")')):

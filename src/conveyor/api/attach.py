@@ -11,6 +11,7 @@ from typing import Any
 
 from conveyor.api.actor_handle import ActorHandle
 from conveyor.api.methods import make_table
+from conveyor.checks import check_flag
 from conveyor.exceptions import ActorDiedError, ActorStartError, RuntimeStateError
 from conveyor.later import import_later
 from conveyor.runtime import context
@@ -50,8 +51,9 @@ def attach(what: Any, *, in_turn: bool = True) -> Any:
         ActorDiedError: the actor is dead.
         ActorStartError: it cannot take part: it is in another session, or its node cannot be reached.
         NotImplementedError: it has async methods; the graph has what has no counterpart here.
-        TypeError: ``what`` is neither.
+        TypeError: ``what`` is neither, or ``in_turn`` is not a bool.
     """
+    check_flag(in_turn, "in_turn")
     driver = context.current()
     if not isinstance(driver, Driver) or not driver.places:
         raise RuntimeStateError(

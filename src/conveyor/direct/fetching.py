@@ -135,7 +135,7 @@ def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_c
         return _core.read_peer(*source, _core.Buffer.own(_core.packed_size(source[1])))
 
 
-def read_into(where: Located, memories: list[memoryview]) -> None:
+def read_into(where: Located, memories: list[memoryview | _core.Buffer]) -> None:
     """Fetch the memory of a value of another process into memory that is there, a part for each of its own.
 
     Raises as :func:`fetch`.
@@ -147,7 +147,7 @@ def read_into(where: Located, memories: list[memoryview]) -> None:
         if is_afar(where, runtime.process):
             found = split(where, fetch_afar(where, runtime.process))
             for memory, part in zip(memories, found, strict=True):
-                memory[:] = memoryview(part)
+                memoryview(memory)[:] = memoryview(part)
             return
         _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
     except OSError as error:

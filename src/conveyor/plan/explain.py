@@ -177,7 +177,10 @@ def _route(edge: Edge, hosts: Mapping[int, str]) -> str:
         return f"{edge.route}, depth {edge.depth}: {edge.reason}"
     near = "; shm to those on its own host" if own in others else ""
     beside = f"; its tensors by {edge.route}, {edge.reason}" if edge.beside else ""
-    return f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{beside}"
+    stays = f"; {edge.reason}" if edge.stays is not None else ""
+    return (
+        f"network link, depth {edge.depth}: from {own} to {', '.join(there)}{near}{beside}{stays}"
+    )
 
 
 def _streams(plan: Plan, edge: Edge) -> str:

@@ -11,6 +11,7 @@ from conveyor.config import Config
 from conveyor.dag import InputNode, MultiOutputNode
 from conveyor.dag.methods import bind
 from conveyor.plan import explain, lower
+from conveyor.plan.model import EXECUTOR
 
 Pair = namedtuple("Pair", "left right")
 
@@ -116,3 +117,13 @@ def test_constants_are_short_and_on_one_line():
     assert "(input,)" in plan
     assert "Pair(input, [[1, 2], [" in plan
     assert "k={'in': input, 'rest': [1, 2]}" in plan
+
+
+def test_what_stays_on_its_actor_says_so_between_nodes_as_well():
+    made = bind(ENCODER, "encode", (InputNode(),), {}, stays=("auto", False))
+    plan = lower(made, Config())
+    stays = "it stays on its actor until it is fetched"
+    assert f"shm, depth 16: {stays}" in explain(plan)
+    spread = explain(plan, hosts={EXECUTOR: "the driver's node", 0: "another"})
+    assert f"network link, depth 16: from another to the driver's node; {stays}" in spread
+    assert spread.count(stays) == 1

@@ -351,17 +351,42 @@ def test_what_an_agent_cannot_make_for_a_process_leaves_no_descriptor(agent, mon
 
 def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
     never = Future()
-    told = []
     host = abroad._hosts[1]
-    host.send = lambda order: never
-    host.tell = told.append
-    record = SimpleNamespace(host=host, reader=(5, 1))
+    given = []
+    host.send = lambda order: given.append(order) or never
+    record = SimpleNamespace(host=host, reader=(5, 1), alive=True, id=SimpleNamespace(name="asks"))
     here, there = socket.socketpair()
     line = Line(record, here, abroad)
     line.sock = None  # it is elsewhere
     with here, there:
         line.send("no thread is left", [], patience=1.0)
-    assert [type(order) for order in told] == [Answer]
+    assert [type(order) for order in given] == [Answer]
+    assert not never.done()
+
+
+def test_a_process_that_takes_no_answer_which_nobody_waits_for_is_no_loss_of_its_host(
+    abroad, caplog
+):
+    given, lost = [], []
+
+    def does(order):
+        done = Future()
+        given.append(type(order))
+        if isinstance(order, Answer):
+            done.set_exception(TimeoutError("it takes none"))
+        else:
+            done.set_result(None)
+        return SimpleNamespace(future=lambda: done)
+
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=does))
+    ready = Ready(("192.0.2.1", 1), "", "", ARENA)
+    node = SimpleNamespace(do=method)
+    host = AgentHost(1, "a node", node, ready, lambda _, why: lost.append(why), Depot(), None)
+    record = SimpleNamespace(host=host, reader=(5, 1), alive=True, id=SimpleNamespace(name="asks"))
+    abroad.answer(record, b"no thread is left", None, wait=False)
+    assert given == [Answer, Cut]
+    assert not lost
+    assert "a request of asks cannot be answered: it takes none" in caplog.text
 
 
 def test_a_host_that_is_started_while_the_session_ends_does_not_outlive_it():

@@ -9,10 +9,12 @@ its members.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from conveyor import _core
@@ -43,6 +45,8 @@ from conveyor.runtime.graph.beside import KNOWN_DEAD_WITHIN, Whereabouts
 from conveyor.runtime.meeting import Side
 from conveyor.runtime.process import Process
 from conveyor.transport.base import Host
+
+logger = logging.getLogger("conveyor")
 
 
 class Abroad:
@@ -315,12 +319,19 @@ class Abroad:
             order = Answer(
                 *record.reader, data, given.segment, given.processes, given.line, given.memory
             )
-            if wait:
-                done.append(record.host.send(order))
-            else:
-                record.host.tell(order)
+            sent = record.host.send(order)
         if wait:
-            _wait_for(done)
+            _wait_for([*done, sent])
+        else:
+            sent.add_done_callback(partial(self._sent, record))
+
+    def _sent(self, record: ActorRecord, sent: Future[Any]) -> None:
+        """An answer that nobody has waited for is with the process, or cannot be: it takes none, say. That is
+        no loss of its host."""
+        error = sent.exception()
+        if error is not None and record.alive:
+            logger.warning("a request of %s cannot be answered: %s", record.id.name, str(error))
+            self.cut(record)
 
     def cut(self, record: ActorRecord) -> None:
         """The process cannot be answered any more."""
