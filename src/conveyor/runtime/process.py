@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
@@ -18,7 +18,6 @@ from conveyor.checks import bytes_of_environment, check_bytes, spin_of_environme
 from conveyor.codec import Reader, SentDefinitions, set_up_codec
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
-from conveyor.runtime.far_memory import FarMemory, HostsMemory
 from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
@@ -27,6 +26,9 @@ from conveyor.runtime.status import ActorStatus, Label, Page, actor_status, stat
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
+
+if TYPE_CHECKING:
+    from conveyor.runtime.far_memory import FarMemory, HostsMemory
 
 #: The bell bit of replies, of results and of channels. Nobody is called for it: who waits looks itself.
 RESULT_BIT = 1

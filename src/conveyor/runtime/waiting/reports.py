@@ -7,7 +7,6 @@ of waits that end soon, and of a process's at most once in some time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -103,6 +102,8 @@ class Reports:
                         wait.found = found
         self._ring()
         if failed:
+            import logging  # slow to import, and rarely needed
+
             logging.getLogger("conveyor").warning(
                 "whether a wait for another node would never end cannot be found out: %s", found
             )
