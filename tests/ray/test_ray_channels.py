@@ -190,6 +190,28 @@ def test_so_many_are_under_way_at_most(pair):
     get(there.drop.remote())
 
 
+def test_a_timeout_says_what_the_other_end_does(pair, tmp_path):
+    def come(self, path):
+        self.kept.receive(WAIT)
+        with open(path) as fifo:
+            fifo.read()
+
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    there = pair[1]
+    sender, receiver = conveyor.channel.open[int](depth=1)
+    get(there.keep.remote(receiver))
+    del receiver
+    busy = there.__ray_call__.remote(come, str(path))
+    sender.send(1, WAIT)
+    with open(path, "w"):  # it has opened it, too
+        sender.send(2, WAIT)
+        with pytest.raises(WaitTimeoutError, match=r"Peer\S* is running \S+"):
+            sender.send(3, 0.2)
+    get(busy)
+    get(there.drop.remote())
+
+
 def test_a_receiving_end_that_is_closed(pair):
     there = pair[1]
     sender, receiver = conveyor.channel.open[int](depth=2)

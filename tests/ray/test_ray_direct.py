@@ -42,6 +42,10 @@ class Maker:
         return self.tensor
 
     @conveyor.method(tensor_transport="auto")
+    def make_square(self, n):
+        return torch.arange(float(n * n)).reshape(n, n)
+
+    @conveyor.method(tensor_transport="auto")
     def make_dict(self, n):
         return {"weights": torch.arange(n, dtype=torch.float32), "step": 7}
 
@@ -223,6 +227,30 @@ def test_of_a_part_only_that_is_fetched(makers):
     assert torch.equal(get(ref[100:200]), torch.arange(100, 200, dtype=torch.float32))
     assert memory().bytes - before == 400
     assert get(third.total.remote(ref[:10])) == 45.0
+
+
+def test_a_part_of_many_runs_into_memory_that_is_there(makers):
+    _, maker, _, third = makers
+    ref = maker.make_square.remote(1000)
+    whole = torch.arange(1e6).reshape(1000, 1000)
+    halves = [torch.zeros(1000, 500), torch.zeros(1000, 500)]
+    get([ref[:, :500], ref[:, 500:]], into=halves)
+    assert torch.equal(torch.cat(halves, 1), whole)
+    get(third.have_target.remote((1000, 300)))
+    expected = float(whole[:, 100:400].double().sum())
+    assert get(third.receive.remote(ref[:, 100:400])) == (True, expected)
+
+
+def test_who_waits_no_longer_is_told_so(makers, monkeypatch):
+    _, maker, _, _ = makers
+    ref = maker.make.remote(LARGE)
+    get(maker.pid.remote())
+    wanted = []
+    monkeypatch.setattr(memory(), "fetch", lambda *fetch: wanted.append(fetch))  # nothing comes
+    for more in {}, {"into": torch.zeros(LARGE)}:
+        with pytest.raises(WaitTimeoutError, match="waiting for a value that"):
+            get(ref, timeout=0.2, **more)
+    assert len(wanted) == 2
 
 
 def test_it_is_freed_with_its_last_ref(makers):

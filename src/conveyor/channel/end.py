@@ -27,7 +27,6 @@ from conveyor.runtime.meeting import (
     other,
 )
 from conveyor.runtime.protocol import Runtime
-from conveyor.runtime.status import describe_status
 from conveyor.runtime.uninterrupted import uninterrupted
 from conveyor.runtime.waiting.patience import Patience, wait_patiently
 
@@ -305,8 +304,8 @@ class End:
         meeting = self._meeting
         if meeting is None:
             return "no process has used it yet"
-        board = self._runtime.process.board
-        return f"{board.name(meeting.slot)} {describe_status(board, meeting.slot)}"
+        process = self._runtime.process
+        return f"{process.board.name(meeting.slot)} is {process.describe(meeting.slot)}"
 
 
 class _InheritedLock:

@@ -21,6 +21,7 @@ from conveyor.exceptions import (
     ObjectLostError,
     RuntimeStateError,
     TransportError,
+    WaitTimeoutError,
 )
 from conveyor.runtime import context
 
@@ -62,6 +63,8 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
         else:
             here = _in_place(where, sure, runtime.process) if where.lying else None
             buffers = _fetched(source, runtime.process.arena) if here is None else here
+    except WaitTimeoutError:  # an OSError, which the system has not raised
+        raise
     except OSError as error:
         raise _why(where, error, runtime) from None
     tensors = _beside(where, runtime) if where.beside else None
@@ -136,7 +139,8 @@ def _fetched(source: tuple[int, bytes, int, int], arena: _core.Arena) -> list[_c
 
 
 def read_into(where: Located, memories: list[memoryview | _core.Buffer]) -> None:
-    """Fetch the memory of a value of another process into memory that is there, a part for each of its own.
+    """Fetch the memory of a value of another process into memory that is there, a part for each of its own,
+    or one for all of them if they are joined.
 
     Raises as :func:`fetch`.
     """
@@ -149,9 +153,24 @@ def read_into(where: Located, memories: list[memoryview | _core.Buffer]) -> None
             for memory, part in zip(memories, found, strict=True):
                 memoryview(memory)[:] = memoryview(part)
             return
-        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, memories)
+        parts = _cut(where, memories) if where.joined else memories
+        _core.read_peer_into(where.pid, where.ranges, where.anchor, where.number, parts)
+    except WaitTimeoutError:  # an OSError, which the system has not raised
+        raise
     except OSError as error:
         raise _why(where, error, runtime) from None
+
+
+def _cut(
+    where: Located, memories: list[memoryview | _core.Buffer]
+) -> list[memoryview | _core.Buffer]:
+    """A part of the only one for each of the value's ranges, which lie there one behind the other."""
+    memory = memoryview(*memories)
+    parts, at = list[memoryview | _core.Buffer](), 0
+    for length in _core.lengths_of(where.ranges):
+        parts.append(memory[at : at + length])
+        at += length
+    return parts
 
 
 def _running() -> Any:

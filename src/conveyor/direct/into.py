@@ -207,7 +207,7 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
         room = targets.rooms[id(target)]
         if room is not None and _is_like(where, target):
             _tell_autograd([target])
-            _read(where, [room])
+            read_into(where, [room])
             return target
     try:
         skeleton = Skeleton(where)
@@ -229,9 +229,9 @@ def _fetched(unfetched: Unfetched, targets: Targets) -> Any:
     if not memories or _overlap(memories.values()):
         return unfetched.fetch()
     lengths = _core.lengths_of(where.ranges)
-    every = [memories.get(i) or _core.Buffer.own(n) for i, n in enumerate(lengths)]
+    every: list[Any] = [memories.get(i) or _core.Buffer.own(n) for i, n in enumerate(lengths)]
     _tell_autograd(taking)
-    _read(where, every)
+    read_into(where, every)
     return unfetched.decode_with(every)
 
 
@@ -253,16 +253,6 @@ def _tell_autograd(targets: Sequence[Any]) -> None:
             import torch
 
             torch.autograd.graph.increment_version(target)
-
-
-def _read(where: Located, memories: list[Any]) -> None:
-    if where.joined:  # its ranges lie one behind the other in the only one
-        [memory] = memories
-        memories, at = [], 0
-        for length in _core.lengths_of(where.ranges):
-            memories.append(memory[at : at + length])
-            at += length
-    read_into(where, memories)
 
 
 def _is_like(where: Located, target: Any) -> bool:

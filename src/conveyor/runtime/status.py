@@ -42,8 +42,8 @@ class ActorStatus:
     method: what it runs (or ran, when it was stopped): a graph's task by its label, or a method.
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
-    fetches_from: whose memory it wants to read a value from, where that is held back
-        (``conveyor.testing.hold_transfers``).
+    fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
+        host, or held back (``conveyor.testing.hold_transfers``).
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
@@ -84,8 +84,8 @@ class ActorStatus:
             if self.blocked_on is not None:
                 text += f", which waits for {self.blocked_on}"
         if self.fetches_from is not None:
-            held = f"fetching a value that {self.fetches_from} keeps, which is held back"
-            text += f", {held}" if text else held
+            fetching = f"fetching a value that {self.fetches_from} keeps, which has not come yet"
+            text += f", {fetching}" if text else fetching
         if self.state == "stopped":
             # Not dead: SIGCONT, or the debugger's "continue", and nothing is lost.
             return "stopped (by a signal, or by a debugger)" + (f" while {text}" if text else "")

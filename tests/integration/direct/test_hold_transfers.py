@@ -67,7 +67,7 @@ def test_who_fetches_waits_for_the_end(pair, wait_until):
         total = bob.total.remote(ref)
         asked = bob.total_with.remote([ref], None)
         wait_until(lambda: status_of("bob").fetches_from == "ann")
-        assert "fetching a value that ann keeps, which is held back" in str(status_of("bob"))
+        assert "fetching a value that ann keeps, which has not come yet" in str(status_of("bob"))
         # The keeper takes no part, and what others keep can be had.
         assert get(ann.total.remote(ref)) == 1000
         assert get(theirs).sum() == 1000

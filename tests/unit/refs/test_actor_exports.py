@@ -100,7 +100,8 @@ def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatc
         assert fetched.wait(WAIT)
         return Outcome.failed(ValueError(f"fetched for {readers}"))
 
-    stays = SimpleNamespace(ok=True, snapshot=SimpleNamespace(keeps=True, fd=-1), whole=whole)
+    kept = SimpleNamespace(keeps=True, fd=-1)
+    stays = SimpleNamespace(ok=True, snapshot=kept, stays_afar=False, whole=whole)
     driver = Exports("session", None, lambda: None, AT_ONCE, (0, 1), lambda *_: False)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer = Peer(driver, 1, (1, 1), here, lambda why: RuntimeError("it has died"), SimpleNamespace())

@@ -13,7 +13,9 @@ SLOTS = 4
 
 @pytest.fixture
 def board():
-    return _core.Board.create(SLOTS)
+    made = _core.Board.create(SLOTS)
+    made.prepare(1, "keeper", 1)
+    return made
 
 
 class Kept:
@@ -57,6 +59,8 @@ def test_several_ranges_and_none(board):
         {"beside": b"route"},
         {"lying": File(3, 4).pack()},
         {"slot": 0},
+        {"slot": 2},
+        {"incarnation": 2},
         {"slot": SLOTS},
         {"slot": 2**32 - 1},
         {"number": 78},
