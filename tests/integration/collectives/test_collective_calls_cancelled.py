@@ -30,7 +30,8 @@ class Rank:
     def wait_for(self, gate):
         return gate.receive()
 
-    def late_add(self, gate, x):
+    def late_add(self, here, gate, x):
+        here.send(None)
         gate.receive()
         return self.add(x)
 
@@ -91,14 +92,16 @@ def test_an_execution_whose_rank_waits(ranks, how):
     """The other rank is not even in the graph's execution yet: it waits for something else."""
     first, second = ranks
     sends, gate = conveyor.channel.open()
+    here, arrives = conveyor.channel.open()
     with InputNode() as x:
-        graph = MultiOutputNode([first.add.bind(x), second.late_add.bind(gate, x)]).compile()
+        late = second.late_add.bind(here, gate, x)
+        graph = MultiOutputNode([first.add.bind(x), late]).compile()
+    refs = graph.execute(1, deadline=2 if how == "late" else None)
+    arrives.receive(timeout=WAIT)  # else it would be skipped, and never come
     if how == "late":
-        refs = graph.execute(1, deadline=0.3)
         with pytest.raises(DeadlineExceededError):
             conveyor.get(refs[0], timeout=WAIT)
     else:
-        refs = graph.execute(1)
         await_rank(first, refs[0])
         refs[0].cancel()
         with pytest.raises(ExecutionCancelledError):
