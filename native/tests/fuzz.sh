@@ -70,7 +70,7 @@ echo "== building"
 for target in "${targets[@]}"; do
     sources=() libraries=() flags=("${common[@]}")
     case $target in
-    block) sources=(arena arena_cap arena_service arena_view board holds lease pins populate) ;;
+    block) sources=(arena arena_cap arena_service arena_view board hazards holds lease pins populate) ;;
     ring) sources=(board holds) ;;
     frame)
         read -r include nanobind libdir version home <<<"$where"

@@ -7,7 +7,7 @@ using namespace conveyor;
 namespace {
 
 // A frame whose meta bytes begin with a header, and whose buffer makes it as large as that.
-void send_claims(Host& from, uint32_t slot, Sender& sender, uint64_t n, const std::string& header, size_t buffer, uint32_t flags = 0) {
+void send_claims(Host& from, uint32_t slot, Sender& sender, uint64_t n, const std::string& header, size_t buffer, Kind kind = Kind::kValue) {
   REQUIRE(from.wait_for_room(slot, sender));
   const auto length = uint32_t(header.size());
   const std::string meta = std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + "and a pickle";
@@ -15,7 +15,8 @@ void send_claims(Host& from, uint32_t slot, Sender& sender, uint64_t n, const st
   Outgoing out;
   out.tag = n;
   out.codec = kFirstPython;
-  out.flags = kRefs | kDefinitions | flags;
+  out.kind = kind;
+  out.flags = kRefs | kDefinitions;
   out.size = layout.total;
   sender.reserve(out);
   char* const body = sender.body_of(out);
@@ -76,10 +77,10 @@ TEST(what_is_claimed_by_frames_that_cannot_be_sent_is_told) {
   join(t.a, t.b);
   const auto sender = t.a.sender(kId, t.rings, 0);
   const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  send_claims(t.a, 0, *sender, 1, "kept", 10, kKeeps);
-  send_claims(t.a, 0, *sender, 2, "kept, too", 100'000, kKeeps);
+  send_claims(t.a, 0, *sender, 1, "small", 10, Kind(77));
+  send_claims(t.a, 0, *sender, 2, "large", 100'000, Kind(77));
   Told told{*t.a.pump};
-  CHECK(check::soon([&] { return told.is({"kept@1", "kept, too@1"}); }));
+  CHECK(check::soon([&] { return told.is({"small@1", "large@1"}); }));
   for (const uint64_t n : {1, 2}) {
     REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
     const Frame frame = receiver->take();

@@ -21,7 +21,7 @@ from conveyor.exceptions import (
 )
 from conveyor.experimental.collective import ReduceOp
 from conveyor.runtime import context
-from conveyor.runtime.driver import abroad
+from conveyor.runtime.driver import looks
 from conveyor.runtime.driver.far import Handed
 from conveyor.runtime.ranks import Membership
 
@@ -214,7 +214,7 @@ def test_ranks_of_two_nodes_that_have_called_different_things(ranks, group):
 
 
 def test_the_driver_says_what_ranks_of_another_node_do(ranks, monkeypatch):
-    monkeypatch.setattr(abroad, "HASTE", WAIT)
+    monkeypatch.setattr(looks, "HASTE", WAIT)
     made = collective.create_collective_group([ranks[0], ranks[1]], driver_rank=2)
     told = rf"rank 0 \({name_of(ranks[0])}\), idle; rank 1 \({name_of(ranks[1])}\), idle"
     with pytest.raises(CollectiveTimeoutError, match=told):

@@ -159,6 +159,7 @@ class Wait:
         self._begins = 0.0 if lane is None or not changes else self.since + FIRST_REFRESH
         #: What others have found out: see ``waiting.reports``.
         self.found: Found | None = None
+        self._heard: Found | None = None
         #: What the driver was told last, by the version of the notes.
         self.told = -1
         self._pending: tuple[int, int] | None = None
@@ -202,7 +203,8 @@ class Wait:
 
     def judge(self, now: float) -> float | None:
         """The second half: follow the notes, this one's among them."""
-        self._heed()
+        if self._heed():
+            return _FIRST_RECHECK
         abroad = False
         try:
             suspicious = self._suspicious()
@@ -218,12 +220,18 @@ class Wait:
         again = max(self._refresh_at - now, 0.001) if self._changes else None
         return sooner(again, self._lanes.reports.tell(self, now)) if abroad else again
 
-    def _heed(self) -> None:
-        """Raise what the driver has found, if it is of this wait as it is now."""
+    def _heed(self) -> bool:
+        """Raise what the driver has found, if it is of this wait as it is now. True: at the next look; what
+        is waited for may have come, and then that have been found, since it was looked for in vain."""
         with self._lanes.lock:
-            found, self.found = self.found, None
+            found = self.found
             if found is None or found.stamp != self.stamp:
-                return
+                self.found = self._heard = None
+                return False
+            if self._heard is not found:
+                self._heard = found
+                return True
+            self.found = self._heard = None
             self._lanes.end(self)
         raise _error(self.blockers[0][2], found.chain, found.names, found.kinds)
 
