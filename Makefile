@@ -143,8 +143,10 @@ rooms = $(foreach name,$(1),$(or $(wildcard tests/integration/*/test_$(name).py)
 # what Ray prints as well, or look at what is the local engine's, are not among it.
 RAY_TESTS := tests/ray tests/integration/test_parity.py $(call rooms,graphs graph_collectives \
 	first_cause graceful_kill sys_exit cancel direct collective_calls)
-# Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs.
-RAY_FIRST := tests/ray tests/integration/test_parity.py $(call rooms,graph_collectives)
+# Those of it that `make test` runs: in one process, which has one cluster, and when nothing else runs. Some take
+# minutes by themselves, and are of what others use as well.
+RAY_LONG := transports graph_collectives
+RAY_FIRST := $(filter-out $(RAY_LONG:%=tests/ray/test_ray_%.py),$(sort $(wildcard tests/ray/test_*.py))) tests/integration/test_parity.py $(call rooms,graph_collectives)
 # What is the same on all engines, with actors on nodes that share no memory (tests/nodes_apart.py), and what of it
 # `make test` runs. On nodes that share theirs graphs are as on the local engine.
 APART := CONVEYOR_ENGINE=ray CONVEYOR_TEST_NODES=apart
