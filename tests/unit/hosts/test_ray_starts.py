@@ -1,38 +1,10 @@
 """Starts of actors that Ctrl-C breaks off hold up nobody."""
 
-import sys
-import threading
-from contextlib import contextmanager
-
 import pytest
+from interrupted import goes_on, interrupted_when_entered
 
 from conveyor.engine.events import EventLoop
 from conveyor.engine.ray.starts import Starts
-
-WAIT = 60
-
-
-@contextmanager
-def interrupted_when_entered():
-    """Ctrl-C comes when a condition has just been entered, by a line of Python's."""
-
-    def interrupt(frame, event, _):
-        if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
-def goes_on(what):
-    thread = threading.Thread(target=what, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-    return not thread.is_alive()
 
 
 @pytest.mark.parametrize("of", ["under_way", "asking"])

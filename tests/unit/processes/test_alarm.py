@@ -1,41 +1,17 @@
 """The thread that sees deadlines."""
 
-import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+
+from interrupted import WAIT, goes_on, interrupted_when_entered
 
 from conveyor import _core
 from conveyor.runtime.waiting.alarm import Alarm
-
-WAIT = 60
 
 
 class Timed:
     def __init__(self, ns):
         self.deadline = _core.monotonic_ns() + ns
-
-
-@contextmanager
-def interrupted_when_entered():
-    """Ctrl-C comes when a condition has just been entered, by a line of Python's."""
-
-    def interrupt(frame, event, _):
-        if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
-def goes_on(what):
-    thread = threading.Thread(target=what, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-    return not thread.is_alive()
 
 
 def test_it_goes_on_behind_a_wait_that_was_broken_off():
