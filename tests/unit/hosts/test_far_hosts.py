@@ -25,8 +25,8 @@ from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.actor.requests import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import (
+from conveyor.runtime.driver.far_hosts import FarHosts
+from conveyor.runtime.driver.far_orders import (
     Adopt,
     Answer,
     Bury,
@@ -72,7 +72,7 @@ class Host:
 @pytest.fixture
 def abroad():
     board = SimpleNamespace(name=lambda slot: f"process {slot}")
-    made = Abroad(SimpleNamespace(slot=0, board=board), lambda: None)
+    made = FarHosts(SimpleNamespace(slot=0, board=board), lambda: None)
     made._hosts = {1: Host(1), 2: Host(2)}
     made._host_of = {5: 1, 6: 2}
     return made

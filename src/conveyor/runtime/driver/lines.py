@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from conveyor.codec import Reader
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all
@@ -29,7 +29,7 @@ class Line:
     """One actor's: it asks over a socket, or its host passes on what it asks. It is answered by several
     threads."""
 
-    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: Abroad) -> None:
+    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
         self.record = record
         #: ``None`` where the process is on another host, and when the line is closed.
         self.sock: socket.socket | None = sock
@@ -59,7 +59,7 @@ class Line:
 class Lines:
     """Those of all actors, by their processes."""
 
-    def __init__(self, unwatch: Callable[[int], None], abroad: Abroad) -> None:
+    def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
         """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""
         self._unwatch = unwatch
         self._abroad = abroad

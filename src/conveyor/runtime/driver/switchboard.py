@@ -18,11 +18,11 @@ from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor import requests as asked
 from conveyor.runtime.actor.requests import Done, Failed, Notice, Numbered, Reply, Request
 from conveyor.runtime.calls.constructor import Kept
-from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.departures import Departures
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.inquiries import Inquiries
 from conveyor.runtime.driver.introductions import DriverIntroductions
@@ -62,7 +62,7 @@ class Switchboard:
         introductions: DriverIntroductions,
         collectives: DriverCollectives,
         watcher: Watcher,
-        abroad: Abroad,
+        abroad: FarHosts,
     ) -> None:
         self._hosts = hosts
         self._table = table
