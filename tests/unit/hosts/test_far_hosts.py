@@ -37,7 +37,7 @@ from conveyor.runtime.driver.far_orders import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.lines import Line, Lines
+from conveyor.runtime.driver.request_lines import RequestLine, RequestLines
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.process import ArenaSize, Place
 from conveyor.runtime.refs.messages import receive_pickled
@@ -315,7 +315,7 @@ def test_a_line_to_another_host_that_takes_no_answer_is_cut(removed, abroad):
     host = abroad._hosts[1]
     record = SimpleNamespace(reader=(5, 1), host=host, alive=True)
     here, there = socket.socketpair()
-    lines = Lines(lambda fd: None, abroad)
+    lines = RequestLines(lambda fd: None, abroad)
     lines.add(record, here)
     lines.settle(record)
     lines.remove(record)
@@ -356,7 +356,7 @@ def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
     host.send = lambda order: given.append(order) or never
     record = SimpleNamespace(host=host, reader=(5, 1), alive=True, id=SimpleNamespace(name="asks"))
     here, there = socket.socketpair()
-    line = Line(record, here, abroad)
+    line = RequestLine(record, here, abroad)
     line.sock = None  # it is elsewhere
     with here, there:
         line.send("no thread is left", [], patience=1.0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from conveyor.engine.ray import guest as there
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
-from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.ray.visitors import Visitors

@@ -16,7 +16,7 @@ from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_de
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.far_host import Handed
 from conveyor.runtime.driver.far_hosts import FarHosts
-from conveyor.runtime.driver.looking import look_afar
+from conveyor.runtime.driver.graph_looks import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
