@@ -275,8 +275,8 @@ class Agents:
             return why
         return (
             f"{why}. Over TLS a thread of Python carries what nodes say: if native code of this program, or "
-            f"of that node's, has kept the interpreter to itself for node_timeout seconds ({self._window:g}), "
-            f"they have not heard of each other; init(node_timeout=) may be longer"
+            f"of that node's, has kept the interpreter to itself for node_timeout seconds "
+            f"({self._window:g}), they have not heard of each other; init(node_timeout=) may be longer"
         )
 
     def lose(self, host: AgentHost, why: str) -> None:
