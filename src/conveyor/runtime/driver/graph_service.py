@@ -41,7 +41,9 @@ class GraphService:
         entry = parts_of(graph).submitter.entry
         assert isinstance(entry, GateEntry)
         self._entry = entry
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.
         self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
         self._busy = False
@@ -50,7 +52,7 @@ class GraphService:
         try:
             self.connection = Connection(sock, "graph", self._on_message, self._on_end)
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify()
             raise
@@ -59,13 +61,13 @@ class GraphService:
         self.handlers[type(message)](self, message, fds)
 
     def _withdraw(self, message: Withdraw, _fds: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             _, snapshot, _ = self._queue.pop(message.number, (None, None, 0))
         if snapshot is not None:
             _let_go(snapshot)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             waits = self._busy or message.number in self._queue
         blockers = self._entry.room_blockers(-1) if waits else None
         self.connection.send(HeldUp(message.number, message.question, blockers or ()))
@@ -83,7 +85,7 @@ class GraphService:
         except Exception as error:  # it cannot be mapped
             self._answer(message.number, partial(_raise, error))
             return
-        with self._changed:
+        with self._lock:
             if message.patient:
                 self._queue[message.number] = message, snapshot, came
                 self._changed.notify()
@@ -101,7 +103,7 @@ class GraphService:
     }
 
     def _on_end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             left = [snapshot for _, snapshot, _ in self._queue.values()]
             self._queue.clear()
@@ -112,7 +114,7 @@ class GraphService:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     return
@@ -121,7 +123,7 @@ class GraphService:
             begin = partial(self._begin, message, snapshot, came, False)
             self._answer(message.number, begin, snapshot)
             del message, snapshot, begin
-            with self._changed:
+            with self._lock:
                 self._busy = False
 
     def _answer(
