@@ -193,6 +193,8 @@ class Supply:
 
     def _take(self) -> socket.socket:
         with self._lock:
+            if self._closed.is_set():
+                raise ConnectionError("the other host is lost, or the session over")
             if self._idle:
                 sock = self._idle.pop()
                 self._busy.add(sock)

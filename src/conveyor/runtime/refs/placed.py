@@ -38,6 +38,9 @@ class Placed:
         return found
 
 
-def may_have_stayed(outcome: Any) -> bool:
-    """Whether something of a value may have to be fetched, of which that has come."""
+def may_have_stayed(ref: Any) -> bool:
+    """Whether something of the value of a ref that is done may have to be fetched."""
+    outcome = ref._settled_now()
+    if outcome is _core.EMPTY:
+        outcome = ref._settled(None)
     return type(outcome) is _core.Snapshot and (outcome.codec == DIRECT or outcome.keeps)

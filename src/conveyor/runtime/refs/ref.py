@@ -287,7 +287,7 @@ class Ref(_RefCore[ValueT], Placed):
                 self.done, ask, self._awaited_as(), self._abandon
             )
             yield from awaited.__await__()
-        if may_have_stayed(self._settled_now()):
+        if may_have_stayed(self):
             value_of = import_later("conveyor.direct.awaiting").value_of
             return cast("ValueT", (yield from value_of(self).__await__()))
         return self.get()
