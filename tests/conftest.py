@@ -227,7 +227,8 @@ def session(request):
     """A session on the local engine for a module's tests, and the proof that nothing is left. ``PRELOAD`` of
     the module is what all of its actors have imported."""
     with _leaves_nothing():
-        conveyor.init(preload=getattr(request.module, "PRELOAD", None))
+        preload = getattr(request.module, "PRELOAD", None)
+        conveyor.init(preload=preload, **nodes_apart.of(request.module))
         yield
         conveyor.shutdown()
 
