@@ -22,7 +22,7 @@ APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
 #: What the driver's node has, and what the other one has. An actor takes so little of it that all find room.
 _NODES = ("second", "first")
 _SOME = 0.0001
-#: What is not so between hosts, by docs/between-hosts.md or by how a test looks at it, and the
+#: What is not so between hosts, by docs/architecture/between-hosts.md or by how a test looks at it, and the
 #: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
 _PROGRAM = "a program of its own, whose sessions are not spread"

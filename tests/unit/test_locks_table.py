@@ -1,4 +1,4 @@
-"""The tables of locks and threads in docs/architecture.md name what the sources have."""
+"""The tables of docs/architecture/locks-and-threads.md name what the sources have."""
 
 import ast
 import re
@@ -8,8 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "conveyor"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
-SECTION = PAGE.split("## Locks and threads")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs" / "architecture" / "locks-and-threads.md").read_text()
 
 
 def _files():
@@ -64,7 +63,7 @@ def _threads():
 
 
 def _in_backticks():
-    return {text.removeprefix("graph.") for text in re.findall(r"`([^`]+)`", SECTION)}
+    return {text.removeprefix("graph.") for text in re.findall(r"`([^`]+)`", PAGE)}
 
 
 @pytest.mark.parametrize("lock", _locks())
@@ -78,7 +77,7 @@ def test_every_thread_stands_in_the_table(thread):
 
 
 def test_the_table_names_no_lock_that_is_gone():
-    rows = [row.split("|")[1] for row in SECTION.splitlines() if row.startswith("| `")]
+    rows = [row.split("|")[1] for row in PAGE.splitlines() if row.startswith("| `")]
     named = {
         text.removeprefix("graph.")
         for row in rows

@@ -1,7 +1,7 @@
 """What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
 
-It does what the driver orders (:mod:`conveyor.runtime.driver.far`), one order after the other. It starts no
-process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
+It does what the driver orders (:mod:`conveyor.runtime.driver.far_orders`), one order after the other. It
+starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.runtime.calls.link_segment import Refusal
 from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.far import (
+from conveyor.runtime.driver.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
