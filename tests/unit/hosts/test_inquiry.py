@@ -43,7 +43,9 @@ class Process:
             None  # the call that it serves, (caller, number); "own" for what nobody waits for
         )
         self.waits = None  # (whose call it waits for, number); or an execution
-        self.pending = None  # what the execution's owner was asked, and since which question that is
+        self.pending = (
+            None  # what the execution's owner was asked, and since which question that is
+        )
         self.questions = 0
         self.asked_at = None  # the execution's place when it was asked about last
         self.stamp = 0
@@ -328,9 +330,7 @@ class World:
             if wire and ring not in self.held
         ]
         found += [
-            (self.say, line)
-            for line, said in self.lines.items()
-            if said and line not in self.held
+            (self.say, line) for line, said in self.lines.items() if said and line not in self.held
         ]
         found += [(self.answer_on, answer) for answer in self.answers_due]
         if self.inquiry is not None:
