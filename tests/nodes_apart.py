@@ -47,8 +47,14 @@ LIMITS = {
 }
 #: What has Ray place an actor itself.
 _PLACED = ("resources", "scheduling_strategy", "label_selector")
-#: Connections are not to be lost because the machine has other work.
-_TIMEOUT = 60.0
+#: s; connections are not to be lost because the machine has other work. A module says ``NODE_TIMEOUT`` where
+#: its tests wait for a loss that is told only when a node's would have been.
+NODE_TIMEOUT = 60.0
+
+
+def of(module: Any) -> dict[str, Any]:
+    """What a module's sessions start with."""
+    return {"node_timeout": getattr(module, "NODE_TIMEOUT", NODE_TIMEOUT)} if APART else {}
 
 
 def spread() -> None:
@@ -62,7 +68,7 @@ def spread() -> None:
     def started(*args: Any, **options: Any) -> Any:
         nonlocal turns
         turns = itertools.cycle(_NODES)
-        return start(*args, **{"shared_memory": "node", "node_timeout": _TIMEOUT, **options})
+        return start(*args, **{"shared_memory": "node", "node_timeout": NODE_TIMEOUT, **options})
 
     def placed(options: Any) -> Mapping[str, Any]:
         asked: dict[str, Any] = ray_options(options)

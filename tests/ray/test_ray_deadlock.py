@@ -42,6 +42,14 @@ class Node:
             return "end"
         return conveyor.get(self.peers[path[0]].walk.remote(path[1:], pause))
 
+    def to_one_that_stays(self, path, inside):
+        """As ``walk``; the last one never returns, and tells that it is in its method by a file."""
+        if path:
+            return conveyor.get(self.peers[path[0]].to_one_that_stays.remote(path[1:], inside))
+        open(inside, "w").close()
+        while True:
+            time.sleep(0.002)
+
     def with_wait(self, path):
         ref = self.peers[path[0]].walk.remote(path[1:])
         conveyor.wait([ref])
@@ -449,7 +457,7 @@ def third(two_nodes):
         two_nodes.remove_node(node, allow_graceful=False)
 
 
-def test_three_nodes_one_of_which_is_lost(take, third, two_nodes):
+def test_three_nodes_one_of_which_is_lost(take, third, two_nodes, latches, wait_until):
     a, b = take("ab")
     e = Node.options(name="the e", resources={"third": 0.01}).remote()
     get(e.meet.remote(a=a, b=b, e=e))
@@ -460,8 +468,9 @@ def test_three_nodes_one_of_which_is_lost(take, third, two_nodes):
     deadlocks(a.walk.remote("bea"), a, b, e)
     assert all_alive(a, b, e)
     # Who waits for a node that is lost is told of that, and nothing of it is left in what is found later.
-    ref = a.walk.remote("be", 0.5)
-    time.sleep(0.2)
+    inside = latches()
+    ref = a.to_one_that_stays.remote("be", inside.path)
+    wait_until(lambda: inside.is_open, WAIT)
     two_nodes.remove_node(third, allow_graceful=False)
     with pytest.raises(ActorDiedError):
         get(ref)

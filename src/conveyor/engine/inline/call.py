@@ -167,7 +167,7 @@ class CallJob(Job):
 
     def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
         """Give the ref its outcome; the first one counts."""
-        with self.host.lines.changed:
+        with self.host.lines.lock:
             ref, self._ref = self._ref, None
             if ref is None:
                 return

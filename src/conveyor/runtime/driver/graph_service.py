@@ -42,7 +42,9 @@ class GraphService:
         entry = parts_of(graph).submitter.entry
         assert isinstance(entry, GateEntry)
         self._entry = entry
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.
         self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
         # Of the one that waits for room, or is about to begin; 0: none.
@@ -52,7 +54,7 @@ class GraphService:
         try:
             self.connection = Connection(sock, "graph", self._on_message, self._on_end)
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify()
             raise
@@ -61,13 +63,13 @@ class GraphService:
         self.handlers[type(message)](self, message, fds)
 
     def _withdraw(self, message: Withdraw, _fds: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             _, snapshot, _ = self._queue.pop(message.number, (None, None, 0))
         if snapshot is not None:
             _let_go(snapshot)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             waits = message.number == self._busy or message.number in self._queue
 
         def tell(blockers: Blockers) -> None:
@@ -91,7 +93,7 @@ class GraphService:
         except Exception as error:  # it cannot be mapped
             self._answer(message.number, partial(_raise, error))
             return
-        with self._changed:
+        with self._lock:
             if message.patient:
                 self._queue[message.number] = message, snapshot, came
                 self._changed.notify()
@@ -109,7 +111,7 @@ class GraphService:
     }
 
     def _on_end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             left = [snapshot for _, snapshot, _ in self._queue.values()]
             self._queue.clear()
@@ -120,7 +122,7 @@ class GraphService:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     return
@@ -129,7 +131,7 @@ class GraphService:
             begin = partial(self._begin, message, snapshot, came, False)
             self._answer(message.number, begin, snapshot)
             del message, snapshot, begin
-            with self._changed:
+            with self._lock:
                 self._busy = 0
 
     def _answer(

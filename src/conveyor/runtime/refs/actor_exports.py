@@ -6,11 +6,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
@@ -68,6 +69,8 @@ class ActorExports(Imports):
         self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
+        # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
+        self._to_give_up: list[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = []
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
@@ -144,16 +147,26 @@ class ActorExports(Imports):
             return
         whose = None if readers is None else tuple(readers)
         if self._connection is None:  # connecting is nothing for a finalizer
-            threads.start(self._give_up, "refs-given-up", tickets, whose)
+            self._to_give_up.append((tickets, whose))
+            with suppress(SystemLimitError):  # whoever opens a connection tells it
+                threads.start(self._open, "refs-given-up")
         else:
             self._connection.soon(lambda: self._give_up(tickets, whose))
 
     def _give_up(
         self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
     ) -> None:
-        connection = self._open()
-        for _, ticket in tickets:
-            connection.send(GiveUp(ticket, readers))
+        self._to_give_up.append((tickets, readers))
+        self._tell_given_up(self._open())
+
+    def _tell_given_up(self, connection: Connection) -> None:
+        while self._to_give_up:
+            try:
+                tickets, readers = self._to_give_up.pop()
+            except IndexError:  # another thread has told it
+                return
+            for _, ticket in tickets:
+                connection.send(GiveUp(ticket, readers))
 
     def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
@@ -188,8 +201,9 @@ class ActorExports(Imports):
             if opened is not None and opened is not connection:
                 sock.close()  # a signal handler has opened one meanwhile
                 return opened
-            self._connection = Connection(sock, "refs", self._on_message, self._on_end)
-            return self._connection
+            self._connection = opened = Connection(sock, "refs", self._on_message, self._on_end)
+            self._tell_given_up(opened)
+            return opened
 
     def close(self) -> None:
         """The process leaves its session."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
 from types import GenericAlias, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -16,7 +16,7 @@ from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.outcome import Failure
-from conveyor.runtime.refs.placed import Placed
+from conveyor.runtime.refs.placed import Placed, may_have_stayed
 from conveyor.runtime.sights import learn, passing_on, tells
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.works import Again, Blockers
@@ -287,6 +287,9 @@ class Ref(_RefCore[ValueT], Placed):
                 self.done, ask, self._awaited_as(), self._abandon
             )
             yield from awaited.__await__()
+        if may_have_stayed(self):
+            value_of = import_later("conveyor.direct.awaiting").value_of
+            return cast("ValueT", (yield from value_of(self).__await__()))
         return self.get()
 
     def _awaited_as(self) -> Hashable:
