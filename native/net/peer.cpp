@@ -74,6 +74,7 @@ void Peer::lose(const std::string& reason) {
   reason_ = reason;
   state_ = State::kLost;
   lent_->end();
+  closing_.end();
 }
 
 void Peer::say_bye() {
@@ -92,17 +93,6 @@ uint64_t Peer::ask_clock(uint32_t times) {
 
 void Peer::look(Mirror& mirror) {
   if (connection_ && greeted_) look_.insert(&mirror);
-}
-
-void Peer::close(Mirror& mirror) {
-  look_.erase(&mirror);
-  if (greeted_) closed_.push_back(mirror.id);
-  std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
-  if (into_mirror_ == &mirror) {
-    into_ = nullptr;  // what still comes of it is dropped
-    into_mirror_ = nullptr;
-    to_ = nullptr;
-  }
 }
 
 // --- in ---
@@ -184,6 +174,11 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
+  if (prefix.what == What::kClose) return hear_closed(prefix, body);
+  if (prefix.what == What::kClosed) {
+    closing_.closed.erase(prefix.segment);
+    return;
+  }
   if (prefix.what == What::kClock) {
     if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
     clock_questions_.push_back(read<Clock>(body).asked);
@@ -215,9 +210,6 @@ void Peer::heed(const Prefix& prefix, const char* body) {
       look_.insert(mirror);
       break;
     }
-    case What::kClose:
-      mirror->closed(host);
-      break;
     case What::kFrame: {
       const auto head = read<FrameHead>(body);
       into_ = &mirror->in(host, head.ring);
@@ -267,7 +259,7 @@ void Peer::greeting(const Hello& hello) {
   instance_ = hello.instance;
   greeted_ = true;
   deaths_ = hub_.deaths();
-  closed_.clear();
+  closing_.begin_anew();
   next_told_ = unheard_;
   told_ = heard_by_it_;
   for (Mirror* mirror : hub_.mirrors_of(host)) {
@@ -292,8 +284,7 @@ bool Peer::put_control() {
     connection_->put(death);
   }
   deaths_.clear();
-  for (const uint64_t id : closed_) connection_->put(Prefix{What::kClose, 0, 0, id});
-  closed_.clear();
+  put_closed();
   // What a mirror's frames are sent up to is read before what goes ahead of them: see wire.h.
   while (!look_.empty()) {
     Mirror& mirror = **look_.begin();
