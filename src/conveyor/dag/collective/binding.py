@@ -165,8 +165,8 @@ def reducescatter(
     """Bind a reduction of which every rank gets its share along dimension 0, the first rank the first.
 
     Args:
-        nodes: as for ``allreduce``. Dimension 0 of the tensors is a multiple of the number of actors; if it is
-            not, that is an error of the execution.
+        nodes: as for ``allreduce``. Dimension 0 of the tensors is a multiple of the number of actors; if it
+            is not, that is an error of the execution.
         op: as for ``allreduce``.
         transport: likewise.
 
