@@ -205,6 +205,12 @@ InRing& Mirror::in(uint32_t host, uint32_t ring) {
   return *rings_[ring].in;
 }
 
+bool Mirror::lends(uint32_t host, uint32_t ring, uint64_t number) const {
+  if (ring >= rings()) return false;
+  const auto found = rings_[ring].out.find(host);
+  return found != rings_[ring].out.end() && found->second->lends(number);
+}
+
 std::vector<OutRing*> Mirror::out(uint32_t host) {
   std::vector<OutRing*> found;
   for (const bool lead : {false, true})

@@ -88,6 +88,8 @@ class Mirror {
 
   InRing& in(uint32_t host, uint32_t ring);
   std::vector<OutRing*> out(uint32_t host);
+  // Whether that frame was sent to `host`, which has not said yet that it is there.
+  bool lends(uint32_t host, uint32_t ring, uint64_t number) const;
   // Whether all frames below `head` of a ring from `host` are here; also where no ring leads here from there.
   bool has(uint32_t host, uint32_t ring, uint64_t head) const {
     return ring >= rings_.size() || !rings_[ring].in || rings_[ring].writer_host != host || rings_[ring].in->have() >= head;
