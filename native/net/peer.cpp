@@ -21,70 +21,6 @@ T read(const char* from) {
 
 }  // namespace
 
-Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
-    : host(host), hub_(hub), window_ns_(window_ns), silent_ns_(window_ns / 4 * 3), returning_(std::make_shared<Returning>(std::move(bell))) {}
-
-PeerCounts Peer::counts() const {
-  PeerCounts counts = counts_;
-  if (connection_) {
-    counts.bytes_sent += connection_->sent;
-    counts.bytes_received += connection_->received;
-  }
-  return counts;
-}
-
-void Peer::connect(Fd fd) {
-  if (state_ == State::kLost) throw std::system_error(ESHUTDOWN, std::generic_category(), "the host was given up");
-  auto connection = std::make_unique<Connection>(std::move(fd));
-  if (connection_) drop("another connection has taken its place");
-  connection_ = std::move(connection);
-  greeted_ = false;
-  state_ = State::kUp;
-  heard_ns_ = said_ns_ = now_ns();
-  ++counts_.connections;
-  connection_->put(Prefix{What::kHello, 0, sizeof(Hello), 0});
-  connection_->put(Hello{kHelloMagic, kWireVersion, hub_.self(), hub_.instance()});
-}
-
-void Peer::drop(const std::string& reason) {
-  if (!connection_) return;
-  if (into_ != nullptr) into_->cut(piece_ - left_);
-  into_ = nullptr;
-  left_ = 0;
-  counts_ = counts();
-  hub_.unwatch(host);
-  connection_.reset();
-  for (auto& [mirror, ring] : ready_) ring->queued = false;
-  ready_.clear();
-  clock_questions_.clear();
-  clock_asked_ = 0;
-  for (Mirror* mirror : hub_.mirrors_of(host)) mirror->reconnected(host);
-  reason_ = reason;
-  if (state_ == State::kUp) {
-    state_ = State::kDown;
-    // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
-    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
-  }
-  greeted_ = false;
-}
-
-void Peer::lose(const std::string& reason) {
-  if (state_ == State::kLost) return;
-  drop(reason);
-  reason_ = reason;
-  state_ = State::kLost;
-  lent_->end();
-}
-
-void Peer::say_bye() {
-  if (!connection_ || connection_->has_payload()) return;
-  try {
-    connection_->put(Prefix{What::kBye, 0, 0, 0});
-    connection_->flush();
-  } catch (const std::exception&) {  // it hears of the end of the connection
-  }
-}
-
 uint64_t Peer::ask_clock(uint32_t times) {
   clock_wanted_ = std::max(clock_wanted_, clock_answers_ + times);
   return clock_answers_ + times;
@@ -92,17 +28,6 @@ uint64_t Peer::ask_clock(uint32_t times) {
 
 void Peer::look(Mirror& mirror) {
   if (connection_ && greeted_) look_.insert(&mirror);
-}
-
-void Peer::close(Mirror& mirror) {
-  look_.erase(&mirror);
-  if (greeted_) closed_.push_back(mirror.id);
-  std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
-  if (into_mirror_ == &mirror) {
-    into_ = nullptr;  // what still comes of it is dropped
-    into_mirror_ = nullptr;
-    to_ = nullptr;
-  }
 }
 
 // --- in ---
@@ -129,7 +54,7 @@ bool Peer::receive() {
   } catch (const Broken& error) {
     drop(error.what());
   } catch (const Violation& error) {
-    lose(std::string("it has said what makes no sense: ") + error.what());
+    lose("it has said what makes no sense: ", error.what());
   } catch (const std::exception& error) {  // no memory, say: what had come comes again
     drop(error.what());
   }
@@ -184,6 +109,11 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kDeath) return hub_.died(host, read<Death>(body));
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
+  if (prefix.what == What::kClose) return hear_closed(prefix, body);
+  if (prefix.what == What::kClosed) {
+    closing_.closed.erase(prefix.segment);
+    return;
+  }
   if (prefix.what == What::kClock) {
     if (clock_questions_.size() == kClockQuestions) throw Violation("it asks for the time, again and again");
     clock_questions_.push_back(read<Clock>(body).asked);
@@ -206,7 +136,7 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   }
   // A segment that this host has not, or no more: nothing of it is wanted.
   Mirror* const mirror = hub_.mirror(prefix.segment);
-  if (mirror == nullptr || std::ranges::find(mirror->hosts(), host) == mirror->hosts().end()) return;
+  if (mirror == nullptr || !mirror->is_on(host)) return;
   switch (prefix.what) {
     case What::kOpen: {
       const auto head = read<OpenHead>(body);
@@ -215,9 +145,6 @@ void Peer::heed(const Prefix& prefix, const char* body) {
       look_.insert(mirror);
       break;
     }
-    case What::kClose:
-      mirror->closed(host);
-      break;
     case What::kFrame: {
       const auto head = read<FrameHead>(body);
       into_ = &mirror->in(host, head.ring);
@@ -267,7 +194,7 @@ void Peer::greeting(const Hello& hello) {
   instance_ = hello.instance;
   greeted_ = true;
   deaths_ = hub_.deaths();
-  closed_.clear();
+  closing_.begin_anew();
   next_told_ = unheard_;
   told_ = heard_by_it_;
   for (Mirror* mirror : hub_.mirrors_of(host)) {
@@ -292,8 +219,7 @@ bool Peer::put_control() {
     connection_->put(death);
   }
   deaths_.clear();
-  for (const uint64_t id : closed_) connection_->put(Prefix{What::kClose, 0, 0, id});
-  closed_.clear();
+  put_closed();
   // What a mirror's frames are sent up to is read before what goes ahead of them: see wire.h.
   while (!look_.empty()) {
     Mirror& mirror = **look_.begin();
@@ -366,34 +292,6 @@ bool Peer::send() {
     drop(error.what());
   }
   return any;
-}
-
-void Peer::excuse(uint64_t ns) {
-  const uint64_t now = now_ns();  // what has happened since is no longer ago than that
-  heard_ns_ = std::min(heard_ns_ + ns, now);
-  if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
-}
-
-uint64_t Peer::tick() {
-  const uint64_t now = now_ns();  // behind whatever has moved the others
-  const uint64_t pause = window_ns_ / 4;
-  if (state_ == State::kDown) {
-    // In steps, so that it shows where this process has not run meanwhile.
-    if (now - down_ns_ < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
-    lose("there was no connection to it for as long as is waited for one: " + reason_);
-  }
-  if (!connection_) return 0;
-  if (now - heard_ns_ >= silent_ns_) {
-    drop("nothing has come from it for too long");
-    return now + pause;
-  }
-  if (now - said_ns_ >= pause && !connection_->has_payload()) {
-    said_ns_ = now;
-    connection_->put(Prefix{What::kPing, 0, 0, 0});
-    send();
-    if (!connection_) return now + pause;
-  }
-  return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);
 }
 
 }  // namespace conveyor::net
