@@ -39,6 +39,13 @@ class Lent {
   void returned_early(const FrameKey& frame) {
     if (!over_) returned_.insert(frame);
   }
+  // Neither host has that segment any more, and of a ring the frames below `have(ring)` had come: the others are lent to
+  // nobody.
+  template <class Have>
+  void settle(uint64_t segment, const Have& have) {
+    for (auto at = leases_.lower_bound({segment, 0, 0}); at != leases_.end() && at->first.segment == segment;)
+      at = at->first.number < have(at->first.ring) ? std::next(at) : leases_.erase(at);
+  }
   // The other host is lost.
   void end() {
     over_ = true;

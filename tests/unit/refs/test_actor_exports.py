@@ -12,7 +12,8 @@ from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs import actor_exports, exports
 from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.exports import Exported, Exports, Peer
+from conveyor.runtime.refs.exported import Exported
+from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.messages import receive_message
 from conveyor.runtime.refs.ref import Ref

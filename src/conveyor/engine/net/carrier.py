@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from conveyor.engine.net.depot import Depot, Supply, break_off
+from conveyor.engine.net.answering import break_off
+from conveyor.engine.net.depot import Depot, Supply
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.process import close_all

@@ -25,6 +25,7 @@ from conveyor.runtime.graph.exchange import (
 )
 from conveyor.runtime.refs.connection import Connection, received
 from conveyor.runtime.refs.ref import Itself
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     import socket
@@ -46,7 +47,8 @@ class GraphService:
         self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.
         self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
-        self._busy = False
+        # Of the one that waits for room, or is about to begin; 0: none.
+        self._busy = 0
         self._ended = False
         self._worker = threads.start(self._work, "graph-executions")
         try:
@@ -68,9 +70,15 @@ class GraphService:
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
         with self._lock:
-            waits = self._busy or message.number in self._queue
-        blockers = self._entry.room_blockers(-1) if waits else None
-        self.connection.send(HeldUp(message.number, message.question, blockers or ()))
+            waits = message.number == self._busy or message.number in self._queue
+
+        def tell(blockers: Blockers) -> None:
+            self.connection.send(HeldUp(message.number, message.question, blockers))
+
+        if waits:
+            self._entry.tell_room_blockers(tell)
+        else:
+            tell(())
 
     def _tell(self, message: Show, _fds: list[int]) -> None:
         # It may look for a stack, which takes its time. The thread ends with the answer.
@@ -90,7 +98,7 @@ class GraphService:
                 self._queue[message.number] = message, snapshot, came
                 self._changed.notify()
                 return
-            waiting = self._busy or bool(self._queue)
+            waiting = bool(self._busy or self._queue)
         begin = partial(self._begin, message, snapshot, came, waiting)
         self._answer(message.number, begin, snapshot)
 
@@ -119,12 +127,12 @@ class GraphService:
                 if self._ended:
                     return
                 message, snapshot, came = self._queue.pop(next(iter(self._queue)))
-                self._busy = True
+                self._busy = message.number
             begin = partial(self._begin, message, snapshot, came, False)
             self._answer(message.number, begin, snapshot)
             del message, snapshot, begin
             with self._lock:
-                self._busy = False
+                self._busy = 0
 
     def _answer(
         self, number: int, act: Callable[[], Any], snapshot: _core.Snapshot | None = None

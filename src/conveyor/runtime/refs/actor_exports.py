@@ -14,6 +14,7 @@ from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
     Answer,
@@ -33,10 +34,9 @@ from conveyor.runtime.refs.exchange import (
     Whom,
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
-from conveyor.runtime.refs.ref import Ref, blockers_known_here
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
-from conveyor.runtime.waiting.works import Blockers
 
 
 class ActorExports(Imports):
@@ -187,19 +187,8 @@ class ActorExports(Imports):
             raise answer
         return answer
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
-        assert isinstance(ref, ImportedRef)
-        if question < 0:
-            return None
-        answered, blockers = ref._said
-        # Several threads may wait for it. The answer to a later question is as good.
-        if answered >= question:
-            return blockers
-        if ref._asked < question:
-            ref._asked = question
-            self._send(Ask(ref.export, question))
-        return None
+    def ask(self, export: ExportId, question: int) -> None:
+        self._send(Ask(export, question))
 
     def _open(self) -> Connection:
         with self._connecting:
@@ -239,14 +228,11 @@ class ActorExports(Imports):
         self._kept.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        said = blockers_known_here(self._needed.get(message.export))
-        self._send(Tell(message.export, message.question, message.asker, said))
+        asked = message.export, message.question, message.asker
+        tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*asked, said)))
 
     def _answer(self, message: Answer, _fds: list[int]) -> None:
-        ref = self.known(message.export)
-        if isinstance(ref, ImportedRef) and ref._said[0] < message.question:
-            ref._said = message.question, message.blockers
-            self.ring()
+        self.told(message.export, message.question, message.blockers)
 
     def _outcome(self, message: Arrived, fds: list[int]) -> None:
         self.arrived(message.export, Outcome.received(message, fds))
