@@ -28,6 +28,8 @@ _DOING = "what an actor on another node does is not known before its node was as
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _MEMORY = "who writes over a ring has the memory of those on its own node only"
+_COUNTED = "what actors on other nodes have counted goes with their graph (docs/limits.md)"
+_IN_PLACE = "nothing is read in place that comes over the network (docs/limits.md)"
 _CAPS = "a node at its cap asks nobody for memory when a frame comes (docs/architecture/between-hosts.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
@@ -43,6 +45,9 @@ LIMITS = {
         "test_only_the_part_is_fetched": _READS,
         "test_parts_of_parts_of_containers": _READS,
     },
+    "test_direct_passed_on": {
+        "test_what_lies_in_its_makers_arena_is_read_there": _IN_PLACE,
+    },
     "test_direct_ends": {
         "test_a_session_ends_while_a_value_is_let_go_of": _PROGRAM,
     },
@@ -54,6 +59,9 @@ LIMITS = {
     },
     "test_failures": {
         "test_a_long_wait_is_logged_once": _DOING,
+    },
+    "test_stats": {
+        "test_numbers_stay_after_teardown_and_can_be_exported": _COUNTED,
     },
     "test_streams": {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
