@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 override PROMPT := $(value PROMPT)
 export PROMPT
 
-.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-inline test-ray test-nodes test-netns soak-netns test-gpu chaos faults soak bench bench-cluster docs pictures format clean distclean
+.PHONY: help build demo serve test quick pythons lint test-native fuzz pytest test-inline test-ray test-nodes test-netns soak-netns test-gpu chaos soak-nodes faults soak bench bench-cluster docs pictures format clean distclean
 
 help:
 	@echo 'make demo         a language model as a compiled actor graph (PROMPT="..." to say with what)'
@@ -43,6 +43,7 @@ help:
 	@echo 'make soak-netns   100,000 executions and five minutes over a bad network (ARGS="--seconds 60 --executions 0")'
 	@echo 'make test-gpu     tensors of a GPU between actors, on a machine with one; into its own Python (docs/gpu.md)'
 	@echo 'make chaos        random graphs under random faults, 10 minutes (ARGS="--seconds 60", --seed, --replay)'
+	@echo 'make soak-nodes   random programs on three nodes of a Ray cluster, while links and nodes fail, 10 minutes (ARGS="--seconds 60", --seed)'
 	@echo 'make faults       every system call and native allocation fails in turn (ARGS="--phase call --step 5")'
 	@echo 'make soak         a million executions whose memory and latency must stay (ARGS="--executions 1e5")'
 	@echo 'make bench        the benchmarks, against peers (ARGS="..." for benchmarks)'
@@ -216,6 +217,10 @@ fuzz: $(STAMPS)/dev
 chaos: $(STAMPS)/dev
 	$(build)
 	python tests/chaos $(ARGS)
+
+soak-nodes: $(STAMPS)/dev
+	$(build)
+	python tests/chaos --nodes $(ARGS)
 
 faults: $(STAMPS)/dev
 	$(build)

@@ -21,7 +21,7 @@
 namespace conveyor::net {
 
 constexpr uint64_t kHelloMagic = 0x31'74'65'6e'76'6e'6f'63;  // "convnet1", in the byte order of both
-constexpr uint32_t kWireVersion = 3;
+constexpr uint32_t kWireVersion = 4;
 constexpr uint32_t kChunkBytes = 256 << 10;
 constexpr uint32_t kMostRings = 1 << 15;         // of a segment
 constexpr uint32_t kMostBitWords = 1 << 12;      // of one set of limits
@@ -31,7 +31,8 @@ constexpr uint32_t kMostHosts = 1 << 12;
 enum class What : uint16_t {
   kHello = 1,   // the first, once: who speaks
   kOpen,        // the speaker has this segment, and wants its frames from here on
-  kClose,       // it has it no more
+  kClose,       // it has it no more: what had come of each ring until then
+  kClosed,      // that was heard, and the speaker has it neither
   kFrame,
   kChunk,
   kHave,        // frames below this are here: their blocks are not needed any more
@@ -77,6 +78,16 @@ struct OpenEntry {
   uint32_t readers;
   uint64_t have;  // the next frame that is wanted
   uint64_t at;    // bytes of its block that are here; 0: nothing of it
+};
+
+struct CloseHead {
+  uint32_t count;  // entries that follow
+  uint32_t nothing;
+};
+struct CloseEntry {
+  uint32_t ring;
+  uint32_t nothing;
+  uint64_t have;  // frames below this had come
 };
 
 struct FrameHead {
@@ -179,6 +190,7 @@ inline uint32_t checked_head(const Prefix& p) {
   switch (p.what) {
     case What::kHello: return exactly(sizeof(Hello));
     case What::kOpen: from(sizeof(OpenHead), sizeof(OpenHead) + kMostRings * sizeof(OpenEntry)); return p.size;
+    case What::kClose: from(sizeof(CloseHead), sizeof(CloseHead) + kMostRings * sizeof(CloseEntry)); return p.size;
     case What::kLimits: from(sizeof(LimitsHead), sizeof(LimitsHead) + kMostBitWords * sizeof(uint64_t)); return p.size;
     case What::kFrame: return from(sizeof(FrameHead), uint32_t(1) << 31);
     case What::kChunk: return from(sizeof(ChunkHead) + 1, sizeof(ChunkHead) + kChunkBytes) - 1;
@@ -191,7 +203,7 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kClockIs: return exactly(sizeof(Clock));
     case What::kReturned: return exactly(sizeof(Returned));
     case What::kHeard: return exactly(sizeof(Heard));
-    case What::kClose:
+    case What::kClosed:
     case What::kPing:
     case What::kBye: return exactly(0);
   }
