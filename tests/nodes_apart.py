@@ -27,11 +27,16 @@ _SOME = 0.0001
 _DOING = "what an actor on another node does is not known before its node was asked"
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
+_MEMORY = "who writes over a ring has the memory of those on its own node only"
+_COUNTED = "what actors on other nodes have counted is not known after the graph's end (docs/limits.md)"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
         "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
+    },
+    "test_broken_peers": {
+        "test_a_ring_that_an_actor_reads": _MEMORY,
     },
     "test_direct_parts": {
         "test_narrow_parts_of_tall_arrays": _READS,
@@ -41,28 +46,37 @@ LIMITS = {
     "test_failures": {
         "test_a_long_wait_is_logged_once": _DOING,
     },
+    "test_simulate_engines": {
+        "test_simulate": _COUNTED,
+    },
     "test_streams": {
         "test_streams_that_are_dropped_with_their_actors_process": _PROGRAM,
     },
 }
 #: What has Ray place an actor itself.
 _PLACED = ("resources", "scheduling_strategy", "label_selector")
-#: Connections are not to be lost because the machine has other work.
-_TIMEOUT = 60.0
+#: s; connections are not to be lost because the machine has other work. A module says ``NODE_TIMEOUT`` where
+#: its tests wait for a loss that is told only when a node's would have been.
+NODE_TIMEOUT = 60.0
+
+
+def of(module: Any) -> dict[str, Any]:
+    """What a module's sessions start with."""
+    return {"node_timeout": getattr(module, "NODE_TIMEOUT", NODE_TIMEOUT)} if APART else {}
 
 
 def spread() -> None:
     """Have sessions of this process be so from now on."""
-    from conveyor.engine.ray import engine, hosts
+    from conveyor.engine.ray import engine, ray_hosts
 
-    start, ray_options = engine.start, hosts.ray_options
+    start, ray_options = engine.start, ray_hosts.ray_options
     turns = itertools.cycle(_NODES)
 
     @functools.wraps(start)
     def started(*args: Any, **options: Any) -> Any:
         nonlocal turns
         turns = itertools.cycle(_NODES)
-        return start(*args, **{"shared_memory": "node", "node_timeout": _TIMEOUT, **options})
+        return start(*args, **{"shared_memory": "node", "node_timeout": NODE_TIMEOUT, **options})
 
     def placed(options: Any) -> Mapping[str, Any]:
         asked: dict[str, Any] = ray_options(options)
@@ -70,7 +84,7 @@ def spread() -> None:
             asked["resources"] = {next(turns): _SOME}
         return asked
 
-    engine.start, hosts.ray_options = started, placed
+    engine.start, ray_hosts.ray_options = started, placed
 
 
 def skip_limits(items: Iterable[pytest.Item]) -> None:

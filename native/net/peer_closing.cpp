@@ -11,7 +11,7 @@ constexpr size_t kMostHeard = 1 << 20;  // that it is not told of yet: it takes 
 
 }  // namespace
 
-void Peer::close(Mirror& mirror) {
+void Peer::close(Mirror& mirror) noexcept {
   look_.erase(&mirror);
   std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
   if (into_mirror_ == &mirror) {
@@ -19,12 +19,16 @@ void Peer::close(Mirror& mirror) {
     into_mirror_ = nullptr;
     to_ = nullptr;
   }
-  std::vector<SentClaims> sent = mirror.forsake(host);
-  if (state_ == State::kNew || state_ == State::kLost) return;  // nothing was sent, or nobody is there
-  closing_.closed.insert_or_assign(mirror.id, mirror.haves(host));
-  closing_.untold.push_back(mirror.id);
-  if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
-  if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
+  try {
+    std::vector<SentClaims> sent = mirror.forsake(host);
+    if (state_ == State::kNew || state_ == State::kLost) return;  // nothing was sent, or nobody is there
+    closing_.closed.insert_or_assign(mirror.id, mirror.haves(host));
+    closing_.untold.push_back(mirror.id);
+    if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
+    if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
+  } catch (const std::bad_alloc&) {  // what was sent may stay claimed until its readers end
+    drop("there is no memory left");
+  }
 }
 
 void Peer::settle(uint64_t id, const Haves& theirs) {
@@ -35,18 +39,18 @@ void Peer::settle(uint64_t id, const Haves& theirs) {
       if (one.number >= have_of(theirs, one.ring)) unclaimed(one.header, one.slot, one.incarnation);
     closing_.sent.erase(found);
   }
-  if (closing_.heard.size() == kMostHeard) throw Violation("it closes segments, and takes no answer");
   closing_.heard.push_back(id);
 }
 
 void Peer::hear_closed(const Prefix& prefix, const char* body) {
+  if (closing_.heard.size() >= kMostHeard) throw Violation("it closes segments, and takes no answer");
   CloseHead head;
   std::memcpy(&head, body, sizeof head);
   if (prefix.size != sizeof head + size_t(head.count) * sizeof(CloseEntry)) throw Violation("a message of a wrong size");
   Haves theirs(head.count);
   if (head.count != 0) std::memcpy(theirs.data(), body + sizeof head, theirs.size() * sizeof(CloseEntry));
   Mirror* const mirror = hub_.mirror(prefix.segment);
-  if (mirror != nullptr && std::ranges::find(mirror->hosts(), host) != mirror->hosts().end()) return mirror->closed(host, std::move(theirs));
+  if (mirror != nullptr && mirror->is_on(host)) return mirror->closed(host, std::move(theirs));
   settle(prefix.segment, theirs);
 }
 

@@ -4,10 +4,12 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
 
 import conveyor
 from conveyor import _core
 from conveyor.direct.table import Table
+from conveyor.exceptions import ObjectLostError, RuntimeStateError
 
 WHILE_DROPPING = """
 import os, time
@@ -23,6 +25,7 @@ class Slow:
     def __del__(self):
         if os.getpid() == here:
             print("dropping", flush=True)
+            open("dropping", "w").close()
             time.sleep(3)
 
 class User:
@@ -34,7 +37,10 @@ user = conveyor.remote(User).remote()
 ref = conveyor.put(Slow(), tensor_transport="auto")
 conveyor.get(user.total.remote(ref))
 del ref
-time.sleep(0.3)
+end = time.monotonic() + 60
+while not os.path.exists("dropping"):
+    assert time.monotonic() < end
+    time.sleep(0.002)
 conveyor.shutdown()
 print("ended")
 """
@@ -85,3 +91,30 @@ def test_who_waits_for_something_to_drop_hears_of_an_end_before():
     done.start()
     done.join(10)
     assert not done.is_alive()
+
+
+@conveyor.remote
+class Maker:
+    @conveyor.method(tensor_transport="auto")
+    def make(self):
+        return np.ones(1000)
+
+
+def test_a_value_of_an_ended_session_is_told_as_such():
+    """In the next one another process has its place, which is no owner that has died."""
+    conveyor.init()
+    maker = Maker.options(name="ann").remote()
+    ref = maker.make.remote()
+    assert conveyor.get(ref).sum() == 1000
+    conveyor.shutdown()
+    with pytest.raises(RuntimeStateError, match="its session has ended"):
+        conveyor.get(ref)
+    conveyor.init()
+    try:
+        for actors in range(2):
+            with pytest.raises(ObjectLostError, match=r"ann kept .* session in which it was made"):
+                conveyor.get(ref)
+            if not actors:
+                assert conveyor.get(Maker.remote().make.remote()).sum() == 1000
+    finally:
+        conveyor.shutdown()

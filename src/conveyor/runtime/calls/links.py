@@ -19,7 +19,7 @@ from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
-from conveyor.runtime.calls.pending import Waiting, place_of, withdraw
+from conveyor.runtime.calls.pending import Waiting, first_lacked, place_of, withdraw
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
@@ -29,7 +29,7 @@ from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
+from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
 
 logger = logging.getLogger("conveyor")
 
@@ -291,7 +291,7 @@ class Link:
             value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
                 return value
-        waiting = self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0)
+        waiting = self._process.lanes.waiting(lambda n: self.blockers(ref, n), ref._number < 0)
         with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
             return self._wait(ref, Patience(timeout), wait, attending)
 
@@ -304,8 +304,7 @@ class Link:
     def _lacks(self) -> Ref | None:
         """What the first call that waits here waits for, and so do all behind it."""
         with self.lock:
-            _, call, site = self._pending[0] if self._pending else (None, None, None)
-        return lacked(call) if call is not None and site is not None else None
+            return first_lacked(self._pending)
 
     def _wait(
         self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
@@ -349,12 +348,18 @@ class Link:
             raise final(self._why_gone())
         return value
 
-    def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         method = ref.method if isinstance(ref, CallRef) else ""
         if ref._number < 0:
-            first = self._lacks()
+            # Who has the lock may wait for what is heard on the thread that asks for another process.
+            if not self.lock.acquire(blocking=again is None):
+                return ()
+            try:
+                first = first_lacked(self._pending)
+            finally:
+                self.lock.release()
             if first is not None:
-                return blockers_of(first, question)
+                return blockers_of(first, question, again)
         if self._is_control:
             return ()
         # One that has not been sent comes after others.

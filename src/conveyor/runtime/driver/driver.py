@@ -128,7 +128,8 @@ class Driver(CallingRuntime):
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
-        self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
+        self.afar, self.afar_later = self.layer.afar, self.layer.afar_later
+        self.comes_back = self.layer.comes_back
         self._connections = Connections(self.exports, self._shared_graphs, process)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.checks import in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
     DeadlineExceededError,
@@ -34,7 +35,7 @@ from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Blockers, tell_another
 
 
 def _references_of_a_moved_value() -> int:
@@ -150,8 +151,9 @@ class GateEntry:
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
 
-    def room_blockers(self, question: int) -> Blockers | None:
-        return self._source.room_blockers(question)
+    def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
+        """Have ``then`` told, now or later, on any thread, who has to do something before there is room."""
+        tell_another(self._source.room_blockers, self._process.lanes.next_question(), then)
 
     def submit(
         self,
@@ -177,7 +179,7 @@ class GateEntry:
                 if not taken:
                     self._check_time(execution)
                     raise WaitTimeoutError(
-                        f"timed out after {timeout:g} s waiting for another thread's submission to "
+                        f"timed out after {in_seconds(timeout)} waiting for another thread's submission to "
                         f"{self._name}"
                     )
                 first = yield from self._pass(inputs, execution, self._submit, blocking=True)
@@ -276,8 +278,8 @@ class GateEntry:
     def _check_time(self, source: Source) -> None:
         if isinstance(source, Execution) and source.overdue():
             raise DeadlineExceededError(
-                f"{self._name}: the deadline of {source.seconds:g} s has passed before it could begin: "
-                f"it waited for room (depth {self._plan.depth}) or for an argument; "
+                f"{self._name}: the deadline of {in_seconds(source.seconds)} has passed before it could "
+                f"begin: it waited for room (depth {self._plan.depth}) or for an argument; "
                 f"{self._source.doing()}"
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.checks import in_seconds
 from conveyor.exceptions import (
     ArenaFullError,
     ConveyorError,
@@ -15,7 +16,7 @@ from conveyor.exceptions import (
 from conveyor.plan.model import Task
 from conveyor.runtime.graph.source import GraphSource
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Again, Blockers
 
 
 def late_error(
@@ -33,7 +34,7 @@ def late_error(
     had = ", ".join(tasks[i].label for i in sorted(ran)) or "none"
     left = ", ".join(task.label for task in tasks if task.id not in ran)
     message = (
-        f"{graph}, execution {number}: its deadline of {round(seconds, 6):g} s has passed; tasks "
+        f"{graph}, execution {number}: its deadline of {in_seconds(seconds)} has passed; tasks "
         f"that had run: {had}; not in time: {left or 'only the last result'}"
     )
     if skipped >= 0:
@@ -82,8 +83,8 @@ class Execution:
         self._expire(ref)
         return EMPTY  # expired, or just in time: in either case the ref is looked at again
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        return self._graph.blockers(ref, question)
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        return self._graph.blockers(ref, question, again)
 
     def is_ready(self, ref: Ref) -> bool:
         if self._graph.is_ready(ref):

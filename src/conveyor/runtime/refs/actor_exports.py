@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
     Answer,
@@ -31,10 +34,9 @@ from conveyor.runtime.refs.exchange import (
     Whom,
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
-from conveyor.runtime.refs.ref import Ref, blockers_known_here
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
-from conveyor.runtime.waiting.works import Blockers
 
 
 class ActorExports(Imports):
@@ -68,6 +70,10 @@ class ActorExports(Imports):
         self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
+        # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
+        self._to_give_up: deque[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = (
+            deque()
+        )
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
@@ -142,18 +148,26 @@ class ActorExports(Imports):
     ) -> None:
         if not tickets:
             return
-        whose = None if readers is None else tuple(readers)
-        if self._connection is None:  # connecting is nothing for a finalizer
-            threads.start(self._give_up, "refs-given-up", tickets, whose)
-        else:
-            self._connection.soon(lambda: self._give_up(tickets, whose))
+        # First: a connection that ends meanwhile does not take it along.
+        self._to_give_up.append((tickets, None if readers is None else tuple(readers)))
+        connection = self._connection
+        if connection is not None and not connection.ended:
+            connection.soon(lambda: self._say_given_up(connection))
+            return
+        with suppress(SystemLimitError):  # whoever opens a connection tells it
+            # Connecting is nothing for a finalizer.
+            threads.start(self._tell_given_up, "refs-given-up")
 
-    def _give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
-    ) -> None:
-        connection = self._open()
-        for _, ticket in tickets:
-            connection.send(GiveUp(ticket, readers))
+    def _tell_given_up(self) -> None:
+        with suppress(ConveyorError, OSError):  # the driver is gone, or hears of it later
+            self._say_given_up(self._open())
+
+    def _say_given_up(self, connection: Connection) -> None:
+        with suppress(IndexError):  # all of it has been said
+            while not connection.ended:
+                tickets, readers = self._to_give_up.popleft()
+                for _, ticket in tickets:
+                    connection.send(GiveUp(ticket, readers))
 
     def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
@@ -173,19 +187,8 @@ class ActorExports(Imports):
             raise answer
         return answer
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
-        assert isinstance(ref, ImportedRef)
-        if question < 0:
-            return None
-        answered, blockers = ref._said
-        # Several threads may wait for it. The answer to a later question is as good.
-        if answered >= question:
-            return blockers
-        if ref._asked < question:
-            ref._asked = question
-            self._send(Ask(ref.export, question))
-        return None
+    def ask(self, export: ExportId, question: int) -> None:
+        self._send(Ask(export, question))
 
     def _open(self) -> Connection:
         with self._connecting:
@@ -199,8 +202,9 @@ class ActorExports(Imports):
             if opened is not None and opened is not connection:
                 sock.close()  # a signal handler has opened one meanwhile
                 return opened
-            self._connection = Connection(sock, "refs", self._on_message, self._on_end)
-            return self._connection
+            self._connection = opened = Connection(sock, "refs", self._on_message, self._on_end)
+            self._say_given_up(opened)
+            return opened
 
     def close(self) -> None:
         """The process leaves its session."""
@@ -224,14 +228,11 @@ class ActorExports(Imports):
         self._kept.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        said = blockers_known_here(self._needed.get(message.export))
-        self._send(Tell(message.export, message.question, message.asker, said))
+        asked = message.export, message.question, message.asker
+        tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*asked, said)))
 
     def _answer(self, message: Answer, _fds: list[int]) -> None:
-        ref = self.known(message.export)
-        if isinstance(ref, ImportedRef) and ref._said[0] < message.question:
-            ref._said = message.question, message.blockers
-            self.ring()
+        self.told(message.export, message.question, message.blockers)
 
     def _outcome(self, message: Arrived, fds: list[int]) -> None:
         self.arrived(message.export, Outcome.received(message, fds))
