@@ -26,8 +26,8 @@ void Peer::close(Mirror& mirror) noexcept {
     closing_.untold.push_back(mirror.id);
     if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
     if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
-  } catch (const std::bad_alloc&) {  // what was sent may stay claimed until its readers end
-    drop("there is no memory left");
+  } catch (const std::exception&) {  // whether what was sent has come would never be known
+    lose("there is no memory left for what of a segment was on its way to it");
   }
 }
 
