@@ -28,7 +28,9 @@ _DOING = "what an actor on another node does is not known before its node was as
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _MEMORY = "who writes over a ring has the memory of those on its own node only"
-_COUNTED = "what actors on other nodes have counted is not known after the graph's end (docs/limits.md)"
+_COUNTED = (
+    "what actors on other nodes have counted is not known after the graph's end (docs/limits.md)"
+)
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
 LIMITS = {
     "test_actors": {
