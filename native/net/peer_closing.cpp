@@ -26,8 +26,6 @@ void Peer::close(Mirror& mirror) noexcept {
     closing_.untold.push_back(mirror.id);
     if (!sent.empty()) closing_.sent.insert_or_assign(mirror.id, std::move(sent));
     if (const Haves* theirs = mirror.closed_with(host)) settle(mirror.id, *theirs);
-  } catch (const Violation& error) {
-    lose("it has said what makes no sense: ", error.what());
   } catch (const std::exception&) {  // whether what was sent has come would never be known
     lose("there is no memory left for what of a segment was on its way to it");
   }
@@ -41,11 +39,11 @@ void Peer::settle(uint64_t id, const Haves& theirs) {
       if (one.number >= have_of(theirs, one.ring)) unclaimed(one.header, one.slot, one.incarnation);
     closing_.sent.erase(found);
   }
-  if (closing_.heard.size() == kMostHeard) throw Violation("it closes segments, and takes no answer");
   closing_.heard.push_back(id);
 }
 
 void Peer::hear_closed(const Prefix& prefix, const char* body) {
+  if (closing_.heard.size() >= kMostHeard) throw Violation("it closes segments, and takes no answer");
   CloseHead head;
   std::memcpy(&head, body, sizeof head);
   if (prefix.size != sizeof head + size_t(head.count) * sizeof(CloseEntry)) throw Violation("a message of a wrong size");

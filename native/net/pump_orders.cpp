@@ -114,7 +114,11 @@ void HostPump::disconnect(uint32_t host, const std::string& reason) {
 }
 
 void HostPump::give_up(uint32_t host, const std::string& reason) {
-  take_away([&] { peer(host).lose(reason); });
+  take_away([&] {
+    Peer& given = peer(host);
+    given.lose(reason);
+    bury(given);  // at once: who has given it up counts on its processes' being dead
+  });
 }
 
 std::vector<Event> HostPump::events() {

@@ -197,6 +197,12 @@ TEST(a_host_is_dead_after_the_window_though_it_can_be_connected_to) {
   }));
 }
 
+TEST(the_processes_of_a_host_that_is_given_up_are_dead_at_once) {
+  Stranger s;
+  s.host.pump->give_up(1, "for a test");
+  CHECK(s.host.board->gone(1, 1));
+}
+
 TEST(a_silent_host_is_dead_after_the_window) {
   Stranger s(kSecond);
   s.greet();

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="KIND", help="only rounds of kinds that begin so")
     parser.add_argument("--hang", type=float, default=30, help="seconds that are a hang (30)")
     parser.add_argument("--nodes", action="store_true", help="over nodes of a Ray cluster instead")
+    parser.add_argument("--breaks", action="store_true", help="with --nodes: nobody is to be lost")
     options = parser.parse_args()
     faulthandler.enable()
     if options.nodes:
@@ -38,7 +39,8 @@ def run_over_nodes(options: argparse.Namespace) -> int:
     if seed is None:
         seed = random.SystemRandom().randrange(1 << 32)
     replay = options.times if options.replay is not None else 0
-    return chaos_nodes_run.run(seed, options.seconds, options.rounds, options.hang, replay)
+    limits = options.seconds, options.rounds, options.hang
+    return chaos_nodes_run.run(seed, *limits, replay, options.breaks)
 
 
 if __name__ == "__main__":

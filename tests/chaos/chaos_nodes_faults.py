@@ -60,12 +60,12 @@ class Fault:
 
 
 class Faults:
-    """Those of one round."""
+    """Those of one round. ``breaks``: none that somebody may be lost by."""
 
-    def __init__(self, rng: Random, nodes: Nodes) -> None:
+    def __init__(self, rng: Random, nodes: Nodes, breaks: bool) -> None:
         self._nodes, self._rng = nodes, rng
         kinds = rng.choices(list(_BREAKS), list(_BREAKS.values()), k=rng.randint(0, 4))
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and not breaks:
             kinds += rng.choices(list(_ENDS), list(_ENDS.values()), k=rng.choice([1, 1, 2]))
         self.planned = [self._plan(kind) for kind in kinds]
         self._over = threading.Event()

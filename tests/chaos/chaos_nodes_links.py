@@ -95,7 +95,8 @@ class Links:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended with this program's group
+            self._process.stdin.close()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -21,12 +21,13 @@ _ALL = 3 * PATIENCE
 class NodesRound:
     """All of it follows from the seed, and from who is there."""
 
-    def __init__(self, seed: int, nodes: Nodes) -> None:
+    def __init__(self, seed: int, nodes: Nodes, breaks: bool) -> None:
+        """``breaks``: nobody is to be lost."""
         self.seed, self._nodes = seed, nodes
         rng = Random(seed)
         self._members = list(nodes.members)
         self.judge = judge = Judge(self._members)
-        self.faults = Faults(rng, nodes)
+        self.faults = Faults(rng, nodes, breaks)
         mixed = rng.sample(self._members, len(self._members))
         ranks = mixed[: rng.choice([0, 2, 3])] if len(mixed) > 3 else []
         others = mixed[len(ranks) :]

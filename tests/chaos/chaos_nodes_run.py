@@ -23,12 +23,15 @@ import conveyor
 
 #: Rounds in one session.
 ROUNDS = 25
+#: s without a connection, where nobody is to be lost, however busy the machine.
+PATIENT = 60.0
 
 
 class _Run:
     """What has been done so far."""
 
-    def __init__(self, nodes: Nodes, end: float, rounds: int, hang: float) -> None:
+    def __init__(self, nodes: Nodes, end: float, rounds: int, hang: float, breaks: bool) -> None:
+        self._breaks = breaks
         self._nodes, self._end, self._most, self._hang = nodes, end, rounds, hang
         self.rounds = self.sessions = self.executions = 0
         self.faults: Counter[str] = Counter()
@@ -41,7 +44,12 @@ class _Run:
     def session(self, seeds: Random, alone: int | None) -> None:
         """Some rounds; ``alone``: one, of that seed. Raises what is wrong."""
         before = Before()
-        conveyor.init(engine="ray", shared_memory="node", node_timeout=WINDOW, log_to_driver=False)
+        conveyor.init(
+            engine="ray",
+            shared_memory="node",
+            node_timeout=PATIENT if self._breaks else WINDOW,
+            log_to_driver=False,
+        )
         try:
             for _ in range(ROUNDS if alone is None else 1):
                 if not self.goes_on():
@@ -60,7 +68,7 @@ class _Run:
         faulthandler.dump_traceback_later(self._hang * 8, exit=True)
         rng = Random(seed)
         self._nodes.fill(rng, rng.randint(2, 7))
-        course = NodesRound(seed, self._nodes)
+        course = NodesRound(seed, self._nodes, self._breaks)
         try:
             course.run()
             check_round(self._nodes)
@@ -75,9 +83,16 @@ class _Run:
         faulthandler.cancel_dump_traceback_later()
 
 
-def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int = 0) -> int:
+def run(
+    seed: int,
+    seconds: float,
+    rounds: int | None,
+    hang: float,
+    replay: int = 0,
+    breaks: bool = False,
+) -> int:
     """As ``chaos_run.run``. What a seed stands for depends on which actors are there: ``replay`` does it in a
-    session of its own."""
+    session of its own. ``breaks``: nobody is to be lost."""
     os.environ.update(RAYS_SETTINGS)
     for module in (chaos_nodes_actors, chaos_nodes_faults, chaos_nodes_left):
         # Ray's processes do not find them.
@@ -86,7 +101,7 @@ def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int 
     seeds = Random(seed)
     nodes = Nodes(2)
     good = True
-    done = _Run(nodes, time.monotonic() + seconds, replay or rounds or 1 << 60, hang)
+    done = _Run(nodes, time.monotonic() + seconds, replay or rounds or 1 << 60, hang, breaks)
     try:
         while done.goes_on() and good:
             try:

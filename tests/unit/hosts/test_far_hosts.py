@@ -187,6 +187,31 @@ def test_a_host_that_cannot_be_told_is_lost_and_whoever_tells_goes_on():
     assert isinstance(host.leave().exception(timeout=0), RuntimeError)
 
 
+def test_who_waits_for_an_agent_that_has_ended_hears_of_it_when_its_host_is_lost():
+    """Not by an error of Ray's own, and not before its processes are dead."""
+    ray_exceptions = pytest.importorskip("ray.exceptions")
+    answers, lost = [], []
+
+    def does(*_):
+        answers.append(Future())
+        return SimpleNamespace(future=lambda: answers[-1])
+
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=does))
+    agent = SimpleNamespace(do=method, leave=method)
+    ready = Ready(("192.0.2.1", 1), "", "", ARENA)
+    host = AgentHost(1, "a node", agent, ready, lambda _, why: lost.append(why), Depot(), None)
+    sent, left = host.send(Forget(1)), host.leave()
+    for answer in answers:
+        answer.set_exception(ray_exceptions.ActorDiedError())
+    assert left.done()  # as it was to
+    assert not sent.done()
+    assert len(lost) == 1
+    assert lost[0].startswith("its agent has ended (The actor died")
+    host.forget(lost[0])
+    with pytest.raises(RuntimeStateError, match="node a node is lost: its agent has ended"):
+        sent.result(timeout=0)
+
+
 def test_a_host_that_cannot_be_connected_to_is_lost_by_a_text_that_says_so():
     lost = []
     ready = Ready(("192.0.2.1", 4711), "", "", ARENA)

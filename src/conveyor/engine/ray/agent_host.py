@@ -142,7 +142,7 @@ class AgentHost:
 
     def leave(self) -> Future[Any]:
         """Have it end; done when it has."""
-        return self._call(self.agent.leave)
+        return self._call(self.agent.leave, ends=True)
 
     def forget(self, why: str) -> None:
         """It is no more: nobody waits for it any longer."""
@@ -156,7 +156,10 @@ class AgentHost:
     def _loss(self) -> ConveyorError:
         return RuntimeStateError(f"node {self.name} is lost: {self.lost}")
 
-    def _call(self, method: Any, *args: Any, group: str = "orders") -> Future[Any]:
+    def _call(
+        self, method: Any, *args: Any, group: str = "orders", ends: bool = False
+    ) -> Future[Any]:
+        """``ends``: the agent ends by it."""
         future: Future[Any] = Future()
         with self._lock:
             if self.lost:
@@ -172,19 +175,30 @@ class AgentHost:
                 self._awaited.discard(future)
                 future.set_exception(error)
                 return future
-        ref.future().add_done_callback(partial(self._done, future))
+        ref.future().add_done_callback(partial(self._done, future, ends))
         return future
 
-    def _done(self, future: Future[Any], result: Any) -> None:
+    def _done(self, future: Future[Any], ends: bool, result: Any) -> None:
+        error = result.exception()
+        if not ends and self._is_of_rays(error):
+            # There is no agent. Who waits hears of that by `forget`, when its processes are known to be dead.
+            self._lose(self, f"its agent has ended ({str(error).partition(chr(10))[0]})")
+            return
         with self._lock:
             if future not in self._awaited:
                 return
             self._awaited.discard(future)
-        error = result.exception()
         if error is None:
             future.set_result(result.result())
         else:
             future.set_exception(getattr(error, "cause", None) or error)
+
+    @staticmethod
+    def _is_of_rays(error: BaseException | None) -> bool:
+        """Whether Ray says it of the agent, and not the agent itself."""
+        from ray.exceptions import RayActorError
+
+        return isinstance(error, RayActorError)
 
     def _unawaited(self, future: Future[Any]) -> None:
         def look(done: Future[Any]) -> None:

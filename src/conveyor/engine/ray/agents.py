@@ -297,10 +297,10 @@ class Agents:
         if host.lost or self._closed:
             return
         _log.warning("node %s is lost, and the actors there with it: %s", host.name, why)
-        host.forget(why)
         assert self._pump is not None
         assert self._home is not None
         self._pump.give_up(host.number, why)
+        host.forget(why)  # behind that: who waits for it finds its processes dead
         if self._fetches is not None:
             self._fetches.lose(host.number)
         self._home.gone(host.number)
