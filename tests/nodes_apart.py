@@ -25,6 +25,7 @@ _SOME = 0.0001
 #: What is not so between hosts, by docs/between-hosts.md or by how a test looks at it, and the
 #: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
+_FIFTY = "ranks of other nodes are told of some fifty failures between two operations"
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
@@ -32,6 +33,9 @@ LIMITS = {
     "test_actors": {
         "test_cwd_environment_and_path_are_the_drivers_of_the_moment": _RAYS,
         "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
+    },
+    "test_collective_calls_missed": {
+        "test_many_failures_that_are_got_are_known": _FIFTY,
     },
     "test_direct_parts": {
         "test_narrow_parts_of_tall_arrays": _READS,
