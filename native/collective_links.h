@@ -19,7 +19,7 @@ namespace conveyor {
 class CollectiveLinks {
  public:
   // The frames of two barriers, and of failures between operations as many as fit (see has_room).
-  static constexpr uint32_t kSlots = 64;
+  static constexpr uint32_t kSlots = 16;
   static constexpr uint32_t kStride = 1024;
   // Of these, how many only barriers, and the word that the group is broken, may take.
   static constexpr uint32_t kReserved = 6;

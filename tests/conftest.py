@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import nodes_apart
 import psutil
@@ -134,6 +135,8 @@ def two_nodes():
         pytest.skip(f"Ray starts no cluster of two nodes on this machine: {failure}")
     if nodes_apart.APART:
         nodes_apart.spread()
+    # Programs of tests that say nothing else connect to this one, and not to whichever is there.
+    _Scripts.environ["RAY_ADDRESS"] = cluster.address
     yield cluster
     ray.shutdown()
     cluster.shutdown()
@@ -227,7 +230,8 @@ def session(request):
     """A session on the local engine for a module's tests, and the proof that nothing is left. ``PRELOAD`` of
     the module is what all of its actors have imported."""
     with _leaves_nothing():
-        conveyor.init(preload=getattr(request.module, "PRELOAD", None))
+        preload = getattr(request.module, "PRELOAD", None)
+        conveyor.init(preload=preload, **nodes_apart.of(request.module))
         yield
         conveyor.shutdown()
 
@@ -244,6 +248,9 @@ def fresh_session():
 class _Scripts:
     """Runs programs in processes of their own, and ends what a failed test has left of them."""
 
+    #: What all programs have beside what this process has.
+    environ: ClassVar[dict[str, str]] = {}
+
     def __init__(self, folder):
         self._folder = folder
         self._started = []
@@ -256,7 +263,7 @@ class _Scripts:
     def start(self, source, *args, name="program.py", **options):
         """Start a program; its stdout and stderr are pipes of text."""
         path = source if isinstance(source, Path) else self.path(source, name)
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), **options.pop("env", {})}
+        env = {**os.environ, **self.environ, "PYTHONPATH": str(SOURCE), **options.pop("env", {})}
         process = subprocess.Popen(
             [sys.executable, "-u", str(path), *map(str, args)],
             stdin=subprocess.DEVNULL,

@@ -22,10 +22,10 @@ APART = os.environ.get("CONVEYOR_TEST_NODES") == "apart"
 #: What the driver's node has, and what the other one has. An actor takes so little of it that all find room.
 _NODES = ("second", "first")
 _SOME = 0.0001
-#: What is not so between hosts, by docs/between-hosts.md or by how a test looks at it, and the
+#: What is not so between hosts, by docs/architecture/between-hosts.md or by how a test looks at it, and the
 #: tests of it, by their file.
 _DOING = "what an actor on another node does is not known before its node was asked"
-_FIFTY = "ranks of other nodes are told of some fifty failures between two operations"
+_TEN = "ranks of other nodes are told of some ten failures between two operations"
 _PROGRAM = "a program of its own, whose sessions are not spread"
 _READS = "what a process reads itself is counted; tests/ray/test_ray_direct.py counts what its node fetches"
 _RAYS = "on Ray an actor has Ray's environment and log, on whatever node"
@@ -35,7 +35,7 @@ LIMITS = {
         "test_output_reaches_the_driver_with_the_actors_name": _RAYS,
     },
     "test_collective_calls_missed": {
-        "test_many_failures_that_are_got_are_known": _FIFTY,
+        "test_many_failures_that_are_got_are_known": _TEN,
     },
     "test_direct_parts": {
         "test_narrow_parts_of_tall_arrays": _READS,
@@ -51,8 +51,14 @@ LIMITS = {
 }
 #: What has Ray place an actor itself.
 _PLACED = ("resources", "scheduling_strategy", "label_selector")
-#: Connections are not to be lost because the machine has other work.
-_TIMEOUT = 60.0
+#: s; connections are not to be lost because the machine has other work. A module says ``NODE_TIMEOUT`` where
+#: its tests wait for a loss that is told only when a node's would have been.
+NODE_TIMEOUT = 60.0
+
+
+def of(module: Any) -> dict[str, Any]:
+    """What a module's sessions start with."""
+    return {"node_timeout": getattr(module, "NODE_TIMEOUT", NODE_TIMEOUT)} if APART else {}
 
 
 def spread() -> None:
@@ -66,7 +72,7 @@ def spread() -> None:
     def started(*args: Any, **options: Any) -> Any:
         nonlocal turns
         turns = itertools.cycle(_NODES)
-        return start(*args, **{"shared_memory": "node", "node_timeout": _TIMEOUT, **options})
+        return start(*args, **{"shared_memory": "node", "node_timeout": NODE_TIMEOUT, **options})
 
     def placed(options: Any) -> Mapping[str, Any]:
         asked: dict[str, Any] = ray_options(options)

@@ -61,11 +61,12 @@ Mirror::Mirror(uint64_t id, std::shared_ptr<Segment> segment, const std::shared_
   for (const uint32_t host : hosts_) peers_[host].told.resize(cursors);
 }
 
-void Mirror::reconnected(uint32_t host) {
+void Mirror::reconnected(uint32_t host) noexcept {
   std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
   peers_.at(host).open = peers_.at(host).heard = false;
   for (MirroredLimits& l : limits_) l.forget(host);
-  for (OutRing* ring : out(host)) ring->shut();
+  for (Entry& e : rings_)
+    if (const auto at = e.out.find(host); at != e.out.end()) at->second->shut();
 }
 
 void Mirror::put_open(uint32_t host, Connection& to) {

@@ -43,6 +43,7 @@ class Mirror {
   uint32_t rings() const { return uint32_t(rings_.size()); }
   // The other hosts that have a part in it.
   const std::vector<uint32_t>& hosts() const { return hosts_; }
+  bool is_on(uint32_t host) const { return peers_.count(host) != 0; }
   // What is rung at the other hosts' processes, and where.
   struct Bell {
     uint32_t host;
@@ -53,7 +54,7 @@ class Mirror {
   const std::vector<Target>& members() const { return members_; }
 
   // `host` has a new connection.
-  void reconnected(uint32_t host);
+  void reconnected(uint32_t host) noexcept;
   // Whether it was told, over this connection, that the segment is here.
   bool is_open(uint32_t host) const { return peers_.at(host).open; }
   void put_open(uint32_t host, Connection& to);

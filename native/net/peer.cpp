@@ -19,82 +19,23 @@ T read(const char* from) {
 
 }  // namespace
 
-Peer::Peer(Hub& hub, uint32_t host, uint64_t window_ns, std::shared_ptr<const Fd> bell)
-    : host(host), hub_(hub), window_ns_(window_ns), silent_ns_(window_ns / 4 * 3), returning_(std::make_shared<Returning>(std::move(bell))) {}
-
-PeerCounts Peer::counts() const {
-  PeerCounts counts = counts_;
-  if (connection_) {
-    counts.bytes_sent += connection_->sent;
-    counts.bytes_received += connection_->received;
-  }
-  return counts;
-}
-
-void Peer::connect(Fd fd) {
-  if (state_ == State::kLost) throw std::system_error(ESHUTDOWN, std::generic_category(), "the host was given up");
-  auto connection = std::make_unique<Connection>(std::move(fd));
-  if (connection_) drop("another connection has taken its place");
-  connection_ = std::move(connection);
-  greeted_ = false;
-  state_ = State::kUp;
-  heard_ns_ = said_ns_ = now_ns();
-  ++counts_.connections;
-  connection_->put(Prefix{What::kHello, 0, sizeof(Hello), 0});
-  connection_->put(Hello{kHelloMagic, kWireVersion, hub_.self(), hub_.instance()});
-}
-
-void Peer::drop(const std::string& reason) {
-  if (!connection_) return;
-  if (into_ != nullptr) into_->cut(piece_ - left_);
-  into_ = nullptr;
-  left_ = 0;
-  counts_ = counts();
-  hub_.unwatch(host);
-  connection_.reset();
-  for (auto& [mirror, ring] : ready_) ring->queued = false;
-  ready_.clear();
-  clock_questions_.clear();
-  clock_asked_ = 0;
-  for (Mirror* mirror : hub_.mirrors_of(host)) mirror->reconnected(host);
-  reason_ = reason;
-  if (state_ == State::kUp) {
-    state_ = State::kDown;
-    // One that has come to nothing gives no more time: a host that has given this one up ends each at once.
-    if (greeted_ || down_ns_ == 0) down_ns_ = now_ns();
-  }
-  greeted_ = false;
-}
-
-void Peer::lose(const std::string& reason) {
-  if (state_ == State::kLost) return;
-  drop(reason);
-  reason_ = reason;
-  state_ = State::kLost;
-  lent_->end();
-}
-
-void Peer::say_bye() {
-  if (!connection_ || connection_->has_payload()) return;
-  try {
-    connection_->put(Prefix{What::kBye, 0, 0, 0});
-    connection_->flush();
-  } catch (const std::exception&) {  // it hears of the end of the connection
-  }
-}
-
 void Peer::look(Mirror& mirror) {
   if (connection_ && greeted_) look_.insert(&mirror);
 }
 
-void Peer::close(Mirror& mirror) {
+void Peer::close(Mirror& mirror) noexcept {
   look_.erase(&mirror);
-  if (greeted_) closed_.push_back(mirror.id);
   std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
   if (into_mirror_ == &mirror) {
     into_ = nullptr;  // what still comes of it is dropped
     into_mirror_ = nullptr;
     to_ = nullptr;
+  }
+  if (!greeted_) return;
+  try {
+    closed_.push_back(mirror.id);
+  } catch (const std::bad_alloc&) {  // over the next one it is not said to be here
+    drop("there is no memory left");
   }
 }
 
@@ -122,7 +63,7 @@ bool Peer::receive() {
   } catch (const Broken& error) {
     drop(error.what());
   } catch (const Violation& error) {
-    lose(std::string("it has said what makes no sense: ") + error.what());
+    lose("it has said what makes no sense: ", error.what());
   } catch (const std::exception& error) {  // no memory, say: what had come comes again
     drop(error.what());
   }
@@ -189,7 +130,7 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   }
   // A segment that this host has not, or no more: nothing of it is wanted.
   Mirror* const mirror = hub_.mirror(prefix.segment);
-  if (mirror == nullptr || std::ranges::find(mirror->hosts(), host) == mirror->hosts().end()) return;
+  if (mirror == nullptr || !mirror->is_on(host)) return;
   switch (prefix.what) {
     case What::kOpen: {
       const auto head = read<OpenHead>(body);
@@ -342,34 +283,6 @@ bool Peer::send() {
     drop(error.what());
   }
   return any;
-}
-
-void Peer::excuse(uint64_t ns) {
-  const uint64_t now = now_ns();  // what has happened since is no longer ago than that
-  heard_ns_ = std::min(heard_ns_ + ns, now);
-  if (down_ns_ != 0) down_ns_ = std::min(down_ns_ + ns, now);
-}
-
-uint64_t Peer::tick() {
-  const uint64_t now = now_ns();  // behind whatever has moved the others
-  const uint64_t pause = window_ns_ / 4;
-  if (state_ == State::kDown) {
-    // In steps, so that it shows where this process has not run meanwhile.
-    if (now - down_ns_ < window_ns_) return std::min(down_ns_ + window_ns_, now + pause);
-    lose("there was no connection to it for as long as is waited for one: " + reason_);
-  }
-  if (!connection_) return 0;
-  if (now - heard_ns_ >= silent_ns_) {
-    drop("nothing has come from it for too long");
-    return now + pause;
-  }
-  if (now - said_ns_ >= pause && !connection_->has_payload()) {
-    said_ns_ = now;
-    connection_->put(Prefix{What::kPing, 0, 0, 0});
-    send();
-    if (!connection_) return now + pause;
-  }
-  return std::min(said_ns_ + pause, heard_ns_ + silent_ns_);
 }
 
 }  // namespace conveyor::net

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "mirror.h"
@@ -20,13 +21,15 @@ class Hub : public Whereabouts {
   virtual uint64_t instance() const = 0;
   virtual Mirror* mirror(uint64_t id) = 0;
   virtual std::vector<Mirror*> mirrors_of(uint32_t host) = 0;
+  // All of these begin anew there: what was told over the last connection may not have come.
+  virtual void reconnect(uint32_t host) noexcept = 0;
   // All hosts of a mirror are to be told what is new.
   virtual void tell_all(Mirror& mirror) = 0;
   // Processes of this host that have died, with the slots as they are now.
   virtual const std::vector<Death>& deaths() const = 0;
   virtual void died(uint32_t host, const Death& death) = 0;
   // A socket that belongs to a connection to `host` is closed next.
-  virtual void unwatch(uint32_t host) = 0;
+  virtual void unwatch(uint32_t host) noexcept = 0;
 };
 
 struct PeerCounts {
@@ -57,18 +60,21 @@ class Peer {
   PeerCounts counts() const;
 
   void connect(Fd fd);
-  // The connection is over; another may come.
-  void drop(const std::string& reason);
+  // The connection is over; another may come. Like lose(), it needs no memory: that may be the reason.
+  void drop(std::string_view reason) noexcept;
   // It is given up.
-  void lose(const std::string& reason);
-  void say_bye();
+  void lose(std::string_view reason, std::string_view more = {}) noexcept;
+  void say_bye() noexcept;
 
   // Something of `mirror` may have to be sent.
   void look(Mirror& mirror);
   // This host has it no more.
-  void close(Mirror& mirror);
+  void close(Mirror& mirror) noexcept;
   void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
-  void tell_death(const Death& death) { deaths_.push_back(death); }
+  // One that is not connected hears of all when it is.
+  void tell_death(const Death& death) {
+    if (greeted_) deaths_.push_back(death);
+  }
   // Have the host's clock asked so often, one question after the other. How many answers there will be then, of all.
   uint64_t ask_clock(uint32_t times);
   uint64_t clock_answers() const { return clock_answers_; }
@@ -109,6 +115,7 @@ class Peer {
   void asked_clock(const Clock& clock);
   void hear(const Clock& clock);
   void wake_members(Mirror& mirror);
+  void note_reason(std::string_view what, std::string_view more = {}) noexcept;
 
   Hub& hub_;
   const uint64_t window_ns_, silent_ns_;
@@ -141,10 +148,10 @@ class Peer {
 
   const std::shared_ptr<Lent> lent_ = std::make_shared<Lent>();
   const std::shared_ptr<Returning> returning_;
-  // What this host has returned and the other one has not heard of, in its order; how many that one has, and was told of
-  // over this connection.
+  // What this host has returned and the other one has not heard of, in its order; how many that one has, was told of
+  // over this connection, and over any.
   Borrowed *unheard_ = nullptr, *last_ = nullptr, *next_told_ = nullptr;
-  uint64_t heard_by_it_ = 0, told_ = 0;
+  uint64_t heard_by_it_ = 0, told_ = 0, most_told_ = 0;
   // How many the other one has returned, and was told that this has been heard.
   uint64_t returned_ = 0, confirmed_ = 0;
 

@@ -1,4 +1,6 @@
 // What hosts have lent each other, and need no more: see lent.h.
+#include <algorithm>
+
 #include "peer.h"
 
 namespace conveyor::net {
@@ -28,6 +30,7 @@ void Peer::put_returned() {
     connection_->put(Prefix{What::kReturned, 0, sizeof(Returned), frame.segment});
     connection_->put(Returned{frame.ring, 0, frame.number, ++told_});
   }
+  most_told_ = std::max(most_told_, told_);
   if (returned_ - confirmed_ < kUnconfirmed) return;
   confirmed_ = returned_;
   connection_->put(Prefix{What::kHeard, 0, sizeof(Heard), 0});
@@ -42,9 +45,14 @@ void Peer::hear(const Returned& returned, uint64_t segment) {
 }
 
 void Peer::hear(const Heard& heard) {
-  if (heard.count > told_) throw Violation("it has heard what it was not told");
+  // Over a connection before this one it may have been told more than it was over this one so far.
+  if (heard.count > most_told_) throw Violation("it has heard what it was not told");
   for (; heard_by_it_ < heard.count; ++heard_by_it_) {
     Borrowed* const one = unheard_;
+    if (one == next_told_) {
+      next_told_ = one->next;
+      ++told_;
+    }
     unheard_ = one->next;
     if (unheard_ == nullptr) last_ = nullptr;
     delete one;

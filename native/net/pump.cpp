@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../signals_blocked.h"
+#include "eventfd.h"
 
 namespace conveyor::net {
 
@@ -16,24 +17,6 @@ uint64_t random_number() {
   while (::getrandom(&number, sizeof number, 0) != ssize_t(sizeof number)) {
   }
   return number | 1;
-}
-
-Fd event_fd() {
-  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (fd.get() < 0) throw_errno("eventfd");
-  return fd;
-}
-
-void write_event(int fd) {
-  const uint64_t one = 1;
-  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
-}
-
-void drain(int fd) {
-  uint64_t n;
-  while (::read(fd, &n, sizeof n) < 0 && errno == EINTR) {
-  }
 }
 
 }  // namespace
@@ -61,7 +44,10 @@ void HostPump::stop() {
   if (!thread_.joinable()) return;
   if (fork_ != fork_generation.load(std::memory_order_relaxed)) {
     abandon(std::move(thread_));
-    abandon(std::move(mirrors_));  // its parent's pump goes on reading from their rings
+    // Its parent's pump goes on reading from their rings; and it may have been changing any of these when it forked.
+    abandon(std::move(mirrors_));
+    abandon(std::move(by_bell_));
+    abandon(std::move(peers_));
     return;
   }
   {
@@ -71,108 +57,6 @@ void HostPump::stop() {
   ordered_.store(true, std::memory_order_release);
   write_event(wake_.get());
   thread_.join();
-}
-
-// --- orders of other threads ---
-
-void HostPump::call(const std::function<void()>& what) {
-  if (fork_ != fork_generation.load(std::memory_order_relaxed)) throw std::system_error(EPERM, std::generic_category(), "a pump belongs to the process that this one was forked from");
-  std::exception_ptr raised;
-  bool over = false;
-  std::unique_lock<ForkMutex> lock(mutex_);
-  if (stop_ || stopped_) throw std::system_error(ESHUTDOWN, std::generic_category(), "the pump was stopped");
-  orders_.push_back([&] {
-    try {
-      what();
-    } catch (...) {
-      raised = std::current_exception();
-    }
-    std::lock_guard told(mutex_);
-    over = true;
-  });
-  ordered_.store(true, std::memory_order_release);
-  write_event(wake_.get());
-  done_.wait(lock, [&] { return over || stopped_; });
-  if (!over) throw std::system_error(ESHUTDOWN, std::generic_category(), "the pump was stopped");
-  if (raised) std::rethrow_exception(raised);
-}
-
-bool HostPump::obey() {
-  if (!ordered_.load(std::memory_order_acquire)) return false;
-  drain(wake_.get());
-  std::unique_lock<ForkMutex> lock(mutex_);
-  ordered_.store(false, std::memory_order_relaxed);
-  const std::vector<std::function<void()>> orders = std::exchange(orders_, {});
-  lock.unlock();
-  for (const auto& order : orders) order();
-  done_.notify_all();
-  return true;
-}
-
-void HostPump::add_proxy(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena) {
-  call([&] {
-    if (host == self_ || host >= kMostHosts) throw std::system_error(EINVAL, std::generic_category(), "host of a proxy");
-    peer(host);
-    proxies_.add(slot, incarnation, host, name, std::move(arena));
-  });
-}
-
-void HostPump::remove_proxy(uint32_t slot) {
-  call([&] { proxies_.remove(slot); });
-}
-
-void HostPump::mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits) {
-  call([&] {
-    if (mirrors_.count(id) != 0) throw std::system_error(EEXIST, std::generic_category(), "a segment of this number");
-    auto made = std::make_unique<Mirror>(id, segment, board_, rings, limits, self_, static_cast<Whereabouts&>(*this));
-    for (const uint32_t host : made->hosts()) peer(host);
-    for (const Mirror::Bell& bell : made->bells()) by_bell_[{bell.target.slot, bell.target.bit}].insert(made.get());
-    Mirror& mirror = *made;
-    mirrors_[id] = std::move(made);
-    tell_all(mirror);
-  });
-}
-
-void HostPump::unmirror(uint64_t id) {
-  call([&] {
-    const auto found = mirrors_.find(id);
-    if (found == mirrors_.end()) return;
-    Mirror& mirror = *found->second;
-    for (const uint32_t host : mirror.hosts()) peer(host).close(mirror);
-    for (auto at = by_bell_.begin(); at != by_bell_.end();) {
-      at->second.erase(&mirror);
-      at = at->second.empty() ? by_bell_.erase(at) : std::next(at);
-    }
-    mirrors_.erase(found);
-  });
-}
-
-void HostPump::connect(Fd fd, uint32_t host) {
-  call([&] {
-    Peer& to = peer(host);
-    to.connect(std::move(fd));
-    watch(to);
-    next_tick_ = 1;
-  });
-}
-
-void HostPump::disconnect(uint32_t host, const std::string& reason) {
-  call([&] { peer(host).drop(reason); });
-}
-
-void HostPump::give_up(uint32_t host, const std::string& reason) {
-  call([&] { peer(host).lose(reason); });
-}
-
-std::vector<Event> HostPump::events() {
-  drain(notice_.get());
-  std::lock_guard lock(mutex_);
-  return std::exchange(events_, {});
-}
-
-std::vector<Left> HostPump::left() {
-  std::lock_guard lock(mutex_);
-  return std::exchange(left_, {});
 }
 
 Unclaimed HostPump::unclaimed() {
@@ -207,10 +91,15 @@ Mirror* HostPump::mirror(uint64_t id) {
   return found == mirrors_.end() ? nullptr : found->second.get();
 }
 
+void HostPump::reconnect(uint32_t host) noexcept {
+  for (const auto& [id, mirror] : mirrors_)
+    if (mirror->is_on(host)) mirror->reconnected(host);
+}
+
 std::vector<Mirror*> HostPump::mirrors_of(uint32_t host) {
   std::vector<Mirror*> found;
   for (const auto& [id, mirror] : mirrors_)
-    if (std::ranges::find(mirror->hosts(), host) != mirror->hosts().end()) found.push_back(mirror.get());
+    if (mirror->is_on(host)) found.push_back(mirror.get());
   return found;
 }
 
@@ -237,11 +126,15 @@ Peer& HostPump::peer(uint32_t host) {
 void HostPump::rung(const Proxy& proxy, uint32_t bit) {
   Peer& to = peer(proxy.host);
   const auto found = by_bell_.find({proxy.slot, bit});
-  if (found != by_bell_.end()) {
-    for (Mirror* mirror : found->second) to.look(*mirror);
-  } else if (to.state() != Peer::State::kLost) {
-    to.ring(proxy.slot, proxy.incarnation, bit);
-  }
+  bool any = false;
+  if (found != by_bell_.end())
+    for (Mirror* mirror : found->second) {
+      // The slot's process may have come back on another host than it was on when that segment was laid.
+      if (!mirror->is_on(proxy.host)) continue;
+      to.look(*mirror);
+      any = true;
+    }
+  if (!any && to.state() != Peer::State::kLost) to.ring(proxy.slot, proxy.incarnation, bit);
   if (bit != kAttentionBit) return;
   // It may be for anything, cancelled calls among it.
   for (Mirror* mirror : mirrors_of(proxy.host)) to.look(*mirror);
@@ -276,8 +169,8 @@ void HostPump::watch(Peer& peer) {
   known.for_room = for_room;
 }
 
-void HostPump::unwatch(uint32_t host) {
-  Known& known = peers_[host];
+void HostPump::unwatch(uint32_t host) noexcept {
+  Known& known = peers_.at(host);
   if (known.watched < 0) return;
   // Closing it would not be enough where a forked child has a copy of the socket: its end would be reported for ever, under
   // a number that nobody here has, or somebody else.
@@ -287,10 +180,8 @@ void HostPump::unwatch(uint32_t host) {
 
 void HostPump::bury(Peer& peer) {
   // The others learn of it from their own connections.
-  std::vector<uint32_t> slots;
   for (const Proxy& p : proxies_.all())
-    if (p.host == peer.host) slots.push_back(p.slot);
-  for (const uint32_t slot : slots) board_->announce_death(slot);
+    if (p.host == peer.host) board_->announce_death(p.slot);
 }
 
 bool HostPump::turn() {
@@ -358,7 +249,24 @@ void HostPump::sleep() {
   proxies_.disarm();
 }
 
-void HostPump::run() {
+void HostPump::run() noexcept {
+  try {
+    work();
+    for (auto& [host, known] : peers_) known.peer->say_bye();
+  } catch (const std::bad_alloc&) {
+    fail("this process has no memory left for what goes to them, and comes from there");
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  while (!proxies_.all().empty()) proxies_.remove(proxies_.all().back().slot);
+  peers_.clear();
+  mirrors_.clear();
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  done_.notify_all();
+}
+
+void HostPump::work() {
   uint64_t budget = spin_ns_, idle_since = now_ns();
   for (;;) {
     if (turn()) {
@@ -380,15 +288,6 @@ void HostPump::run() {
     budget = now - idle_since < 4 * spin_ns_ ? spin_ns_ : std::min(spin_ns_, std::max<uint64_t>(budget / 2, 2'000));
     idle_since = now;
   }
-  for (auto& [host, known] : peers_) known.peer->say_bye();
-  std::vector<uint32_t> slots;
-  for (const Proxy& p : proxies_.all()) slots.push_back(p.slot);
-  for (const uint32_t slot : slots) proxies_.remove(slot);
-  peers_.clear();
-  mirrors_.clear();
-  std::lock_guard lock(mutex_);
-  stopped_ = true;
-  done_.notify_all();
 }
 
 }  // namespace conveyor::net

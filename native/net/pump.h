@@ -3,6 +3,7 @@
 // are silent or gone.
 #pragma once
 
+#include <bitset>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -43,7 +44,8 @@ class HostPump final : private Hub {
   HostPump& operator=(const HostPump&) = delete;
 
   // Any thread may call these; each returns when the pump has done it, and throws what it met. After stop() all but
-  // stop() throw ESHUTDOWN, and in a forked child EPERM.
+  // stop() throw ESHUTDOWN, and in a forked child EPERM. A pump whose thread has no memory to go on with gives all hosts
+  // up, and tells it (events()); afterwards they throw ESHUTDOWN, but those that take something away, which is gone.
   void add_proxy(uint32_t slot, uint32_t incarnation, uint32_t host, const std::string& name, std::shared_ptr<Arena> arena);
   void remove_proxy(uint32_t slot);
   void mirror(uint64_t id, std::shared_ptr<Segment> segment, std::vector<RingSpec> rings, std::vector<LimitsSpec> limits);
@@ -80,14 +82,24 @@ class HostPump final : private Hub {
   uint64_t instance() const override { return instance_; }
   Mirror* mirror(uint64_t id) override;
   std::vector<Mirror*> mirrors_of(uint32_t host) override;
+  void reconnect(uint32_t host) noexcept override;
   void tell_all(Mirror& mirror) override;
   const std::vector<Death>& deaths() const override { return deaths_; }
   void died(uint32_t host, const Death& death) override;
-  void unwatch(uint32_t host) override;
+  void unwatch(uint32_t host) noexcept override;
 
   void call(const std::function<void()>& what);
+  // The same of what there is no more where the pump has failed.
+  void take_away(const std::function<void()>& what);
+  // With the lock: throws ESHUTDOWN.
+  void check_there() const;
   Peer& peer(uint32_t host);
-  void run();
+  // This host has that segment no more.
+  void leave(Mirror& mirror) noexcept;
+  void run() noexcept;
+  void work();
+  // What the thread has met it cannot go on with. This needs no memory.
+  void fail(const char* why) noexcept;
   bool turn();
   bool obey();
   void rung(const Proxy& proxy, uint32_t bit);
@@ -129,6 +141,8 @@ class HostPump final : private Hub {
   std::vector<Left> left_;
   std::map<uint32_t, uint64_t> clock_answers_;  // by host, for who waits for some
   bool stop_ = false, stopped_ = false;
+  char failed_[128] = {};              // why the thread has given all hosts up
+  std::bitset<kMostHosts> given_up_;   // of these it has not been told yet
   std::thread thread_;
 };
 

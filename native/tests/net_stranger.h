@@ -11,7 +11,7 @@ constexpr uint64_t kId = 7;
 struct Stranger {
   Host host;
   Fd own;
-  explicit Stranger(uint64_t window_ns = 20 * kSecond) : host(0, {0, 1}, window_ns) {
+  explicit Stranger(uint64_t window_ns = 20 * kSecond, const Homes& homes = {0, 1}) : host(0, homes, window_ns) {
     host.mirror(kId, {{1, {0}}, {0, {1}}});
     auto [ours, theirs] = socket_pair();
     own = std::move(ours);

@@ -13,6 +13,29 @@ void refused(const std::function<void(Stranger&)>& says) {
   CHECK(s.lost());
 }
 
+// A frame that keeps something at its writer, in one piece.
+void lend(Stranger& s, uint64_t number) {
+  struct {
+    ChunkHead head;
+    char block[24];
+  } chunk = {{0, 0, number, 0}, {}};
+  write_trailer(chunk.block, 8, Numbers{number});
+  s.say(What::kFrame, FrameHead{0, 1, kBytes, number, number, kKeeps, 0, 8, sizeof chunk.block});
+  s.say(What::kChunk, chunk);
+}
+
+// Messages of the pump's, until there is one for which `last(prefix)`.
+template <class Last>
+void hear_until(Stranger& s, const Last& last) {
+  for (;;) {
+    Prefix prefix;
+    REQUIRE(::recv(s.own.get(), &prefix, sizeof prefix, MSG_WAITALL) == ssize_t(sizeof prefix));
+    std::vector<char> rest(prefix.size);
+    REQUIRE(::recv(s.own.get(), rest.data(), rest.size(), MSG_WAITALL) == ssize_t(rest.size()));
+    if (last(prefix)) return;
+  }
+}
+
 }  // namespace
 
 TEST(who_does_not_greet_is_lost) {
@@ -102,4 +125,44 @@ TEST(what_comes_behind_a_farewell_is_not_read) {
   s.say(more.data(), more.size());
   s.host.pump->connect(std::move(theirs), 1);  // in the place of the first connection
   CHECK(s.lost());
+}
+
+// It has heard of more over a connection that broke than it was told again over the next one so far.
+TEST(what_was_heard_over_a_connection_before_is_no_lie) {
+  Stranger s;
+  s.greet();
+  constexpr uint64_t kFrames = 40;
+  const auto receiver = s.host.receiver(kId, {{1, {0}}, {0, {1}}}, 0, 0);
+  for (uint64_t n = 0; n < kFrames; ++n) {
+    lend(s, n);
+    REQUIRE(s.host.wait(0, [&] { return !receiver->ring.empty(); }));
+    receiver->take();
+    s.host.arenas[1]->give_back_soon();
+    hear_until(s, [](const Prefix& p) { return p.what == What::kReturned; });
+  }
+  auto [ours, theirs] = socket_pair();
+  s.own = std::move(ours);
+  const struct {
+    Prefix hello{What::kHello, 0, sizeof(Hello), 0};
+    Hello says{kHelloMagic, kWireVersion, 1, 5};
+    Prefix heard{What::kHeard, 0, sizeof(Heard), 0};
+    Heard frames{kFrames};
+    Prefix clock{What::kClock, 0, sizeof(Clock), 0};
+    Clock asked{7, 0};
+  } all;
+  s.say(&all, sizeof all);  // at once, as what is there when the connection comes about
+  s.host.pump->connect(std::move(theirs), 1);
+  uint64_t again = 0;
+  hear_until(s, [&](const Prefix& p) {
+    again += p.what == What::kReturned;
+    return p.what == What::kClockIs;
+  });
+  CHECK_EQ(again, uint64_t(0));
+  CHECK(!s.host.board->gone(1, 1));
+  // And it goes on where that was.
+  lend(s, kFrames);
+  REQUIRE(s.host.wait(0, [&] { return !receiver->ring.empty(); }));
+  receiver->take();
+  s.host.arenas[1]->give_back_soon();
+  hear_until(s, [](const Prefix& p) { return p.what == What::kReturned; });
 }

@@ -1,7 +1,9 @@
 """The code of every page of the documentation runs, and its links and pictures are there."""
 
 import ast
+import collections
 import dataclasses
+import functools
 import inspect
 import os
 import re
@@ -49,7 +51,7 @@ def test_pages_that_show_how_to_do_something_have_code_that_runs():
     assert without <= {
         "docs/api.md",
         "docs/architecture.md",
-        "docs/between-hosts.md",
+        *(name(page) for page in PAGES if page.parent.name == "architecture"),
         "docs/scaling.md",
         "docs/wires.md",
         "docs/gpu.md",
@@ -63,6 +65,68 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def headings(page):
+    """The anchors of a page's headings, as MkDocs makes them."""
+    outside = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+    for heading in re.findall(r"^#+ (.+)$", outside, re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        yield re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_to_headings_find_them(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        if "://" not in target:
+            there = page.parent / target if target else page
+            assert anchor in set(headings(there)), f"{name(page)} links to {target}#{anchor}"
+
+
+SOURCES = {
+    path.relative_to(ROOT): path.read_text()
+    for room in ("src", "native", "tests")
+    for path in (ROOT / room).rglob("*")
+    if path.suffix in {".py", ".pyi", ".h", ".cpp", ".inl"}
+}
+ARCHITECTURE = [page for page in PAGES if "architecture" in (page.stem, page.parent.name)]
+
+
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=name)
+def test_the_files_that_the_architecture_names_are_there(page):
+    for told in re.findall(r"`([\w/]+\.(?:py|h|cpp|inl))`", page.read_text()):
+        assert any(f"/{path}".endswith(f"/{told}") for path in SOURCES), told
+
+
+@functools.cache
+def classes():
+    """In which files each class is made."""
+    made = collections.defaultdict(set)
+    for path, text in SOURCES.items():
+        for owner in re.findall(r"\b(?:class|struct)(?: alignas\(\w+\))? (\w+)", text):
+            made[owner].add(path.stem)
+    return made
+
+
+def has_member(owner, member):
+    """Whether a file that makes the class, or one of the same name, has that word: header and source."""
+    return any(
+        re.search(rf"\b{member}\b", text)
+        for path, text in SOURCES.items()
+        if path.stem in classes()[owner] or f"{owner}::{member}" in text
+    )
+
+
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=name)
+def test_classes_of_the_architecture_have_the_members_that_it_names(page):
+    for owner, member in re.findall(r"`([A-Z]\w+)(?:\.|::)(\w+)(?:\(\))?`", page.read_text()):
+        assert not classes()[owner] or has_member(owner, member), f"{owner}.{member}"
+
+
+def test_the_architecture_names_files_and_members_at_all():
+    text = "".join(page.read_text() for page in ARCHITECTURE)
+    assert "`runtime/graph/epoch.py`" in text
+    assert "`Sender::forward`" in text
 
 
 def test_every_page_is_in_the_navigation():

@@ -38,9 +38,17 @@ class Node:
 
     def walk(self, path, pause=0.0):
         time.sleep(pause)
-        if not path:
+        if path in ("", "end"):  # the end, or what the step before has returned
             return "end"
         return conveyor.get(self.peers[path[0]].walk.remote(path[1:], pause))
+
+    def to_one_that_stays(self, path, inside):
+        """As ``walk``; the last one never returns, and tells that it is in its method by a file."""
+        if path:
+            return conveyor.get(self.peers[path[0]].to_one_that_stays.remote(path[1:], inside))
+        open(inside, "w").close()
+        while True:
+            time.sleep(0.002)
 
     def with_wait(self, path):
         ref = self.peers[path[0]].walk.remote(path[1:])
@@ -103,6 +111,32 @@ class Node:
                 step = self.peers[name].walk.bind(step)
         with step.compile() as graph:
             return conveyor.get(graph.execute(path))
+
+    def execute(self, graph, path):
+        return conveyor.get(graph.execute(path))
+
+    def fill(self, graph, path):
+        return len([graph.execute(path) for _ in range(100)])
+
+    def lend_graph(self, names, path):
+        with InputNode() as inp:
+            step = inp
+            for name in names:
+                step = self.peers[name].walk.bind(step)
+        self.graph = step.compile()
+        return [self.graph.execute(path)]
+
+    def end_lent_graph(self):
+        self.graph.teardown()
+
+    def lent_of_graph(self, lender, names, path):
+        """Gets a result of a graph that another actor executes."""
+        (ref,) = conveyor.get(self.peers[lender].lend_graph.remote(names, path))
+        return conveyor.get(ref)
+
+    def pass_on(self, name, refs):
+        """The call waits here for its argument, which others make."""
+        return conveyor.get(self.peers[name].echo.remote(refs[0]))
 
     def slow(self, x, seconds, done=None):
         time.sleep(seconds)
@@ -294,6 +328,67 @@ def test_an_execution_that_comes_back(take):
     deadlocks(a.over_graph.remote("bd", "a"), a, b)
 
 
+def steps(*nodes):
+    with InputNode() as inp:
+        step = inp
+        for node in nodes:
+            step = node.walk.bind(step)
+    return step.compile()
+
+
+@pytest.mark.parametrize("way", ["execute", "fill"])
+def test_a_graph_of_the_drivers_that_an_actor_executes(take, way):
+    a, b, d = take("abd")
+    with steps(b, d) as graph:
+        # The step on `b` waits for `a`, which waits for the execution, or for room for another one.
+        deadlocks(getattr(a, way).remote(graph, "a"), a, b)
+        assert all_alive(a, b, d)
+        assert get(a.execute.remote(graph, "")) == "end"
+        # Its own step is what an actor waits for.
+        with pytest.raises(DeadlockError) as caught:
+            get(b.execute.remote(graph, ""))
+        assert set(caught.value.cycle) == names(b)
+    with steps(d, b) as graph:
+        deadlocks(getattr(a, way).remote(graph, "ba"), a, b, d)
+        assert all_alive(a, b, d)
+
+
+def test_a_result_of_a_graph_that_was_passed_on(take):
+    a, b, c, d = take("abcd")
+    with steps(b, d) as graph:
+        deadlocks(a.get_lent.remote([graph.execute("a")]), a, b)
+        assert all_alive(a, b, d)
+        # The same where it is an argument, for which a call waits.
+        deadlocks(a.pass_on.remote("c", [graph.execute("a")]), a, b)
+        assert all_alive(a, b, d)
+        assert get(a.get_lent.remote([graph.execute("c")])) == "end"
+    deadlocks(a.lent_of_graph.remote("c", "bd", "a"), a, b)
+    assert all_alive(a, b, c, d)
+    get(c.end_lent_graph.remote())
+
+
+def test_a_graph_of_the_drivers_is_not_held_up_by_who_has_done_his_part(take, tmp_path):
+    """`a` waits for the execution while `b`, whose step is done, waits for `a`: it comes all the same."""
+    a, b, c = take("abc")
+    done = tmp_path / "done"
+    with InputNode() as inp:
+        graph = c.slow.bind(b.slow.bind(inp, 0, str(done)), 1.5).compile()
+    with graph:
+        for way in ("execute", "get_lent", "pass_on"):
+            if way == "execute":
+                waits = a.execute.remote(graph, 1)
+            elif way == "get_lent":
+                waits = a.get_lent.remote([graph.execute(1)])
+            else:
+                waits = a.pass_on.remote("d", [graph.execute(1)])
+            while not done.exists():
+                time.sleep(0.002)
+            back = b.walk.remote("a")
+            assert get(waits) == 1
+            assert get(back) == "end"
+            done.unlink()
+
+
 def test_an_execution_is_not_held_up_by_who_has_done_his_part(take, tmp_path):
     a, b = take("ab")
     assert get(a.wait_in_graph.remote("bc", 1.5, str(tmp_path / "done"))) == 1
@@ -362,7 +457,7 @@ def third(two_nodes):
         two_nodes.remove_node(node, allow_graceful=False)
 
 
-def test_three_nodes_one_of_which_is_lost(take, third, two_nodes):
+def test_three_nodes_one_of_which_is_lost(take, third, two_nodes, latches, wait_until):
     a, b = take("ab")
     e = Node.options(name="the e", resources={"third": 0.01}).remote()
     get(e.meet.remote(a=a, b=b, e=e))
@@ -373,8 +468,9 @@ def test_three_nodes_one_of_which_is_lost(take, third, two_nodes):
     deadlocks(a.walk.remote("bea"), a, b, e)
     assert all_alive(a, b, e)
     # Who waits for a node that is lost is told of that, and nothing of it is left in what is found later.
-    ref = a.walk.remote("be", 0.5)
-    time.sleep(0.2)
+    inside = latches()
+    ref = a.to_one_that_stays.remote("be", inside.path)
+    wait_until(lambda: inside.is_open, WAIT)
     two_nodes.remove_node(third, allow_graceful=False)
     with pytest.raises(ActorDiedError):
         get(ref)

@@ -136,7 +136,7 @@ def test_an_actor_places_others(rt):
 
 
 def test_what_nobody_can_place_is_told_and_can_be_broken_off(rt, caplog, monkeypatch):
-    from conveyor.engine.ray import hosts as module
+    from conveyor.engine.ray import ray_hosts as module
 
     monkeypatch.setattr(module, "_SAID_AFTER", 0.2)
     said = threading.Event()

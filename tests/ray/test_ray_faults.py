@@ -35,7 +35,7 @@ def hosts():
 
 def test_what_ray_does_not_answer_holds_up_no_start(rt, monkeypatch):
     """Ray asked for its resources while it is busy, or gone, may take for ever, natively."""
-    from conveyor.engine.ray import hosts as module
+    from conveyor.engine.ray import ray_hosts as module
 
     asked, answer = threading.Event(), threading.Event()
 

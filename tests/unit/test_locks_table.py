@@ -1,4 +1,4 @@
-"""The tables of locks and threads in docs/architecture.md name what the sources have."""
+"""The tables of docs/architecture/locks-and-threads.md name what the sources have."""
 
 import ast
 import re
@@ -8,8 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "conveyor"
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
-SECTION = PAGE.split("## Locks and threads")[1].split("\n## ")[0]
+PAGE = (ROOT / "docs" / "architecture" / "locks-and-threads.md").read_text()
 
 
 def _files():
@@ -64,7 +63,7 @@ def _threads():
 
 
 def _in_backticks():
-    return {text.removeprefix("graph.") for text in re.findall(r"`([^`]+)`", SECTION)}
+    return {text.removeprefix("graph.") for text in re.findall(r"`([^`]+)`", PAGE)}
 
 
 @pytest.mark.parametrize("lock", _locks())
@@ -78,7 +77,7 @@ def test_every_thread_stands_in_the_table(thread):
 
 
 def test_the_table_names_no_lock_that_is_gone():
-    rows = [row.split("|")[1] for row in SECTION.splitlines() if row.startswith("| `")]
+    rows = [row.split("|")[1] for row in PAGE.splitlines() if row.startswith("| `")]
     named = {
         text.removeprefix("graph.")
         for row in rows
@@ -90,3 +89,34 @@ def test_the_table_names_no_lock_that_is_gone():
 def test_there_are_locks_and_threads_to_be_found():
     assert "Supervision.lock" in _locks()
     assert {"pump", "output", "refs-in"} <= set(_threads())
+
+
+def _conditions(tree):
+    """The names of all attributes that are made as conditions, and of the locks that each is given."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if getattr(node.value.func, "attr", "") == "Condition":
+                yield target.attr, [getattr(of, "attr", "") for of in node.value.args]
+
+
+CONDITIONS = [
+    (path, name, of) for path in _files() for name, of in _conditions(ast.parse(path.read_text()))
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "of"), CONDITIONS, ids=[f"{path.stem}.{name}" for path, name, _ in CONDITIONS]
+)
+def test_the_lock_of_a_condition_has_a_name_and_is_taken_by_that(path, name, of):
+    """The entering of a condition is Python's: a signal handler that raises in it leaves the lock held."""
+    assert of, f"{path}: {name} is made of no lock that has a name"
+    entered = [
+        f"{other}:{item.context_expr.lineno}"
+        for other in path.parent.rglob("*.py")
+        for node in ast.walk(ast.parse(other.read_text()))
+        if isinstance(node, ast.With)
+        for item in node.items
+        if getattr(item.context_expr, "attr", "") == name
+    ]
+    assert entered == []

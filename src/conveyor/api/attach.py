@@ -102,11 +102,17 @@ def _described(driver: Driver, ray: Any, handle: Any, name: str) -> dict[str, Me
     asked = handle.__ray_call__.options(concurrency_group=system_calls).remote(_describing())
     try:
         said, version, methods = _answer(driver, asked.future(), name)
+    # This is a RayActorError, too, and the actor may be alive.
+    except ray.exceptions.ActorUnavailableError as error:
+        raise ActorStartError(
+            f"cannot attach actor {name} of Ray: its node cannot be reached just now ({error}). It may be "
+            "tried again"
+        ) from error
     except ray.exceptions.RayActorError as error:
         raise ActorDiedError(
             f"actor {name} of Ray is dead, and cannot be attached: {error}", name
         ) from error
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:  # it has raised that, or Ray cannot place it
         raise ActorStartError(f"cannot attach actor {name} of Ray: {error}") from error
     own = import_later("conveyor.engine.ray.greeting").version()
     if said or version != own:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conveyor.codec import arrays, claims, direct, keeping, parcels, pickling, tensors, unpickling
+from conveyor.codec import arrays, claims, direct, parcels, pickling, promised, tensors, unpickling
 from conveyor.codec.arrays import ARRAY
 from conveyor.codec.definitions import KnownDefinitions, SentDefinitions
 from conveyor.codec.direct import DIRECT, Direct
@@ -53,7 +53,7 @@ def encode(value: Any, sent: SentDefinitions | None = None) -> Encoded:
     if type(value) is Direct:
         return direct.encode(value, sent, encode)
     if type(value) is Promised:
-        return keeping.encode(value, sent)
+        return promised.encode(value, sent)
     return pickling.dump(value, sent)
 
 

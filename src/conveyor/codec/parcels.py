@@ -16,7 +16,7 @@ from conveyor.codec import claims, pickling, unpickling
 from conveyor.codec.beside import Collected, placing
 from conveyor.codec.definitions import SentDefinitions
 from conveyor.codec.encoded import DEFINING, FLAG_DEFINITIONS, Encoded
-from conveyor.codec.keeping import end_of
+from conveyor.codec.promised import end_of
 from conveyor.codec.promises import Keeper
 from conveyor.codec.tensor_headers import dtype_name
 from conveyor.later import LaterModule

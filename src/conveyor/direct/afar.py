@@ -7,8 +7,9 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
+from conveyor.direct.awaiting import NotThere, deferral
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.far_memory import Brought, Wanted
+from conveyor.runtime.far_memory import SMALL, Brought, Room, Wanted
 from conveyor.runtime.waiting.patience import wait_until
 
 
@@ -27,6 +28,7 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
 
     Raises:
         OSError: as reading on one host would.
+        NotThere: it has not come yet, and this is for an await.
         RuntimeStateError: this process was forked from one of the session's.
         WaitTimeoutError: the ``get`` that needs it has no longer.
     """
@@ -35,37 +37,70 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
             f"a value that {where.keeper} keeps on another host cannot be fetched by a forked child: get it "
             "before the fork"
         )
-    board: _core.Board = process.board
-    came: list[Brought] = []
-
-    def tell(brought: Brought) -> None:
-        came.append(brought)
-        process.ring()
-
-    def died() -> bool:
-        return board.gone(where.slot, where.incarnation)
-
-    place = where.slot, where.incarnation
-    process.far_memory.fetch(
-        Wanted(place, where.number, where.anchor, where.ranges, where.joined), tell
+    wanted = Wanted(
+        (where.slot, where.incarnation), where.number, where.anchor, where.ranges, where.joined
     )
+    stock = deferral.stock
+    if stock is not None:
+        coming = stock.get(wanted)
+        if coming is None:
+            coming = stock[wanted] = _Fetch(wanted, process)
+        if not coming.done():
+            raise NotThere(coming.done)
+        return coming.memory()
+    fetch = _Fetch(wanted, process)
+    board: _core.Board = process.board
     board.note_fetch(process.slot, where.slot)
     try:
         wait_until(
             process.inbox,
-            lambda: bool(came) or died(),
+            fetch.done,
             _core.seconds_to_fetch(),
             lambda: f"a value that {where.keeper} keeps, on another host",
             lambda: "it is being fetched",
         )
     finally:
         board.note_fetch(process.slot, -1)
-    if not came:
-        raise ProcessLookupError(errno.ESRCH, "its keeper has died")
-    brought = came[0]
-    if brought.error or brought.memory is None:
-        raise OSError(brought.error, brought.why)
-    return brought.memory
+        fetch.give_up()
+    return fetch.memory()
+
+
+class _Fetch:
+    """One value that is on its way here, or has come."""
+
+    def __init__(self, wanted: Wanted, process: Any) -> None:
+        self._process, self._keeper = process, wanted.process
+        self._brought: Brought | None = None
+        size = wanted.size
+        # It is written to until `tell` is called, which has this.
+        self._room = None if size < SMALL else Room(process.arena, size)
+        self._stop = process.far_memory.fetch(wanted, self._room, self._tell)
+
+    def _tell(self, brought: Brought) -> None:
+        self._brought = brought
+        self._process.ring()
+
+    def done(self) -> bool:
+        """Whether it has come, or never will."""
+        return self._brought is not None or self._process.board.gone(*self._keeper)
+
+    def memory(self) -> _core.Buffer:
+        """What has come. ``OSError`` if it never will, as reading on one host would raise it."""
+        brought = self._brought
+        if brought is None:
+            raise ProcessLookupError(errno.ESRCH, "its keeper has died")
+        if brought.error:
+            raise OSError(brought.error, brought.why)
+        if self._room is not None:
+            return self._room.memory()
+        memory = _core.Buffer.own(len(brought.data or b""))
+        memoryview(memory)[:] = brought.data or b""
+        return memory
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more, if it has not come yet."""
+        if self._brought is None:
+            self._stop()
 
 
 def split(where: Located, memory: _core.Buffer) -> list[_core.Buffer]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from conveyor import _core
 from conveyor.codec.direct import Located
+from conveyor.direct.awaiting import NotThere, deferral
 from conveyor.exceptions import ActorDiedError, InjectedFault
 from conveyor.runtime.waiting.patience import wait_until
 
@@ -20,6 +21,7 @@ def go_on(where: Located, runtime: Any) -> None:
     """Return when the value may be fetched, or its keeper has died.
 
     Raises:
+        NotThere: it is held back, and this is for an await.
         ActorDiedError: its keeper has died while it was held back: its memory may still be there.
         WaitTimeoutError: the ``get`` that needs it has no longer.
         InjectedFault: it is to fail.
@@ -33,6 +35,8 @@ def go_on(where: Located, runtime: Any) -> None:
     def held() -> bool:
         return bool(board.transfers(where.slot) & _HELD) and not died()
 
+    if held() and deferral.stock is not None:
+        raise NotThere(lambda: not held())
     if held():
         board.note_fetch(process.slot, where.slot)
         try:

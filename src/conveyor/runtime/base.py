@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from conveyor.runtime.calls.links import Link
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.streams import CallStream, Incarnation
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.graph.afar import Afar
 from conveyor.runtime.graph.results import get_all
 from conveyor.runtime.process import Process
 from conveyor.runtime.protocol import ActorId, Returns
@@ -153,9 +152,6 @@ class CallingRuntime:
         if isinstance(value, Ref):
             raise TypeError("put takes a value, not a ref")
         return PutRef(value if transport is None else Direct(value, transport, snapshot))
-
-    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        then(Afar(why="nobody waits for this process"))
 
     def origins(self) -> Origins:
         """Where results were got; of graphs in debug mode."""

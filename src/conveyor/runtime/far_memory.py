@@ -6,15 +6,23 @@ host: the driver is its own, an actor asks over a connection, which it has from 
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from conveyor import _core
 from conveyor.codec import Reader
+from conveyor.exceptions import ArenaFullError
 from conveyor.runtime.kept import KeptAt
+
+#: Values below are told with the news that they are there.
+SMALL = 32 * 1024
+#: As ``_core.lying_in`` takes and gives it: address and length; offset and size of a block, and where in it.
+_RANGE, _LYING = struct.Struct("<QQ"), struct.Struct("<QQQ")
 
 
 class Wanted(Struct, frozen=True):
@@ -40,21 +48,77 @@ class Wanted(Struct, frozen=True):
 
 
 class Brought(Struct, frozen=True):
-    """What has come of it: memory, or an error.
+    """What has come of it: it is where it was to be put, or an error.
 
+    data: it, where it is so small that no room was made for it.
     error: of the system, as reading on one host would have given it; 0: it is there. why: in words.
     """
 
-    memory: _core.Buffer | None = None
+    data: bytes | None = None
     error: int = 0
     why: str = ""
+
+
+class Room:
+    """Memory of this process that its host writes to, by the file that it lies in; of the arena, as values of
+    this host would get it, or where there is none left, of its own.
+
+    fd, at: the file, and where it begins there.
+    """
+
+    __slots__ = ("_file", "_memory", "_size", "at", "fd")
+
+    def __init__(self, arena: _core.Arena, size: int) -> None:
+        self._size = size
+        self._memory: _core.Buffer | None = None
+        self._file: _Closing | None = None
+        try:
+            self._memory = arena.allocate(size)
+        except ArenaFullError:
+            self._file = _Closing(os.memfd_create("conveyor-value", os.MFD_CLOEXEC))
+            os.ftruncate(self._file.fd, size)
+            self.fd, self.at = self._file.fd, 0
+            return
+        place = _core.lying_in(_RANGE.pack(self._memory.address, size), arena)
+        offset, _, begins = _LYING.unpack(place)
+        self.fd, self.at = arena.file[0], offset + begins
+
+    def memory(self) -> _core.Buffer:
+        """What is there, once it has been written."""
+        if self._memory is None:
+            assert self._file is not None
+            self._memory = _core.Buffer.copy_of(self._file.fd, self._size)
+        return self._memory
+
+
+class RoomAt(NamedTuple):
+    """The same as the host has it."""
+
+    fd: int
+    at: int
+
+
+class _Closing:
+    """A file that is closed with whoever has it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 class FarMemory(Protocol):
     """Of all other hosts."""
 
-    def fetch(self, wanted: Wanted, tell: Callable[[Brought], object]) -> None:
-        """Have it fetched. ``tell`` is called once, by any thread."""
+    def fetch(
+        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+    ) -> Callable[[], object]:
+        """Have it fetched and put into ``room``, which is there until ``tell`` is called: once, by any
+        thread. ``None``: it is less than :data:`SMALL`, and told with the news. What this returns is called
+        where nobody waits any more."""
         ...
 
     def introduce(self, process: Reader) -> bool:

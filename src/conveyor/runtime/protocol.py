@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.meeting import Introductions
     from conveyor.runtime.process import Process
     from conveyor.runtime.ranks import Collectives
-    from conveyor.runtime.refs.imports import RefTable
+    from conveyor.runtime.refs.table import RefTable
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.watcher import Watcher
 

@@ -53,7 +53,9 @@ def check_tensor_transport_manager(
         conveyor.testing.check_tensor_transport_manager(SharedMemoryTransport, ["cpu"])
 
     Args:
-        manager_class, devices, data_type: as for ``register_tensor_transport``.
+        manager_class: as for ``register_tensor_transport``.
+        devices: likewise.
+        data_type: likewise.
         sample: gives what is moved, another one for each number; needed for a ``data_type`` other than torch
             tensors.
         equal: whether two of them are the same; without it, torch and numpy tell.

@@ -171,19 +171,16 @@ def test_a_handler_may_ask_while_its_own_thread_waits_for_an_answer(
     asker, other, _named = _actors()
     told = tmp_path / "told"
     get(asker.ask_on_signal.remote(nested, other, str(told)))
+    pid = get(asker.pid.remote())
     slow = held(what)
     result = asker.ask.remote(what, other)
     assert slow.asked.wait(WAIT)
-    os.kill(get_pid(asker), signal.SIGUSR1)
+    os.kill(pid, signal.SIGUSR1)
     wait_until(told.exists, what="the handler to have its answer")
     assert not slow.go.is_set()
     slow.go.set()
     assert get(result) == _ANSWERS[what]
     assert get(asker.ask.remote(nested if nested != "create" else "find", other)) != ""
-
-
-def get_pid(actor):
-    return next(r.pid for r in context.current().table if r.id == actor._id)
 
 
 def test_answers_come_in_any_order(held):

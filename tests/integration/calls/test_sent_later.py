@@ -168,13 +168,16 @@ def test_an_argument_that_ends_the_session_when_it_is_sent(scripts):
         @conveyor.remote
         class Actor:
             def hold(self):
-                time.sleep(0.2)
+                end = time.monotonic() + 60
+                while not os.path.exists("go") and time.monotonic() < end:
+                    time.sleep(0.002)
 
             def take(self, *args):
                 return len(args)
 
         a, b = Actor.remote(), Actor.remote()
         ref = b.take.remote(a.hold.remote(), Ends())
+        open("go", "w").close()
         print(told.wait(60), on[0].name, conveyor.is_initialized())
         on[0].join(60)
         print(on[0].is_alive())

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,6 +49,21 @@ class Rank:
         Path(begun).touch()
         hold(go)
         raise LookupError("nobody waits for this")
+
+    def step_between(self, begins, ends, fails):
+        """Tells that it has begun, and after its operation waits for another one that has."""
+        if begins:
+            Path(begins).touch()
+        hold_if(ends, not fails)
+        collective.barrier(timeout=WAIT)
+        hold_if(ends, fails)
+        if fails:
+            raise LookupError("no room")
+
+
+def hold_if(path, does):
+    if path and does:
+        hold(path)
 
 
 class Unreadable:
@@ -360,6 +376,26 @@ def test_executions_of_a_graph_meet_whatever_has_failed_before(pair):
             get(refs[0])
         with suppress(CollectiveBrokenError):
             assert get(refs[1]) == [40, 40]
+
+
+def test_an_execution_that_has_begun_when_the_one_before_fails_behind_its_operation(pair, latches):
+    """The rank that waits has begun before that; the other one comes when it has looked."""
+    begun, late = latches(), latches()
+    with InputNode() as inp:
+        dag = MultiOutputNode(
+            [
+                rank.step_between.bind(*[inp[3 * i + j] for j in range(3)])
+                for i, rank in enumerate(pair)
+            ]
+        )
+    nothing = "", "", False
+    with dag.compile() as graph:
+        first = graph.execute("", begun.path, True, *nothing)
+        second = graph.execute("", late.path, False, begun.path, "", False)
+        fail(first)
+        time.sleep(0.1)  # without which a fault might not be seen
+        late.open()
+        assert get(second) == [None, None]
 
 
 @pytest.mark.usefixtures("local")

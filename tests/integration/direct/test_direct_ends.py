@@ -23,6 +23,7 @@ class Slow:
     def __del__(self):
         if os.getpid() == here:
             print("dropping", flush=True)
+            open("dropping", "w").close()
             time.sleep(3)
 
 class User:
@@ -34,7 +35,10 @@ user = conveyor.remote(User).remote()
 ref = conveyor.put(Slow(), tensor_transport="auto")
 conveyor.get(user.total.remote(ref))
 del ref
-time.sleep(0.3)
+end = time.monotonic() + 60
+while not os.path.exists("dropping"):
+    assert time.monotonic() < end
+    time.sleep(0.002)
 conveyor.shutdown()
 print("ended")
 """

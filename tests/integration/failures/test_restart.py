@@ -597,11 +597,13 @@ def test_nothing_is_left_of_many_restarts(wait_until):
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until):
+def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, latches, wait_until):
+    go = latches()
+
     @conveyor.remote
     class Made:
-        def slow(self, x):
-            time.sleep(0.05)
+        def held(self, x, path):
+            hold(path)
             return x
 
         def build(self, x):
@@ -616,10 +618,13 @@ def test_refs_inside_of_arguments_are_there_the_next_time_too(ready, wait_until)
             return {name: conveyor.get(ref) for name, ref in self.parts.items()}, os.getpid()
 
     maker = Made.remote()
-    ref = maker.slow.remote([1, 2])
+    ref = maker.held.remote([1, 2], go.path)
     if ready:
+        go.open()
         conveyor.get(ref)
     holder = Holder.remote({"rows": ref})
+    if not ready:
+        go.open()
     parts, pid = conveyor.get(holder.held.remote(), timeout=60)
     assert parts == {"rows": [1, 2]}
     os.kill(pid, signal.SIGKILL)

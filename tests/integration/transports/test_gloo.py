@@ -18,6 +18,8 @@ from conveyor.exceptions import ActorDiedError, GraphError, TransportError
 
 torch = pytest.importorskip("torch")
 PRELOAD = ["torch"]
+# An end that has lost its connection waits for as long as the other one's death may take to be known.
+NODE_TIMEOUT = 5.0
 pytestmark = [
     pytest.mark.usefixtures("session"),
     pytest.mark.skipif(
@@ -56,12 +58,13 @@ class Worker:
     def pid(self):
         return os.getpid()
 
-    def cut(self):
-        """Break all connections of this process."""
+    def cut(self, other):
+        """Break all connections of this process with that one."""
         import socket
 
+        theirs = {(one.raddr, one.laddr) for one in psutil.Process(other).net_connections()}
         for connection in psutil.Process().net_connections():
-            if connection.raddr:
+            if connection.raddr and (connection.laddr, connection.raddr) in theirs:
                 one = socket.socket(fileno=os.dup(connection.fd))
                 one.shutdown(socket.SHUT_RDWR)
                 one.close()
@@ -81,7 +84,8 @@ def test_a_connection_that_is_lost_is_made_anew(pair, which):
         made = pair[0].make.bind(inp).with_tensor_transport("gloo")
         graph = pair[1].total.bind(made).compile()
     assert graph.execute(10).get(timeout=60) == 100
-    conveyor.get(pair[which].cut.remote(), timeout=60)
+    other = conveyor.get(pair[1 - which].pid.remote(), timeout=60)
+    conveyor.get(pair[which].cut.remote(other), timeout=60)
     with pytest.raises(TransportError, match=r"the connection with Worker\S* is lost"):
         graph.execute(10).get(timeout=60)
     for number in (1, 2, 3):
@@ -222,7 +226,8 @@ def test_a_reader_that_cannot_connect_says_why_and_tries_again():
     with suppress(TransportError):
         assert graph.execute(10).get(timeout=60) == 100
     conveyor.get(reader.fail_to_connect.remote(1))
-    conveyor.get(writer.cut.remote())  # so that what comes next is lost, or connects anew
+    # So that what comes next is lost, or connects anew.
+    conveyor.get(writer.cut.remote(conveyor.get(reader.pid.remote())))
     told = []
     for number in (2, 3, 4):
         try:

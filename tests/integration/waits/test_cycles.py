@@ -6,6 +6,7 @@ import queue
 import random
 import sys
 import threading
+import time
 
 import cloudpickle
 import pytest
@@ -250,8 +251,35 @@ class Giver(Node):
         conveyor.get(self.peers["b"].announced.remote())
         return conveyor.get(refs[0])
 
+    def pass_on(self, name, refs):
+        """The call waits here for its argument, which others make."""
+        return conveyor.get(self.peers[name].big.remote(refs[0]))
+
+    def slow(self, value, seconds, announce=None):
+        if announce is not None:
+            conveyor.get(self.peers[announce].announced.remote())
+        time.sleep(seconds)
+        return value
+
     def delegate(self, name, refs):
         return conveyor.get(self.peers[name].get_lent.remote(refs))
+
+    def get_lent_by(self, lender, maker, path):
+        """What ``lender`` has called with an argument that ``maker`` has called ``path`` for."""
+        refs = conveyor.get(self.peers[maker].lend.remote(path))
+        (ref,) = conveyor.get(self.peers[lender].lend_with.remote(refs))
+        return conveyor.get(ref)
+
+    def lend_for_later(self, name, path):
+        return [self.peers[name].walk_later.remote(path)]
+
+    def walk_later(self, path):
+        self.report()
+        # In a call of its own all threads but this one are left.
+        return conveyor.get(self.peers[path[0]].walk.remote(path[1:]))
+
+    def lend_with(self, refs):
+        return [self.peers["c"].big.remote(refs[0])]
 
     def get_what_is_lent(self, name, path):
         # `name` makes the ref of a call that this very actor has to answer.
@@ -312,6 +340,40 @@ def test_a_call_that_waits_for_its_argument(make):
     a, b = make(PLAIN, PLAIN)
     deadlocks(a.as_argument.remote("a"), ".as_argument waits for ")
     assert conveyor.get([a.ping.remote(), b.ping.remote()], timeout=WAIT) == ["pong"] * 2
+
+
+def test_an_argument_that_is_made_by_one_actor_after_the_other(make):
+    a, b, c, d = make(GIVER, GIVER, GIVER, (Giver, {"max_concurrency": 2}))
+    with InputNode() as node:
+        graph = c.slow.bind(b.slow.bind(node, 0.3, "d"), 1.5).compile()
+    with graph:
+        # At first `a` waits for `b`; when `b` has done its part, and waits for `a`, for `c` alone.
+        waits = a.pass_on.remote("d", [graph.execute("pong")])
+        assert conveyor.get(d.announcement.remote(), timeout=WAIT)
+        back = b.walk.remote("a")
+        assert conveyor.get([waits, back], timeout=WAIT) == ["pong"] * 2
+
+
+def test_an_argument_that_is_made_elsewhere_by_who_waits(make):
+    """`a` waits for a call of `b`'s that has not begun: its argument is a call of `c`'s, which waits for
+    `a`."""
+    a, b, c = make(GIVER, GIVER, GIVER)
+    deadlocks(a.get_lent_by.remote("b", "c", "a"), ".get_lent_by waits for ", ".walk")
+    assert conveyor.get([n.ping.remote() for n in (a, b, c)], timeout=WAIT) == ["pong"] * 3
+    a, b, c = make(GIVER, GIVER, GIVER)
+    assert conveyor.get(a.get_lent_by.remote("b", "c", "b"), timeout=WAIT) == "pong"
+
+
+def test_such_an_argument_where_the_driver_calls(make):
+    a, b, c = make(GIVER, (Giver, {"max_concurrency": 4}), GIVER)
+    (lent,) = conveyor.get(c.lend_for_later.remote("b", "a"), timeout=WAIT)
+    # The driver's call has not begun: `c` has called for its argument, which will wait for `a`.
+    ref = c.big.remote(lent)
+    waiting = a.get_lent.remote([ref])
+    assert conveyor.get(b.announcement.remote(), timeout=WAIT)
+    conveyor.get(b.reported.remote("value"), timeout=WAIT)
+    deadlocks(waiting, ".get_lent waits for ")
+    assert conveyor.get(ref, timeout=WAIT) == "pong"
 
 
 def test_any_of_several_is_enough(make):

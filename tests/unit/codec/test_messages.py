@@ -15,8 +15,8 @@ from conveyor.runtime.actor.control import Control
 from conveyor.runtime.actor.far_memory import FarMemoryClient, FromHost, ToHost
 from conveyor.runtime.actor.orders import Accept, HangUp, Order, Stop
 from conveyor.runtime.actor.requests import Notice, Request
-from conveyor.runtime.driver import far
-from conveyor.runtime.driver.far import FarOrder
+from conveyor.runtime.driver import far_orders
+from conveyor.runtime.driver.far_orders import FarOrder
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.graph import exchange as graph_exchange
@@ -58,7 +58,9 @@ def test_a_message_travels():
     assert copy == order
 
 
-@pytest.mark.parametrize("module", [orders, requests, exchange, graph_exchange, far, far_memory])
+@pytest.mark.parametrize(
+    "module", [orders, requests, exchange, graph_exchange, far_orders, far_memory]
+)
 def test_every_message_says_what_it_means(module):
     found = [
         value

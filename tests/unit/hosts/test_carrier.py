@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conveyor.engine.net import carrier, depot
+from conveyor.engine.net import answering, carrier, depot
 from conveyor.engine.net.carrier import Carrier
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.net.handshake import NotHeardError
@@ -319,7 +319,7 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     def refuse(target, name, *args):
         raise SystemLimitError(errno.EAGAIN, "no thread is left")
 
-    monkeypatch.setattr(depot.threads, "start", refuse)
+    monkeypatch.setattr(answering.threads, "start", refuse)
     files, (here, there) = Depot(), socket.socketpair()
     fd = file_with(b"a value")
     number = files.put(fd)
@@ -327,7 +327,7 @@ def test_where_no_thread_is_left_a_depot_answers_on_its_callers(monkeypatch):
     handshake.start()
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert depot.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
     files.close()
     handshake.join(WAIT)
     assert not handshake.is_alive()
@@ -444,7 +444,7 @@ def test_an_answer_of_a_depot_takes_no_descriptor(monkeypatch):
     files.serve(there)
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, 7))
-    assert depot.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
+    assert answering.hear(here, depot._ANSWERED.size + 7)[depot._ANSWERED.size :] == b"a value"
     files.close()
     here.close()
 
@@ -459,10 +459,10 @@ def test_a_file_that_is_dropped_while_it_is_sent_is_sent_to_its_end(wait_until):
     files.serve(there)
     here.settimeout(WAIT)
     here.sendall(depot._ASKED.pack(number, 0, LARGE))
-    depot.hear(here, depot._ANSWERED.size)
+    answering.hear(here, depot._ANSWERED.size)
     files.drop(number)
     assert len(files) == 0
-    assert depot.hear(here, LARGE) == data
+    assert answering.hear(here, LARGE) == data
     files.close()
     here.close()
     wait_until(lambda: inode not in inodes(), WAIT)

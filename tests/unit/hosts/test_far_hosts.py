@@ -25,8 +25,8 @@ from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError
 from conveyor.runtime.actor.requests import Done, Failed
 from conveyor.runtime.blueprint import Blueprint, RingPlan
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import (
+from conveyor.runtime.driver.far_hosts import FarHosts
+from conveyor.runtime.driver.far_orders import (
     Adopt,
     Answer,
     Bury,
@@ -37,7 +37,7 @@ from conveyor.runtime.driver.far import (
     Spread,
     Stand,
 )
-from conveyor.runtime.driver.lines import Line, Lines
+from conveyor.runtime.driver.request_lines import RequestLine, RequestLines
 from conveyor.runtime.driver.switchboard import Switchboard
 from conveyor.runtime.process import ArenaSize, Place
 from conveyor.runtime.refs.messages import receive_pickled
@@ -72,7 +72,7 @@ class Host:
 @pytest.fixture
 def abroad():
     board = SimpleNamespace(name=lambda slot: f"process {slot}")
-    made = Abroad(SimpleNamespace(slot=0, board=board), lambda: None)
+    made = FarHosts(SimpleNamespace(slot=0, board=board), lambda: None)
     made._hosts = {1: Host(1), 2: Host(2)}
     made._host_of = {5: 1, 6: 2}
     return made
@@ -317,7 +317,7 @@ def test_a_line_to_another_host_that_takes_no_answer_is_cut(removed, abroad):
     host = abroad._hosts[1]
     record = SimpleNamespace(reader=(5, 1), host=host, alive=True)
     here, there = socket.socketpair()
-    lines = Lines(lambda fd: None, abroad)
+    lines = RequestLines(lambda fd: None, abroad)
     lines.add(record, here)
     lines.settle(record)
     lines.remove(record)
@@ -358,7 +358,7 @@ def test_the_thread_that_is_told_of_losses_waits_for_no_host(abroad):
     host.send = lambda order: given.append(order) or never
     record = SimpleNamespace(host=host, reader=(5, 1), alive=True, id=SimpleNamespace(name="asks"))
     here, there = socket.socketpair()
-    line = Line(record, here, abroad)
+    line = RequestLine(record, here, abroad)
     line.sock = None  # it is elsewhere
     with here, there:
         line.send("no thread is left", [], patience=1.0)
@@ -444,7 +444,8 @@ def test_nobody_waits_for_an_agent_that_ray_does_not_place_when_the_session_has_
         None,
     )
     agents._open = lambda: ("192.0.2.1", 1)
-    agents.start(SimpleNamespace(driver=(0, 1), arena=ARENA))
+    process = SimpleNamespace(board=SimpleNamespace(session=7))
+    agents.start(SimpleNamespace(driver=(0, 1), arena=ARENA, process=process))
 
     def start():
         try:

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 from conveyor.engine.ray.agents import AgentHost, Ready
-from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.runtime.process import ArenaSize
 

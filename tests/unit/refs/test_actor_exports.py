@@ -9,9 +9,11 @@ import pytest
 
 from conveyor.codec import set_up_codec
 from conveyor.exceptions import SystemLimitError
+from conveyor.runtime import threads
 from conveyor.runtime.refs import actor_exports, exports
 from conveyor.runtime.refs.actor_exports import ActorExports
-from conveyor.runtime.refs.exports import Exported, Exports, Peer
+from conveyor.runtime.refs.exported import Exported
+from conveyor.runtime.refs.exports import Exports, Peer
 from conveyor.runtime.refs.imports import Outcome
 from conveyor.runtime.refs.messages import receive_message
 from conveyor.runtime.refs.ref import Ref
@@ -123,3 +125,22 @@ def test_a_value_that_is_fetched_for_one_actor_keeps_no_other_waiting(monkeypatc
     assert not arrived.ok
     there.close()
     peer.connection.close()
+
+
+def test_what_is_given_up_where_nobody_can_tell_it_is_told_over_the_next_connection(
+    both, monkeypatch, wait_until
+):
+    """A process that has loaded no ref yet has no connection, and maybe no thread to open one with."""
+    told, start = [], threads.start
+
+    def refuse(target, name, *args):
+        if name == "refs-given-up":
+            raise SystemLimitError(errno.EAGAIN, "no thread is left")
+        return start(target, name, *args)
+
+    monkeypatch.setattr(both.driver, "peer_gives_up", lambda *given: told.append(given))
+    monkeypatch.setattr(actor_exports.threads, "start", refuse)
+    both.actor.give_up([((0, 1), 5), ((0, 2), 6)])
+    assert not both.peers
+    both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    wait_until(lambda: len(told) == 2, WAIT)

@@ -7,8 +7,8 @@ import pytest
 
 from conveyor import _core
 from conveyor.exceptions import RuntimeStateError
-from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.process import close_all, dup_all
 from conveyor.runtime.protocol import ActorId
 
@@ -49,7 +49,7 @@ def world():
         table,
         SimpleNamespace(current=by_actor.__getitem__),
         network,
-        Abroad(table, None),
+        FarHosts(table, None),
         None,
         None,
     )

@@ -80,8 +80,9 @@ class TensorTransportManager(ABC):
         """What both ends need to know of one transfer; called by the consumer.
 
         Args:
-            src_actor, dst_actor: who has the value, and who gets it, as values with a ``name`` and an
-                ``index`` that can be compared; ``None``: the driver.
+            src_actor: who has the value, as a value with a ``name`` and an ``index`` that can be compared;
+                ``None``: the driver.
+            dst_actor: who gets it, likewise.
             backend: the name that the transport was registered by.
         """
 

@@ -16,7 +16,7 @@ from conveyor.runtime.calls.returns import returned
 from conveyor.runtime.calls.unsendable import blame_call, blame_result
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
 from conveyor.runtime.refs.values import with_values
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Again, Blockers
 
 if TYPE_CHECKING:
     from conveyor.engine.inline.outbox import Outbox
@@ -167,7 +167,7 @@ class CallJob(Job):
 
     def settle(self, value: Any = None, *, error: BaseException | Failure | None = None) -> None:
         """Give the ref its outcome; the first one counts."""
-        with self.host.lines.changed:
+        with self.host.lines.lock:
             ref, self._ref = self._ref, None
             if ref is None:
                 return
@@ -200,7 +200,7 @@ class CallJob(Job):
             self.host.finish(self, timeout)
         return ref._outcome
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         return ()  # lines find cycles themselves
 
     def is_ready(self, ref: Ref) -> bool:

@@ -127,7 +127,7 @@ class InlineGraph:
             for actor, assignment in zip(actors, assignments, strict=True):
                 part = InlinePart(process, actor, assignment, layout.segment, self._crossing)
                 parts.append(part)
-            with self._host.lines.changed:
+            with self._host.lines.lock:
                 if self._over:
                     raise GraphTornDownError(f"{self.name} has been torn down")
                 self.actors, parts, self._parts = actors, self._parts, parts
@@ -144,7 +144,7 @@ class InlineGraph:
 
     def unload(self) -> None:
         """There will be no more executions. One that runs still comes to its end."""
-        with self._host.lines.changed:
+        with self._host.lines.lock:
             self._over = True
             if self._in_use:
                 return
@@ -171,12 +171,12 @@ class InlineGraph:
         return job.made
 
     def _alone(self, work: Callable[[], Any]) -> Any:
-        with self._host.lines.changed:
+        with self._host.lines.lock:
             self._in_use = True
         try:
             return work()
         finally:
-            with self._host.lines.changed:
+            with self._host.lines.lock:
                 self._in_use = False
                 over = self._over
             if over:

@@ -127,7 +127,7 @@ class Host:
 
     def running(self) -> list[tuple[Job, float]]:
         """The jobs that run now, and since when (``time.time()``)."""
-        with self.lines.changed:
+        with self.lines.lock:
             return list(self._running.items())
 
     def submit(self, job: Job) -> None:
@@ -188,7 +188,9 @@ class Lines:
     def __init__(self, process: Process) -> None:
         self._process = process
         # Reentrant: a finalizer may drop the last handle of something in the middle of anything.
-        self.changed = threading.Condition(threading.RLock())
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._local = threading.local()
 
     def current(self) -> Line:
@@ -220,7 +222,7 @@ class Lines:
     def note_death(self) -> int:
         """An actor has ended, which its graphs see from the board. Which of the session's deaths that is."""
         board = self._process.board
-        with self.changed:
+        with self.lock:
             board.prepare(DEAD_SLOT, "the actor that ended last")
             board.announce_death(DEAD_SLOT)
             return board.death_number(DEAD_SLOT)
@@ -234,14 +236,14 @@ class Lines:
         line = self.current()
         if line.loop is None:
             return False
-        with self.changed:
+        with self.lock:
             job.sender = line
             line.sent.add(job)
         return True
 
     def finished(self, job: Job) -> None:
         """``job`` is done, or will not be."""
-        with self.changed:
+        with self.lock:
             job.done = True
             job.runner = None
             job.host.ended(job)
@@ -263,7 +265,7 @@ class Lines:
         patience = Patience(timeout)
         try:
             while True:
-                with self.changed:
+                with self.lock:
                     if ready():
                         return
                     # Looked for and entered in one go: of a cycle's members, only the last one is

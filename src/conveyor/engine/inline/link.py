@@ -50,7 +50,7 @@ class ActorLink:
             else:
                 call.submit()
                 return ref
-        with actor.host.lines.changed:
+        with actor.host.lines.lock:
             outbox = actor.outboxes.get(caller)
             if outbox is None:
                 outbox = actor.outboxes[caller] = Outbox(actor, caller)

@@ -17,7 +17,7 @@ from typing import Any
 from conveyor.engine.inline.lines import Host, Job, Line, Lines, Run
 from conveyor.exceptions import DeadlockError
 from conveyor.runtime import threads
-from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.waiting import aio
 from conveyor.runtime.waiting.loops import ActorLoop, ActorSelector
 
@@ -43,7 +43,7 @@ class Loop(Host):
 
     def submit(self, job: Job) -> None:
         lines = self.lines
-        with lines.changed:
+        with lines.lock:
             job.runner = self.line
         waits = not lines.from_a_loop(job)
         self.soon(lambda: self._start(job))
@@ -121,7 +121,7 @@ class Loop(Host):
     def _start(self, job: Job) -> None:
         if job.done:  # not wanted any more
             return
-        with self.lines.changed:
+        with self.lines.lock:
             self.begun(job)
         try:
             coroutine = job.start()
@@ -135,7 +135,7 @@ class Loop(Host):
         task = self._loop.create_task(self._await(job, coroutine))
         self._tasks[job] = task
         task.add_done_callback(lambda _: self._tasks.pop(job, None))
-        with self.lines.changed:
+        with self.lines.lock:
             job.started = True
 
     async def _await(self, job: Job, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -148,7 +148,7 @@ class Loop(Host):
 
     def _sleeps(self, asleep: bool) -> None:
         """The loop has nothing to do, but to wait for a timer or for I/O; or no longer so."""
-        with self.lines.changed:
+        with self.lines.lock:
             self._asleep = asleep
             if asleep:
                 self.lines.changed.notify_all()

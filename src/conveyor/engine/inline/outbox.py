@@ -41,7 +41,7 @@ class Outbox:
         while True:
             call, arguments = self._calls[0]
             make_call(call, arguments)
-            with lines.changed:
+            with lines.lock:
                 call.outbox = None
                 self._calls.popleft()
                 lines.changed.notify_all()

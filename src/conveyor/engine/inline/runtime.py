@@ -150,7 +150,7 @@ class InlineRuntime(CallingRuntime):
         return actor.id
 
     def _add_actor(self, lasting: Lasting) -> Actor:
-        with self.lines.changed:
+        with self.lines.lock:
             # Unnamed actors of one class are told apart, so that every message names exactly one.
             self._of_class[lasting.class_name] += 1
             count = self._of_class[lasting.class_name]
@@ -222,7 +222,7 @@ class InlineRuntime(CallingRuntime):
         lasting = dead.lasting
         if lasting.ended or lasting.kept is None:
             raise dead.death()
-        with self.lines.changed:
+        with self.lines.lock:
             if self._actors.get(dead.id.index) is not dead:
                 return self._actors[dead.id.index]
             actor = self._make_actor(dead.id, lasting)
@@ -343,7 +343,7 @@ class InlineRuntime(CallingRuntime):
         # A signal that ends the program is handled inside of the method that the main thread runs.
         if self._inside is not None and not ending.begun_here():
             raise RuntimeStateError("a session is shut down by the driver, not by an actor")
-        with self.lines.changed:
+        with self.lines.lock:
             if self._closed:
                 return
             self._closed = True

@@ -29,7 +29,7 @@ class Turns(Host):
 
     def submit(self, job: Job) -> None:
         apart = self.lines.from_a_loop(job)
-        with self.lines.changed:
+        with self.lines.lock:
             if not apart:  # at once, so that nobody else takes it
                 job.attendant = self.lines.current()
             self._queue.append(job)
@@ -46,7 +46,7 @@ class Turns(Host):
 
     def run_here(self, job: Job) -> None:
         """Do ``job`` on this thread, even if it is an event loop's; one that cannot be is never started."""
-        with self.lines.changed:
+        with self.lines.lock:
             job.attendant = self.lines.current()
             self._queue.append(job)
         try:
@@ -84,7 +84,7 @@ class Turns(Host):
         try:
             self.lines.block(job, take_turn, timeout)
         except BaseException:
-            with self.lines.changed:
+            with self.lines.lock:
                 if job.attendant is line:
                     job.attendant = None
                     self.lines.changed.notify_all()
@@ -122,19 +122,19 @@ class Turns(Host):
             self._give_back(line)
 
     def _give_back(self, line: Line) -> None:
-        with self.lines.changed:
+        with self.lines.lock:
             self._holders.remove(line)
             self.lines.changed.notify_all()
         self._end_if_due()
 
     def close(self, at_the_end: Callable[[Run], None]) -> None:
-        with self.lines.changed:
+        with self.lines.lock:
             self._at_the_end = at_the_end
         # A signal that ends the program is handled inside of a method, which is not gone on with.
         self._end_if_due(ending.begun_here() and self.lines.current() in self._holders)
 
     def _end_if_due(self, inside: bool = False) -> None:
-        with self.lines.changed:
+        with self.lines.lock:
             if self._holders and not inside:
                 return
             at_the_end, self._at_the_end = self._at_the_end, None
@@ -143,18 +143,18 @@ class Turns(Host):
         try:
             at_the_end(run_alone)
         finally:
-            with self.lines.changed:
+            with self.lines.lock:
                 self._over = True
                 self.lines.changed.notify_all()
 
     def join(self, timeout: float) -> bool:
-        with self.lines.changed:
+        with self.lines.lock:
             if self.lines.current() in self._holders:
                 return True
             return self.lines.changed.wait_for(lambda: self._over, timeout)
 
     def _next(self, line: Line) -> Job | None:
-        with self.lines.changed:
+        with self.lines.lock:
             self._forget_unwanted()
             if not self._queue or self._queue[0].attendant not in (None, line):
                 return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import errno
 import gc
@@ -10,16 +9,15 @@ import importlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from conveyor import _core
+from conveyor.engine.leaving import leave, report
 from conveyor.engine.local.spec import ChildSpec, read_spec
 from conveyor.engine.surroundings import HUGE_TENSORS, import_from, main_module
-from conveyor.runtime.actor.files import flush_files
 from conveyor.runtime.actor.forked import exit_code
 
 KEEP_CUDA = "CONVEYOR_KEEP_CUDA_VISIBLE_DEVICES"
@@ -97,9 +95,9 @@ def become_actor(
         gc.enable()
         status = _run(spec, fds)
     except BaseException:
-        _report()
+        report()
     finally:
-        _leave(status)
+        leave(status)
 
 
 def _die_with(server_pid: int) -> None:
@@ -181,29 +179,3 @@ def _run(spec: ChildSpec, fds: Sequence[int]) -> int:
     except SystemExit as error:
         return exit_code(error)
     return 0
-
-
-def _report() -> None:
-    with suppress(BaseException):
-        sys.excepthook(*sys.exc_info())
-
-
-def _leave(status: int) -> NoReturn:
-    """End as a Python program does, as far as that can be done below the fork server's frames."""
-    try:
-        for step in (_join_threads, atexit._run_exitfuncs, _flush, gc.collect):
-            try:
-                step()
-            except BaseException:
-                _report()
-    finally:
-        os._exit(status)
-
-
-def _join_threads() -> None:
-    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter's end does
-
-
-def _flush() -> None:
-    flush_files()
-    _libc.fflush(None)

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from conveyor.engine.net.depot import Depot, Supply, break_off
+from conveyor.engine.net.answering import break_off
+from conveyor.engine.net.depot import Depot, Supply
 from conveyor.exceptions import SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.process import close_all
@@ -213,7 +214,7 @@ class Carrier:
     def _has_room(self, line: _Line) -> bool:
         """Wait until the process at the other end has taken enough of what was said, so that who says more
         than it takes waits, too. False: it takes nothing any more."""
-        with self._room:
+        with self._lock:
             self._room.wait_for(lambda: line.untaken < _MOST_UNTAKEN or line.over)
             return not line.over
 

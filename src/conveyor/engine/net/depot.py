@@ -6,7 +6,6 @@ way on it, and nothing has to be remembered where the file lies.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import mmap
@@ -17,16 +16,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from conveyor.engine.net.alive import watch_life
+from conveyor.engine.net.answering import Answering, break_off, hear, wait_on
 from conveyor.engine.net.handshake import HandshakeError, NotHeardError, hang_up
 from conveyor.exceptions import OutOfMemoryError, SystemLimitError
-from conveyor.runtime import threads
 from conveyor.system_limits import NO_MEMORY, explained, hint
 
 #: What is asked: the file's number, where to begin, and how much. What is answered: how much follows.
 _ASKED, _ANSWERED = struct.Struct("!QQQ"), struct.Struct("!Q")
-#: Seconds between two tries to have a connection, and connections that are kept for the next file.
-_PAUSE, _MOST_IDLE = 0.05, 2
+#: Seconds between two tries to have a connection.
+_PAUSE = 0.05
 #: Tries in a row, and seconds, after which a host is told to be out of reach to which there is no connection:
 #: others to it may be well, and dialled by the other side, so nobody else would find out.
 _MOST_TRIES, _REACHED_WITHIN = 10, 30.0
@@ -45,16 +43,15 @@ class _File:
         self.dropped = False
 
 
-class Depot:
+class Depot(Answering):
     """The files of this host that others may fetch, by numbers."""
 
     def __init__(self) -> None:
+        super().__init__()
         # Reentrant: a finalizer may take something away.
-        self._lock = threading.RLock()
+        self._having = threading.RLock()
         self._files: dict[int, _File] = {}
         self._numbers = itertools.count(1)
-        self._serving: set[socket.socket] = set()
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._files)
@@ -62,14 +59,14 @@ class Depot:
     def put(self, fd: int) -> int:
         """Have others fetch that file, which is duplicated, until it is dropped; its number."""
         own = os.dup(fd)
-        with self._lock:
+        with self._having:
             number = next(self._numbers)
             self._files[number] = _File(own)
         return number
 
     def drop(self, number: int) -> None:
         """Nobody asks for it any more."""
-        with self._lock:
+        with self._having:
             file = self._files.pop(number, None)
             if file is not None:
                 file.dropped = True
@@ -80,43 +77,18 @@ class Depot:
         if file.dropped and not file.uses:
             os.close(file.fd)
 
-    def serve(self, sock: socket.socket) -> None:
-        """Answer whoever is at the other end of ``sock``, which is the depot's from now on; on the caller's
-        thread, where there is no other."""
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._serving.add(sock)
-        if closed:
-            hang_up(sock)
-        else:  # here if there is no thread: whoever has been let in waits for what it asks
-            threads.start_or_run(self._serve, "depot", sock)
-
     def close(self) -> None:
-        """The session is over."""
-        with self._lock:
-            self._closed = True
-            serving = list(self._serving)
+        """The session is over. Waits for nobody."""
+        super().close()
+        with self._having:
             files = list(self._files)
-        for sock in serving:
-            break_off(sock)
         for number in files:
             self.drop(number)
 
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            with contextlib.suppress(OSError):
-                wait_on(sock)
-                while True:
-                    self._answer(sock)
-        finally:
-            with self._lock:
-                self._serving.discard(sock)
-            hang_up(sock)
-
-    def _answer(self, sock: socket.socket) -> None:
+    def answer(self, sock: socket.socket) -> None:
+        """As the base says."""
         number, at, size = _ASKED.unpack(hear(sock, _ASKED.size))
-        with self._lock:
+        with self._having:
             file = self._files.get(number)
             if file is not None:
                 file.uses += 1
@@ -131,7 +103,7 @@ class Depot:
                 if there:
                     sock.sendfile(opened, at, there)
         finally:
-            with self._lock:
+            with self._having:
                 file.uses -= 1
                 self._look(file)
 
@@ -143,10 +115,11 @@ class Supply:
         self,
         dial: Callable[[], socket.socket],
         unreachable: Callable[[str], object] = lambda why: None,
+        most_idle: int = 2,
     ) -> None:
         """``dial()``: a new connection to that depot. ``unreachable(why)``: none comes about. It is tried on,
-        until this is closed."""
-        self._dial, self._unreachable = dial, unreachable
+        until this is closed. ``most_idle``: connections that are kept for the next file."""
+        self._dial, self._unreachable, self._most_idle = dial, unreachable, most_idle
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
@@ -220,6 +193,8 @@ class Supply:
 
     def _take(self) -> socket.socket:
         with self._lock:
+            if self._closed.is_set():
+                raise ConnectionError("the other host is lost, or the session over")
             if self._idle:
                 sock = self._idle.pop()
                 self._busy.add(sock)
@@ -259,7 +234,7 @@ class Supply:
     def _give_back(self, sock: socket.socket) -> None:
         with self._lock:
             self._busy.discard(sock)
-            if not self._closed.is_set() and len(self._idle) < _MOST_IDLE:
+            if not self._closed.is_set() and len(self._idle) < self._most_idle:
                 self._idle.append(sock)
                 return
         hang_up(sock)
@@ -277,36 +252,3 @@ def _unheard(error: NotHeardError) -> SystemLimitError:
         f"the host where the value lies takes no more connections ({error}): it may have no descriptors left "
         f"(ulimit -n there)",
     )
-
-
-def break_off(sock: socket.socket) -> None:
-    """End a connection under whoever waits for something of it."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def wait_on(sock: socket.socket) -> None:
-    """Nobody says anything while he waits, which he does as long as the other side lives."""
-    sock.settimeout(None)
-    watch_life(sock)
-    if sock.family != socket.AF_UNIX:
-        # What is said is waited for: it is not held back for more (Nagle's algorithm).
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def hear(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, and not one more."""
-    data = bytearray(size)
-    with memoryview(data) as room:
-        hear_into(sock, room)
-    return bytes(data)
-
-
-def hear_into(sock: socket.socket, room: memoryview) -> None:
-    """As many bytes as there is room for."""
-    at = 0
-    while at < len(room):
-        some = sock.recv_into(room[at:])
-        if not some:
-            raise ConnectionError("the other host has ended the connection")
-        at += some

@@ -7,18 +7,14 @@ that breaks costs only what was under way on it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 
 from conveyor import _core
-from conveyor.engine.net.depot import break_off, hear, wait_on
-from conveyor.engine.net.handshake import hang_up
-from conveyor.runtime import threads
+from conveyor.engine.net.answering import Answering, hear
 from conveyor.runtime.far_memory import Wanted
 
 _RANGE = struct.Struct("<QQ")
@@ -26,12 +22,13 @@ _RANGE = struct.Struct("<QQ")
 #: ranges' bytes.
 #: What is answered: an error, and how much follows; until nothing does.
 _ASKED, _ANSWERED = struct.Struct("!IIQQQBQ"), struct.Struct("!iQ")
+_END = _ANSWERED.pack(0, 0)
 #: One range right behind the other; and of each piece only its digest.
 _JOINED, _DIGESTS = 1, 2
 #: What is sent of a piece then.
 DIGEST = struct.Struct("<Q")
 #: Bytes that are read at a time; a multiple of what buffers are aligned to.
-_PIECE, _ALIGNED = 1 << 20, 64
+PIECE, _ALIGNED = 1 << 18, 64
 #: Bytes of ranges that one value may have, and ranges that are read at a time.
 _MOST_RANGES, _MOST_AT_ONCE = 1 << 28, 4096
 
@@ -49,47 +46,16 @@ def hear_answer(sock: socket.socket) -> tuple[int, int]:
     return error, size
 
 
-class Memories:
+class Memories(Answering):
     """Of the processes of this host."""
 
     def __init__(self, board: _core.Board, own: int | None = None) -> None:
         """``own``: the slot of this process, if it has one."""
+        super().__init__()
         self._board, self._own = board, own
-        self._lock = threading.Lock()
-        self._serving: set[socket.socket] = set()
-        self._closed = False
 
-    def serve(self, sock: socket.socket) -> None:
-        """Answer another host, which is at the other end of ``sock``; that is this one's from now on."""
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._serving.add(sock)
-        if closed:
-            hang_up(sock)
-        else:
-            threads.start_or_run(self._serve, "memories", sock)
-
-    def close(self) -> None:
-        """The session is over."""
-        with self._lock:
-            self._closed = True
-            serving = list(self._serving)
-        for sock in serving:
-            break_off(sock)
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            with contextlib.suppress(OSError):
-                wait_on(sock)
-                while True:
-                    self._answer(sock)
-        finally:
-            with self._lock:
-                self._serving.discard(sock)
-            hang_up(sock)
-
-    def _answer(self, sock: socket.socket) -> None:
+    def answer(self, sock: socket.socket) -> None:
+        """As the base says."""
         slot, incarnation, number, anchor, at, how, size = _ASKED.unpack(hear(sock, _ASKED.size))
         if size > _MOST_RANGES or size % _RANGE.size:
             raise ConnectionError("it asks for what no value has")
@@ -99,13 +65,17 @@ class Memories:
         except OSError as error:
             sock.sendall(_ANSWERED.pack(error.errno or errno.EIO, 0))
             return
-        room = _core.Buffer.own(_PIECE)
-        for table, nbytes in pieces(wanted):
+        room = _core.Buffer.own(PIECE)
+        for table, nbytes, is_last in _with_last(pieces(wanted)):
             if at >= nbytes > 0:  # it is there
                 at -= nbytes
                 continue
             if at:
                 raise ConnectionError("it asks for a part of a piece")
+            if not wanted.joined and sum(_core.lengths_of(table)) < nbytes:
+                # Between the ranges there would be anything, which digests would tell apart.
+                with memoryview(room) as memory:
+                    memory[:nbytes] = bytes(nbytes)
             try:
                 source = pid, table, anchor, number
                 if wanted.joined:
@@ -115,16 +85,16 @@ class Memories:
             except OSError as error:
                 sock.sendall(_ANSWERED.pack(error.errno or errno.EIO, 0))
                 return
+            end = _END if is_last else b""
             if not nbytes:
+                sock.sendall(end)
                 continue
             with memoryview(room) as memory, memory[:nbytes] as piece:
                 if how & _DIGESTS:
                     digest = DIGEST.pack(_core.checksum_of(_core.ranges_of([piece])))
-                    sock.sendall(_ANSWERED.pack(0, len(digest)) + digest)
+                    sock.sendall(_ANSWERED.pack(0, len(digest)) + digest + end)
                 else:
-                    sock.sendall(_ANSWERED.pack(0, nbytes))
-                    sock.sendall(piece)
-        sock.sendall(_ANSWERED.pack(0, 0))
+                    _send(sock, _ANSWERED.pack(0, nbytes), piece, end)
 
     def _pid(self, wanted: Wanted) -> int:
         slot, incarnation = wanted.process
@@ -137,6 +107,24 @@ class Memories:
         return pid
 
 
+def _send(sock: socket.socket, *parts: bytes | memoryview) -> None:
+    """All of them, in one call of the system's as a rule: what is small is one packet."""
+    sent = sock.sendmsg(parts)
+    for part in parts:
+        if sent < len(part):
+            sock.sendall(part[sent:])
+        sent = max(sent - len(part), 0)
+
+
+def _with_last(parts: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, bool]]:
+    """What :func:`pieces` gives, and of each whether it is the last."""
+    before = next(parts)
+    for part in parts:
+        yield *before, False
+        before = part
+    yield *before, True
+
+
 def pieces(wanted: Wanted) -> Iterator[tuple[bytes, int]]:
     """What is read at a time: ranges, and how many bytes they take. At least one, if only to see whether the
     value is still there."""
@@ -146,11 +134,11 @@ def pieces(wanted: Wanted) -> Iterator[tuple[bytes, int]]:
     for address, length in _RANGE.iter_unpack(wanted.ranges):
         at = 0
         while True:
-            taken = min(length - at, _PIECE - size)
+            taken = min(length - at, PIECE - size)
             some.append(_RANGE.pack(address + at, taken))
             at += taken
             size += taken if wanted.joined else -(-taken // _ALIGNED) * _ALIGNED
-            if size >= _PIECE or len(some) >= _MOST_AT_ONCE:
+            if size >= PIECE or len(some) >= _MOST_AT_ONCE:
                 yield b"".join(some), size
                 some, size, given = [], 0, True
             if at >= length:

@@ -1,7 +1,7 @@
 """What a host needs of a session that its driver is not on: a board, a pump, and what introduces processes.
 
-It does what the driver orders (:mod:`conveyor.runtime.driver.far`), one order after the other. It starts no
-process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
+It does what the driver orders (:mod:`conveyor.runtime.driver.far_orders`), one order after the other. It
+starts no process: it makes what one is to be given, and watches whether it lives. It knows nothing of values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conveyor.codec import Reader
 from conveyor.engine.events import EventLoop
 from conveyor.runtime.calls.link_segment import Refusal
 from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.far import (
+from conveyor.runtime.driver.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
@@ -194,16 +194,22 @@ class Station:
         slot, board = order.slot, self.board
         board.prepare(slot, order.name, order.incarnation)
         made: list[int] = []
+        pairs: list[socket.socket] = []
         try:
             made.append(_core.Arena.create_fd(self.arena.file))
             made.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-            view = _core.ArenaView(made[0], self.arena.file, board, slot)
             board.set_eventfd(slot, made[1], order.incarnation)
-            control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            requests, requests_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for _ in range(2):
+                pairs += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            view = _core.ArenaView(made[0], self.arena.file, board, slot)
         except BaseException:
             close_all(made)
+            for sock in pairs:
+                sock.close()
+            board.announce_death(slot)
+            board.forget_eventfd(slot)
             raise
+        control, control_there, requests, requests_there = pairs
         one = Local(
             slot,
             order.incarnation,
@@ -215,7 +221,7 @@ class Station:
             [control_there, requests_there],
         )
         requests.settimeout(_PATIENCE)
-        self._locals[slot] = one
+        self._locals[slot] = one  # what fails from here on is buried
         self._watches.add(slot)
         self._events.add(requests.fileno(), partial(self._hear, one))
 
@@ -229,18 +235,25 @@ class Station:
         except BaseException:
             os.close(arena_fd)
             raise
-        self._watches.add(slot)
         self._proxies[slot] = Proxy(order.incarnation, order.host, arena_fd, arena)
+        try:
+            self._watches.add(slot)
+        except BaseException:  # it may be ordered again
+            self._stand_no_more(slot)
+            raise
+
+    def _stand_no_more(self, slot: int) -> None:
+        proxy = self._proxies.pop(slot)
+        self.pump.remove_proxy(slot)
+        proxy.arena.close()
+        proxy.arena.leave_slot()
+        os.close(proxy.arena_fd)
 
     def _bury(self, order: Bury) -> None:
         proxy, one = self._proxies.get(order.slot), self._locals.get(order.slot)
         self._watches.remove(order.slot)
         if proxy is not None and proxy.incarnation == order.incarnation:
-            del self._proxies[order.slot]
-            self.pump.remove_proxy(order.slot)
-            proxy.arena.close()
-            proxy.arena.leave_slot()
-            os.close(proxy.arena_fd)
+            self._stand_no_more(order.slot)
         if one is not None and one.incarnation == order.incarnation:
             del self._locals[order.slot]
             self.board.announce_death(order.slot)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from conveyor import __version__, _core, system_limits
 from conveyor.codec import Reader
-from conveyor.engine.events import EventLoop
+from conveyor.engine.events import EventLoop, guarded
 from conveyor.engine.net.carrier import Carrier, HungUp, Parcel
 from conveyor.engine.net.depot import Depot, Supply
 from conveyor.engine.net.fetches import Fetches
@@ -46,7 +46,7 @@ from conveyor.engine.ray.tail import tail
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.exceptions import ActorStartError
 from conveyor.runtime import status, threads
-from conveyor.runtime.driver.far import FarOrder
+from conveyor.runtime.driver.far_orders import FarOrder
 from conveyor.runtime.driver.hosts import Page
 from conveyor.runtime.graph.afar import Look, LookAtAll, Seen
 from conveyor.runtime.kept import KeptAt, kept_on
@@ -367,16 +367,19 @@ class Agent:
 
     def _on_notice(self) -> None:
         for kind, host, reason in self._station.pump.events():
-            if kind == _core.HOST_DISCONNECTED and host in self._addresses:
-                threads.start(self._redial, "redial", host)
-            elif kind == _core.HOST_LOST:
-                self._lost.setdefault(host, threading.Event()).set()
-                self._fetches.lose(host)
-                if host == _DRIVER:
-                    self._end()
-                self._news.put(LostHost(host, reason))
+            guarded(partial(self._heed, kind, host, reason))  # the next are heeded in any case
         for header, slot, incarnation in self._station.pump.left():
             self._news.put(Unclaimed(header, (slot, incarnation)))
+
+    def _heed(self, kind: int, host: int, reason: str) -> None:
+        if kind == _core.HOST_DISCONNECTED and host in self._addresses:
+            threads.start(self._redial, "redial", host)
+        elif kind == _core.HOST_LOST:
+            self._lost.setdefault(host, threading.Event()).set()
+            self._fetches.lose(host)
+            if host == _DRIVER:
+                self._end()
+            self._news.put(LostHost(host, reason))
 
     def _end(self) -> None:
         """The session is over: there is nobody to tell."""

@@ -37,7 +37,7 @@ from conveyor.engine.ray.agent_host import AgentHost
 from conveyor.engine.ray.greeting import Elsewhere
 from conveyor.engine.ray.news import News, Sent, Unclaimed
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.far_host import Home
 from conveyor.runtime.graph.afar import PATIENCE, STACKS, LookAtAll
 from conveyor.runtime.status import Page
 
@@ -248,7 +248,8 @@ class Agents:
             return
         error = result.exception()
         if error is not None:
-            self.lose(host, f"its agent has ended ({str(error).partition(chr(10))[0]})")
+            ended = f"its agent has ended ({str(error).partition(chr(10))[0]})"
+            self.lose(host, self._silence(ended))
             return
         self._hear(host)
         for news in result.result():
@@ -265,9 +266,19 @@ class Agents:
         for kind, number, reason in self._pump.events():
             host = next((one for one in self._by_node.values() if one.number == number), None)
             if kind == _core.HOST_LOST and host is not None:
-                self.lose(host, reason)
+                self.lose(host, self._silence(reason))
         for header, slot, incarnation in self._pump.left():
             guarded(partial(_withdraw, header, (slot, incarnation)))
+
+    def _silence(self, why: str) -> str:
+        """What else may have been the reason, over TLS."""
+        if self._tls is None:
+            return why
+        return (
+            f"{why}. Over TLS a thread of Python carries what nodes say: if native code of this program, or "
+            f"of that node's, has kept the interpreter to itself for node_timeout seconds "
+            f"({self._window:g}), they have not heard of each other; init(node_timeout=) may be longer"
+        )
 
     def lose(self, host: AgentHost, why: str) -> None:
         """Take it for lost. On any thread."""

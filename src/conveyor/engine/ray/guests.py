@@ -15,13 +15,13 @@ from typing import Any
 
 from conveyor.engine.ray import guest as there
 from conveyor.engine.ray.greeting import Birth, Elsewhere, Told, made_for
-from conveyor.engine.ray.hosts import RayHosts
+from conveyor.engine.ray.ray_hosts import RayHosts
 from conveyor.engine.ray.started import Started
 from conveyor.engine.ray.starts import ENDED
 from conveyor.engine.ray.visitors import Visitors
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError
-from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.far_host import Home
 from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import Attached, ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted

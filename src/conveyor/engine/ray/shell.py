@@ -7,6 +7,8 @@ actor lives.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import select
 import signal
@@ -17,6 +19,7 @@ from array import array
 from contextlib import suppress
 from typing import Any
 
+from conveyor.engine.leaving import flush, leave
 from conveyor.engine.ray.greeting import (
     MESSAGE_BYTES,
     Birth,
@@ -52,9 +55,21 @@ class Shell:
         connection = meet_at(birth)
         if connection is None:
             return where()
+        # Collections have the user's objects to look through, and not those of Ray: the end has two of them.
+        gc.freeze()
         become_actor(birth, connection)
+        # Ray has the interpreter end, which calls this one first of all that is registered.
+        atexit.register(_leave)
         ray.actor.exit_actor()
         return None
+
+
+def _leave() -> None:
+    """Do what else is registered, Ray's own end among it, and end the process. To take down the interpreter
+    with all that Ray has loaded takes a quarter of a second of a core, for each actor of a session."""
+    atexit.unregister(_leave)
+    # What was open before the freeze is found again.
+    leave(0, gc.unfreeze, flush)
 
 
 def become_actor(birth: Birth, connection: socket.socket) -> None:

@@ -20,7 +20,7 @@ from conveyor.codec.promises import Keeper, Promised
 from conveyor.exceptions import GraphTornDownError, TransportError
 from conveyor.runtime.actor.unwanted import Unwanted
 from conveyor.runtime.actor.wire import EdgeWire
-from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.graph.beside import ConduitEnd
 from conveyor.runtime.graph.layout import Assignment
 from conveyor.runtime.process import Process

@@ -18,7 +18,7 @@ from conveyor.runtime.actor.mailbox import Mailbox
 from conveyor.runtime.actor.orders import Accept, End, HangUp, Load, NewPeers, Order, Stop, Unload
 from conveyor.runtime.actor.program import Part, make_part
 from conveyor.runtime.actor.unwanted import until
-from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.calls.try_each import try_each
 from conveyor.runtime.message import MAX_FDS, TICKET_BYTES
 from conveyor.runtime.process import close_all
 from conveyor.runtime.waiting.works import steps_of

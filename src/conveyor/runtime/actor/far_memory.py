@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.runtime.actor.requests import Introduce, KeptAfar, OpenFarMemory, Request
-from conveyor.runtime.far_memory import Brought, Wanted
+from conveyor.runtime.far_memory import Brought, Room, Wanted
 from conveyor.runtime.kept import KeptAt
 from conveyor.runtime.message import Message
 from conveyor.runtime.refs.connection import Connection
@@ -26,10 +24,18 @@ class ToHost(Message, frozen=True):
 
 
 class Want(ToHost, frozen=True):
-    """Answered by :class:`Come` ``number``."""
+    """Answered by :class:`Come` ``number``. at: where it is to be put in the file that comes with this;
+    ``None``: it is told with the answer."""
 
     number: int
     wanted: Wanted
+    at: int | None
+
+
+class GiveUp(ToHost, frozen=True):
+    """:class:`Want` ``number`` is wanted no more. It is answered all the same."""
+
+    number: int
 
 
 class FromHost(Message, frozen=True):
@@ -37,14 +43,10 @@ class FromHost(Message, frozen=True):
 
 
 class Come(FromHost, frozen=True):
-    """What has come of :class:`Want` ``number``: so many bytes, as ``data`` or in the file that comes with
-    this; or an error. See :class:`Brought`."""
+    """What has come of :class:`Want` ``number``. Nothing is written to its room any more."""
 
     number: int
-    size: int
-    data: bytes | None
-    error: int
-    why: str
+    brought: Brought
 
 
 class FarMemoryClient:
@@ -57,16 +59,22 @@ class FarMemoryClient:
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Callable[[Brought], object]] = {}
+        #: Who is to be told, and the room that is written to until then.
+        self._waiting: dict[int, tuple[Callable[[Brought], object], Room | None]] = {}
+        #: Rooms of which the host has not said that it writes there no more.
+        self._lost: list[Room] = []
 
-    def fetch(self, wanted: Wanted, tell: Callable[[Brought], object]) -> None:
+    def fetch(
+        self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
+    ) -> Callable[[], object]:
         """See :class:`FarMemory`."""
         connection = self._open()
         number = next(self._numbers)
-        self._waiting[number] = tell
-        connection.send(Want(number, wanted))
+        self._waiting[number] = tell, room
+        connection.send(Want(number, wanted, None if room is None else room.at), room)
         if connection.ended:  # maybe before that was noted
             self._fail(number)
+        return lambda: connection.send(GiveUp(number))
 
     def introduce(self, process: Reader) -> bool:
         """See :class:`FarMemory`."""
@@ -100,23 +108,19 @@ class FarMemoryClient:
     def _on_message(self, message: FromHost, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)
 
-    def _come(self, message: Come, fds: list[int]) -> None:
-        tell = self._waiting.pop(message.number, None)
+    def _come(self, message: Come, _fds: list[int]) -> None:
+        tell, _ = self._waiting.pop(message.number, (None, None))
         if tell is not None:
-            error = message.error
-            fd = fds[0] if fds else -1
-            tell(
-                Brought(None, error, message.why)
-                if error
-                else brought(fd, message.size, message.data)
-            )
+            tell(message.brought)
 
     def _on_end(self) -> None:
         for number in list(self._waiting):
             self._fail(number)
 
     def _fail(self, number: int) -> None:
-        tell = self._waiting.pop(number, None)
+        tell, room = self._waiting.pop(number, (None, None))
+        if room is not None:
+            self._lost.append(room)
         if tell is not None:
             tell(Brought(None, errno.ECONNRESET, "the connection to this process's host has ended"))
 
@@ -124,16 +128,3 @@ class FarMemoryClient:
     handlers: ClassVar[
         Mapping[type[FromHost], Callable[[FarMemoryClient, Any, list[int]], None]]
     ] = {Come: _come}
-
-
-def brought(fd: int, size: int, data: bytes | None) -> Brought:
-    """What is in that file, or in ``data``."""
-    try:
-        if data is None and size:
-            return Brought(_core.Buffer.copy_of(fd, size))
-        memory = _core.Buffer.own(size)
-        memoryview(memory)[:] = data or b""
-        return Brought(memory)
-    except (OSError, MemoryError) as error:
-        number = getattr(error, "errno", None) or errno.ENOMEM
-        return Brought(None, number, os.strerror(number))

@@ -53,7 +53,7 @@ from conveyor.runtime.calls.constructor import Kept, keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.graph.account import ProcessAccount
-from conveyor.runtime.graph.afar import HASTE, Afar, Question
+from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
 from conveyor.runtime.graph.assembly import compiled_graph
 from conveyor.runtime.graph.compiled import CompiledGraph
 from conveyor.runtime.graph.executor import Laid, LaidChannels, Member, refuse_own
@@ -263,7 +263,7 @@ class ActorRuntime(CallingRuntime):
         return answer
 
     def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        self._requests.ask_later(LookAfar(number, Question(), HASTE), then)
+        self._requests.ask_later(LookAfar(number, Question(), PATIENCE), then)
 
     def _laid(self, channels: LaidChannels, fds: list[int]) -> Laid:
         members, labels = channels.members, self._labels[channels.number]

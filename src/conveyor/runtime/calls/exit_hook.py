@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from conveyor.runtime.calls.last_steps import try_each
+from conveyor.runtime.calls.try_each import try_each
 
 #: The method that is called when the actor ends in good order. It may be a coroutine function.
 EXIT_HOOK = "__conveyor_exit__"

@@ -29,7 +29,7 @@ from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.refs.values import RefFailed, refs_among
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import CALLS, Blockers, call_of
+from conveyor.runtime.waiting.works import CALLS, Again, Blockers, call_of
 
 logger = logging.getLogger("conveyor")
 
@@ -291,7 +291,7 @@ class Link:
             value = self.gate.get(ref._number, 0, look)
             if value is not EMPTY:
                 return value
-        waiting = self._process.lanes.waiting(lambda _: self.blockers(ref), ref._number < 0)
+        waiting = self._process.lanes.waiting(lambda n: self.blockers(ref, n), ref._number < 0)
         with waiting as wait, self._pump.attending(self, ref._number < 0) as attending:
             return self._wait(ref, Patience(timeout), wait, attending)
 
@@ -349,12 +349,12 @@ class Link:
             raise final(self._why_gone())
         return value
 
-    def blockers(self, ref: Ref, question: int = 0) -> Blockers | None:
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         method = ref.method if isinstance(ref, CallRef) else ""
         if ref._number < 0:
             first = self._lacks()
             if first is not None:
-                return blockers_of(first, question)
+                return blockers_of(first, question, again)
         if self._is_control:
             return ()
         # One that has not been sent comes after others.

@@ -15,8 +15,8 @@ from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.blueprint import hosts_among
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.looks import HERE
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
@@ -65,7 +65,7 @@ class DriverCollectives:
         table: Table,
         supervisor: Supervisor,
         network: Network,
-        abroad: Abroad,
+        abroad: FarHosts,
         process: Process,
         own_view: Callable[[], _core.ArenaView],
     ) -> None:

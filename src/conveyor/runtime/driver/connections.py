@@ -9,7 +9,7 @@ import weakref
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime import ending
 from conveyor.runtime.actor.requests import OpenFarMemory, OpenGraph, Opening, OpenRefs
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
 from conveyor.runtime.driver.graph_service import GraphService
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.sharing import SharedGraphs

@@ -25,13 +25,13 @@ from conveyor.runtime.calls.call import start
 from conveyor.runtime.calls.constructor import keep
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.attachments import Attachments
 from conveyor.runtime.driver.birth import Household
 from conveyor.runtime.driver.burial import Burial, Step
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
-from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.far_host import Home
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.last_steps import LastSteps
@@ -120,7 +120,7 @@ class Driver(CallingRuntime):
         def own_view() -> _core.ArenaView:
             return process.own_view(self._arena_fd)
 
-        self.abroad = Abroad(process, own_view)
+        self.abroad = FarHosts(process, own_view)
         process.look_afar = lambda slots: self.abroad.looks.look_at(slots, hosts.on_thread())
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad
@@ -128,7 +128,8 @@ class Driver(CallingRuntime):
         self._attachments = Attachments(self.table, self.supervisor)
         self.network = Network(self.table, self.chores, self.abroad)
         self.layer = Layer(process, self.table, self.supervisor, self.network, self.chores)
-        self.afar, self.comes_back = self.layer.afar, self.layer.comes_back
+        self.afar, self.afar_later = self.layer.afar, self.layer.afar_later
+        self.comes_back = self.layer.comes_back
         self._connections = Connections(self.exports, self._shared_graphs, process)
         self.introductions = DriverIntroductions(self.table, self.network, own_view)
         self.collectives = DriverCollectives(

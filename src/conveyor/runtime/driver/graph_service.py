@@ -25,6 +25,7 @@ from conveyor.runtime.graph.exchange import (
 )
 from conveyor.runtime.refs.connection import Connection, received
 from conveyor.runtime.refs.ref import Itself
+from conveyor.runtime.waiting.works import Blockers
 
 if TYPE_CHECKING:
     import socket
@@ -41,16 +42,19 @@ class GraphService:
         entry = parts_of(graph).submitter.entry
         assert isinstance(entry, GateEntry)
         self._entry = entry
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # In the order of arrival, with the arguments and the time.
         self._queue: dict[int, tuple[Execute, _core.Snapshot, int]] = {}
-        self._busy = False
+        # Of the one that waits for room, or is about to begin; 0: none.
+        self._busy = 0
         self._ended = False
         self._worker = threads.start(self._work, "graph-executions")
         try:
             self.connection = Connection(sock, "graph", self._on_message, self._on_end)
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify()
             raise
@@ -59,16 +63,22 @@ class GraphService:
         self.handlers[type(message)](self, message, fds)
 
     def _withdraw(self, message: Withdraw, _fds: list[int]) -> None:
-        with self._changed:
+        with self._lock:
             _, snapshot, _ = self._queue.pop(message.number, (None, None, 0))
         if snapshot is not None:
             _let_go(snapshot)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        with self._changed:
-            waits = self._busy or message.number in self._queue
-        blockers = self._entry.room_blockers(-1) if waits else None
-        self.connection.send(HeldUp(message.number, message.question, blockers or ()))
+        with self._lock:
+            waits = message.number == self._busy or message.number in self._queue
+
+        def tell(blockers: Blockers) -> None:
+            self.connection.send(HeldUp(message.number, message.question, blockers))
+
+        if waits:
+            self._entry.tell_room_blockers(tell)
+        else:
+            tell(())
 
     def _tell(self, message: Show, _fds: list[int]) -> None:
         # It may look for a stack, which takes its time. The thread ends with the answer.
@@ -83,12 +93,12 @@ class GraphService:
         except Exception as error:  # it cannot be mapped
             self._answer(message.number, partial(_raise, error))
             return
-        with self._changed:
+        with self._lock:
             if message.patient:
                 self._queue[message.number] = message, snapshot, came
                 self._changed.notify()
                 return
-            waiting = self._busy or bool(self._queue)
+            waiting = bool(self._busy or self._queue)
         begin = partial(self._begin, message, snapshot, came, waiting)
         self._answer(message.number, begin, snapshot)
 
@@ -101,7 +111,7 @@ class GraphService:
     }
 
     def _on_end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
             left = [snapshot for _, snapshot, _ in self._queue.values()]
             self._queue.clear()
@@ -112,17 +122,17 @@ class GraphService:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     return
                 message, snapshot, came = self._queue.pop(next(iter(self._queue)))
-                self._busy = True
+                self._busy = message.number
             begin = partial(self._begin, message, snapshot, came, False)
             self._answer(message.number, begin, snapshot)
             del message, snapshot, begin
-            with self._changed:
-                self._busy = False
+            with self._lock:
+                self._busy = 0
 
     def _answer(
         self, number: int, act: Callable[[], Any], snapshot: _core.Snapshot | None = None

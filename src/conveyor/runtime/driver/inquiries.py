@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.waiting.inquiry import (
@@ -27,7 +27,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.5
 class Inquiries:
     """Each is made on the thread that answers the request."""
 
-    def __init__(self, table: Table, abroad: Abroad) -> None:
+    def __init__(self, table: Table, abroad: FarHosts) -> None:
         self._board = table.board
         self._abroad = abroad
         self._over = threading.Event()

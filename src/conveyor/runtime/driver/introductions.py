@@ -10,7 +10,7 @@ from typing import TypeVar
 from conveyor import _core
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table

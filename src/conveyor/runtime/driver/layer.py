@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from conveyor.config import Config
 from conveyor.exceptions import GraphTornDownError
 from conveyor.plan.model import Plan
+from conveyor.runtime import threads
 from conveyor.runtime.chores import Chores
 from conveyor.runtime.driver.laying import Laying
 from conveyor.runtime.driver.network import Network
@@ -15,7 +16,7 @@ from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.driver.roster import Roster
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import Table
-from conveyor.runtime.graph.afar import Afar, Question
+from conveyor.runtime.graph.afar import PATIENCE, Afar, Question
 from conveyor.runtime.graph.executor import Member
 from conveyor.runtime.graph.layout import Tasks
 from conveyor.runtime.process import Place, Process
@@ -104,6 +105,18 @@ class Layer:
         if laying is None:
             return Afar(why="the graph has been torn down")
         return laying.afar(question, 0 if self._table.on_hosts_thread() else patience)
+
+    def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        """The same, told to ``then`` on a thread of its own, as is what keeps others from saying it."""
+        threads.start(self._look_afar, "looks", number, then)
+
+    def _look_afar(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
+        try:
+            found = self.afar(number, Question(), PATIENCE)
+        except Exception as error:
+            then(error)
+        else:
+            then(found)
 
     def unlay(self, number: int) -> list[tuple[Member, Ref]]:
         """Take graph ``number`` down; the acknowledgements that are still to come."""

@@ -14,9 +14,9 @@ from conveyor.runtime.actor.orders import Accept, HangUp, Load
 from conveyor.runtime.blueprint import Blueprint
 from conveyor.runtime.calls.link_segment import Refusal, link_blueprint, link_depth
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Handed
-from conveyor.runtime.driver.looking import look_afar
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
+from conveyor.runtime.driver.graph_looks import look_afar
 from conveyor.runtime.driver.record import ActorRecord, Introduced
 from conveyor.runtime.driver.table import Table
 from conveyor.runtime.graph.afar import Afar, Question
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Network:
     """Who has met whom, and by which link. The driver has the descriptors of all actors' processes."""
 
-    def __init__(self, table: Table, chores: Chores, abroad: Abroad) -> None:
+    def __init__(self, table: Table, chores: Chores, abroad: FarHosts) -> None:
         self._table = table
         self._abroad = abroad
         self._board = table.board

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from conveyor.runtime.calls.call_ref import CallRef
     from conveyor.runtime.calls.constructor import Kept
     from conveyor.runtime.calls.links import Link
-    from conveyor.runtime.driver.far import FarHost
+    from conveyor.runtime.driver.far_host import FarHost
     from conveyor.runtime.refs.ref import Ref
 
 Label: TypeAlias = "Callable[[int, int], str | None]"

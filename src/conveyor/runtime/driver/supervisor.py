@@ -13,11 +13,11 @@ from conveyor.runtime import threads
 from conveyor.runtime.actor.orders import Stop
 from conveyor.runtime.calls.links import Link
 from conveyor.runtime.chores import Chores
-from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.birth import Birth, Household
 from conveyor.runtime.driver.burial import Burial
 from conveyor.runtime.driver.deaths import DeathWatches
-from conveyor.runtime.driver.far import FarHost
+from conveyor.runtime.driver.far_host import FarHost
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.goodbye import Goodbye
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.record import Actor, ActorRecord
@@ -43,7 +43,7 @@ class Supervisor:
         chores: Chores,
         grace: float,
         fired: int,
-        abroad: Abroad,
+        abroad: FarHosts,
     ) -> None:
         """``fired``: an eventfd that is written to when an actor's life word has fired; who watches it
         calls :meth:`on_life_words`."""

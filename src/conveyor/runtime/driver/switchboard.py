@@ -18,19 +18,19 @@ from conveyor.runtime import registrations, threads
 from conveyor.runtime.actor import requests as asked
 from conveyor.runtime.actor.requests import Done, Failed, Notice, Numbered, Reply, Request
 from conveyor.runtime.calls.constructor import Kept
-from conveyor.runtime.driver.abroad import Abroad
 from conveyor.runtime.driver.collectives import DriverCollectives
 from conveyor.runtime.driver.connections import Connections
 from conveyor.runtime.driver.departures import Departures
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.hosts import Hosts
 from conveyor.runtime.driver.inquiries import Inquiries
 from conveyor.runtime.driver.introductions import DriverIntroductions
 from conveyor.runtime.driver.layer import Layer
 from conveyor.runtime.driver.laying import Laying
-from conveyor.runtime.driver.lines import Given, Line, Lines, let_go
 from conveyor.runtime.driver.network import Network
 from conveyor.runtime.driver.record import Actor, ActorRecord
+from conveyor.runtime.driver.request_lines import Given, RequestLine, RequestLines, let_go
 from conveyor.runtime.driver.supervisor import Supervisor
 from conveyor.runtime.driver.table import DRIVER_SLOT, Table
 from conveyor.runtime.message import Message
@@ -62,7 +62,7 @@ class Switchboard:
         introductions: DriverIntroductions,
         collectives: DriverCollectives,
         watcher: Watcher,
-        abroad: Abroad,
+        abroad: FarHosts,
     ) -> None:
         self._hosts = hosts
         self._table = table
@@ -73,7 +73,7 @@ class Switchboard:
         self._introductions = introductions
         self._collectives = collectives
         self._inquiries = Inquiries(table, abroad)
-        self._lines = Lines(hosts.unwatch, abroad)
+        self._lines = RequestLines(hosts.unwatch, abroad)
         self._departures = Departures(table.board, watcher)
 
     def add(self, record: ActorRecord, sock: socket.socket) -> None:
@@ -106,7 +106,7 @@ class Switchboard:
         """Sockets that there are."""
         return len(self._lines)
 
-    def _on_message(self, line: Line) -> None:
+    def _on_message(self, line: RequestLine) -> None:
         sock = line.sock
         if sock is None:  # just now
             return
@@ -117,7 +117,7 @@ class Switchboard:
             return
         self._take(line, message)
 
-    def _take(self, line: Line, message: Message) -> None:
+    def _take(self, line: RequestLine, message: Message) -> None:
         if isinstance(message, Notice):
             notice = self.notices[type(message)]
             threads.start_or_run(notice, "request", self, line.record, message)
@@ -129,7 +129,7 @@ class Switchboard:
             # Here, where everybody else would wait as well.
             self._reply(line, message.number, Failed(error), patience=_PATIENCE)
 
-    def _answer(self, line: Line, message: Numbered) -> None:
+    def _answer(self, line: RequestLine, message: Numbered) -> None:
         reply: Reply
         fds: Given = []
         try:
@@ -147,7 +147,7 @@ class Switchboard:
 
     def _reply(
         self,
-        line: Line,
+        line: RequestLine,
         number: int,
         reply: Reply,
         given: Given | None = None,

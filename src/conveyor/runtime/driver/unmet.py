@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conveyor import _core
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
 from conveyor.runtime.driver.record import ActorRecord
 
 Party = ActorRecord | None

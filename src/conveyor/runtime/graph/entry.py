@@ -34,7 +34,7 @@ from conveyor.runtime.graph.supervision import Supervision
 from conveyor.runtime.graph.unsendable import blame_input
 from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.values import refs_among
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Blockers, tell_another
 
 
 def _references_of_a_moved_value() -> int:
@@ -150,8 +150,9 @@ class GateEntry:
     def refs_of(self, error: BaseException) -> Any:
         return self._results.failed(error, self._source, self._supervision.epoch.streams)
 
-    def room_blockers(self, question: int) -> Blockers | None:
-        return self._source.room_blockers(question)
+    def tell_room_blockers(self, then: Callable[[Blockers], object]) -> None:
+        """Have ``then`` told, now or later, on any thread, who has to do something before there is room."""
+        tell_another(self._source.room_blockers, self._process.lanes.next_question(), then)
 
     def submit(
         self,

@@ -15,7 +15,7 @@ from conveyor.exceptions import (
 from conveyor.plan.model import Task
 from conveyor.runtime.graph.source import GraphSource
 from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Again, Blockers
 
 
 def late_error(
@@ -82,8 +82,8 @@ class Execution:
         self._expire(ref)
         return EMPTY  # expired, or just in time: in either case the ref is looked at again
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        return self._graph.blockers(ref, question)
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        return self._graph.blockers(ref, question, again)
 
     def is_ready(self, ref: Ref) -> bool:
         if self._graph.is_ready(ref):

@@ -158,8 +158,8 @@ class Executor(Protocol):
         ...
 
     def afar_later(self, number: int, then: Callable[[Afar | Exception], object]) -> None:
-        """Have ``then`` called with what other hosts say now, or with what keeps them from it. Only for
-        waits of a process that others wait for."""
+        """Have ``then`` called, on any thread, with what other hosts say from now on, or with what keeps
+        them from it."""
         ...
 
     def origins(self) -> Origins:

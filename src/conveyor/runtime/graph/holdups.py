@@ -7,6 +7,7 @@ its way between two of them, nobody holds anything up.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from time import monotonic
 
@@ -16,6 +17,7 @@ from conveyor.runtime.graph.epoch import Epoch
 from conveyor.runtime.graph.executor import Executor
 from conveyor.runtime.graph.status import RingProgress, replace_rings
 from conveyor.runtime.waiting.reports import OLD
+from conveyor.runtime.waiting.works import Again
 
 #: (actor, what it is about to make, of which execution)
 Holder = tuple[int, str, int]
@@ -43,53 +45,90 @@ def holder_among(
 
 
 class HoldUps:
-    """Those of one graph, for the waits of the process that executes it."""
+    """Those of one graph, for the waits of the process that executes it, and of those that ask it."""
 
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor = executor
         self._number = number
-        # When somebody has first asked about an execution.
-        self._since: dict[int, float] = {}
-        # The last questions for which hosts were asked, and have answered; what they said, of which epoch.
-        self._asked = self._answered = -1
+        # Any thread may ask; reentrant, since a signal handler may, too. It guards all that follows.
+        self._lock = threading.RLock()
+        # The last question that somebody has, with the epoch, and the one for which hosts are asked just now.
+        self._wanted: tuple[int, Epoch] | None = None
+        self._under_way: tuple[int, Epoch] | None = None
+        # The last question for which they have answered, what they said, and of which epoch.
+        self._answered = -1
         self._epoch: Epoch | None = None
         self._afar: Afar | None = None
+        # When somebody has first asked about an execution.
+        self._since: dict[int, float] = {}
+        # Who is told of answers, with the question.
+        self._told: list[tuple[int, Again]] = []
 
     def holder(
-        self, epoch: Epoch, progress: RingProgress, number: int, edges: Sequence[int], question: int
+        self,
+        epoch: Epoch,
+        progress: RingProgress,
+        number: int,
+        edges: Sequence[int],
+        question: int,
+        again: Again | None = None,
     ) -> tuple[Holder | None, bool]:
-        """Who holds up execution ``number``, and whether that is known already. A young one is held up by
-        nobody: hosts are not asked for what will be over soon."""
+        """Who holds up execution ``number``, and whether that is known already; else ``again`` is called. A
+        young execution is held up by nobody: hosts are not asked for what will be over soon."""
         edge = next((e for e in edges if progress.rings[e][0] <= number - progress.first), None)
         if edge is None or question < 0 or not self._is_old(number, epoch):
             return None, True
-        if self._answered < question or self._epoch is not epoch:
-            if self._asked < question:
-                self._ask(question, epoch)
+        with self._lock:
+            known = self._answered >= question and self._epoch is epoch
+            afar = self._afar
+            if not known:
+                self._want(question, epoch)
+                if again is not None:
+                    self._told.append((question, again))
+        if not known:
+            self._ask()
             return None, False
-        if self._afar is None:
+        if afar is None:
             return None, True
         own = epoch.hosts[EXECUTOR]
-        return holder_among(progress, self._afar, own, dict(epoch.hosts), number, edge), True
+        return holder_among(progress, afar, own, dict(epoch.hosts), number, edge), True
 
     def _is_old(self, number: int, epoch: Epoch) -> bool:
         now = monotonic()
-        if number not in self._since:
-            completed = epoch.gate.completed
-            self._since = {n: at for n, at in list(self._since.items()) if n >= completed}
-        return now - self._since.setdefault(number, now) >= OLD
+        with self._lock:
+            if number not in self._since:
+                completed = epoch.gate.completed
+                self._since = {n: at for n, at in self._since.items() if n >= completed}
+            return now - self._since.setdefault(number, now) >= OLD
 
-    def _ask(self, question: int, epoch: Epoch) -> None:
-        self._asked = question
-        process = self._executor.process
+    def _want(self, question: int, epoch: Epoch) -> None:
+        """Have hosts asked after this. One look serves all who want one by then. With the lock."""
+        for begun in (self._under_way, self._wanted):
+            if begun is not None and begun[0] >= question and begun[1] is epoch:
+                return
+        self._wanted = question, epoch
 
-        def answered(afar: Afar | Exception) -> None:
-            if question > self._answered:
-                self._afar = afar if isinstance(afar, Afar) else None
-                self._epoch, self._answered = epoch, question
-            process.ring()
-
+    def _ask(self) -> None:
+        """Begin the look that is wanted, if none is under way: its end begins the next one then."""
+        with self._lock:
+            if self._wanted is None or self._under_way is not None:
+                return
+            self._under_way, self._wanted = self._wanted, None
         try:
-            self._executor.afar_later(self._number, answered)
+            self._executor.afar_later(self._number, self._looked)
         except Exception as error:  # the session ends, or the system refuses a thread
-            answered(error)
+            self._looked(error)
+
+    def _looked(self, afar: Afar | Exception) -> None:
+        with self._lock:
+            assert self._under_way is not None
+            question, self._epoch = self._under_way
+            self._under_way = None
+            self._answered = max(question, self._answered)
+            self._afar = afar if isinstance(afar, Afar) else None
+            told = [again for of, again in self._told if of <= question]
+            self._told = [(of, again) for of, again in self._told if of > question]
+        for again in told:
+            again()
+        self._executor.process.ring()
+        self._ask()

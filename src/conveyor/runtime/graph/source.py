@@ -20,7 +20,7 @@ from conveyor.runtime.refs.ref import EMPTY, Ref, cancelled_error, final
 from conveyor.runtime.refs.together import get_or_wait
 from conveyor.runtime.waiting.deadlock import Wait, sooner
 from conveyor.runtime.waiting.patience import Patience
-from conveyor.runtime.waiting.works import Blockers, steps_of
+from conveyor.runtime.waiting.works import Again, Blockers, steps_of
 
 #: How long a wait may last before it is worth preparing to log and describe it.
 _FIRST_LOOK = 0.005
@@ -119,24 +119,26 @@ class GraphSource:
 
     # Who is waited for
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         if ref._number < self._supervision.epoch.first:
             return ()
-        return self._held_up(ref._number, [self._results.edges[ref._reader]], question)
+        return self._held_up(ref._number, [self._results.edges[ref._reader]], question, again)
 
-    def room_blockers(self, question: int) -> Blockers | None:
+    def room_blockers(self, question: int, again: Again | None = None) -> Blockers | None:
         """Who has to do something before there is room for another execution."""
         gate = self.gate
         if gate.submitted - gate.completed < self.plan.depth:
             return ()
         # The oldest execution has to end.
-        return self._held_up(gate.completed, self._results.edges, question)
+        return self._held_up(gate.completed, self._results.edges, question, again)
 
-    def _held_up(self, number: int, edges: Sequence[int], question: int) -> Blockers | None:
+    def _held_up(
+        self, number: int, edges: Sequence[int], question: int, again: Again | None
+    ) -> Blockers | None:
         epoch = self._supervision.epoch
         progress = RingProgress.read(self.plan, epoch.segment, epoch.offsets, epoch.first)
         if epoch.hosts:
-            holder, known = self._hold_ups.holder(epoch, progress, number, edges, question)
+            holder, known = self._hold_ups.holder(epoch, progress, number, edges, question, again)
             if not known:
                 return None
         else:

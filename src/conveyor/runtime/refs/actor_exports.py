@@ -6,12 +6,14 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.exceptions import RuntimeStateError
+from conveyor.exceptions import RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
 from conveyor.runtime.refs.exchange import (
     Answer,
@@ -31,10 +33,9 @@ from conveyor.runtime.refs.exchange import (
     Whom,
 )
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome
-from conveyor.runtime.refs.ref import Ref, blockers_known_here
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.waiting.patience import wait_until
 from conveyor.runtime.waiting.watcher import Watcher
-from conveyor.runtime.waiting.works import Blockers
 
 
 class ActorExports(Imports):
@@ -68,6 +69,8 @@ class ActorExports(Imports):
         self._told: weakref.WeakKeyDictionary[Ref, Connection] = weakref.WeakKeyDictionary()
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
+        # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
+        self._to_give_up: list[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = []
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
@@ -144,16 +147,26 @@ class ActorExports(Imports):
             return
         whose = None if readers is None else tuple(readers)
         if self._connection is None:  # connecting is nothing for a finalizer
-            threads.start(self._give_up, "refs-given-up", tickets, whose)
+            self._to_give_up.append((tickets, whose))
+            with suppress(SystemLimitError):  # whoever opens a connection tells it
+                threads.start(self._open, "refs-given-up")
         else:
             self._connection.soon(lambda: self._give_up(tickets, whose))
 
     def _give_up(
         self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
     ) -> None:
-        connection = self._open()
-        for _, ticket in tickets:
-            connection.send(GiveUp(ticket, readers))
+        self._to_give_up.append((tickets, readers))
+        self._tell_given_up(self._open())
+
+    def _tell_given_up(self, connection: Connection) -> None:
+        while self._to_give_up:
+            try:
+                tickets, readers = self._to_give_up.pop()
+            except IndexError:  # another thread has told it
+                return
+            for _, ticket in tickets:
+                connection.send(GiveUp(ticket, readers))
 
     def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
@@ -173,19 +186,8 @@ class ActorExports(Imports):
             raise answer
         return answer
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
-        assert isinstance(ref, ImportedRef)
-        if question < 0:
-            return None
-        answered, blockers = ref._said
-        # Several threads may wait for it. The answer to a later question is as good.
-        if answered >= question:
-            return blockers
-        if ref._asked < question:
-            ref._asked = question
-            self._send(Ask(ref.export, question))
-        return None
+    def ask(self, export: ExportId, question: int) -> None:
+        self._send(Ask(export, question))
 
     def _open(self) -> Connection:
         with self._connecting:
@@ -199,8 +201,9 @@ class ActorExports(Imports):
             if opened is not None and opened is not connection:
                 sock.close()  # a signal handler has opened one meanwhile
                 return opened
-            self._connection = Connection(sock, "refs", self._on_message, self._on_end)
-            return self._connection
+            self._connection = opened = Connection(sock, "refs", self._on_message, self._on_end)
+            self._tell_given_up(opened)
+            return opened
 
     def close(self) -> None:
         """The process leaves its session."""
@@ -224,14 +227,11 @@ class ActorExports(Imports):
         self._kept.pop(message.export, None)
 
     def _whom(self, message: Whom, _fds: list[int]) -> None:
-        said = blockers_known_here(self._needed.get(message.export))
-        self._send(Tell(message.export, message.question, message.asker, said))
+        asked = message.export, message.question, message.asker
+        tell_of(self._needed.get(message.export), lambda said: self._send(Tell(*asked, said)))
 
     def _answer(self, message: Answer, _fds: list[int]) -> None:
-        ref = self.known(message.export)
-        if isinstance(ref, ImportedRef) and ref._said[0] < message.question:
-            ref._said = message.question, message.blockers
-            self.ring()
+        self.told(message.export, message.question, message.blockers)
 
     def _outcome(self, message: Arrived, fds: list[int]) -> None:
         self.arrived(message.export, Outcome.received(message, fds))

@@ -20,7 +20,16 @@ from conveyor.system_limits import explained
 SHARE_FROM = 32 * 1024
 
 
-_Item: TypeAlias = "tuple[Any, _core.Snapshot | None] | Callable[[], object] | None"
+class WithFile(Protocol):
+    """What has a file that goes with a message, and keeps it until then."""
+
+    @property
+    def fd(self) -> int:
+        """Negative: it has none."""
+        ...
+
+
+_Item: TypeAlias = "tuple[Any, WithFile | None] | Callable[[], object] | None"
 
 
 class Node(Protocol):
@@ -65,10 +74,10 @@ class Connection:
             self._outgoing.put(None)
             raise
 
-    def send(self, message: Any, snapshot: _core.Snapshot | None = None) -> None:
-        """Send it in its turn. ``snapshot``: whose parts it has; its file goes with it, if it has one.
-        Nothing happens if the other side is gone: ``on_end`` tells."""
-        self._outgoing.put((message, snapshot))
+    def send(self, message: Any, whose: WithFile | None = None) -> None:
+        """Send it in its turn. ``whose``: the snapshot whose parts it has, or the room that it names; its
+        file goes with it, if it has one. Nothing happens if the other side is gone: ``on_end`` tells."""
+        self._outgoing.put((message, whose))
         if self._nobody_sends:
             self._let_go()
 
@@ -104,9 +113,9 @@ class Connection:
         self._nobody_sends = True  # before the look: who puts something there looks behind that
         self._let_go()
 
-    def _say(self, message: Any, snapshot: _core.Snapshot | None) -> None:
+    def _say(self, message: Any, whose: WithFile | None) -> None:
         # It has no duplicate of the file: any number of messages may wait, and there may be no descriptor.
-        fd = -1 if snapshot is None else snapshot.fd
+        fd = -1 if whose is None else whose.fd
         send_message(self._socket, message, [fd] if fd >= 0 else [])
 
     def _let_go(self) -> None:

@@ -40,6 +40,9 @@ class DerivedRef(Ref):
     def _settled(self, timeout: float | None) -> Any:
         return self._whole._settled(timeout)
 
+    def _settled_now(self) -> Any:
+        return self._whole._settled_now()
+
     def done(self) -> bool:
         return self._whole.done()
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 from conveyor import _core
 from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
+from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection, Node
 from conveyor.runtime.refs.exchange import (
     Answer,
@@ -42,26 +44,14 @@ from conveyor.runtime.refs.exchange import (
     ToRendezvous,
     Whom,
 )
+from conveyor.runtime.refs.exported import Exported
 from conveyor.runtime.refs.imports import ImportedRef, Imports, Outcome, gone
-from conveyor.runtime.refs.ref import Ref, blockers_known_here
+from conveyor.runtime.refs.ref import Ref
 from conveyor.runtime.refs.tickets import Tickets
 from conveyor.runtime.waiting.watcher import Watcher
 from conveyor.runtime.waiting.works import Blockers
 
-
-class Exported:
-    """What the driver keeps of one exported ref."""
-
-    __slots__ = ("holders", "outcome", "owner", "ref", "subscribers", "tickets", "watched")
-
-    def __init__(self, owner: Peer | None, ref: Ref | None) -> None:
-        self.owner = owner
-        self.ref = ref  # the original, if it is the driver's, until the outcome is here
-        self.outcome: Outcome | None = None
-        self.holders: set[Peer | None] = set()  # None: the driver
-        self.tickets: set[int] = set()
-        self.subscribers: list[Peer] = []
-        self.watched = False
+_Tell: TypeAlias = "Callable[[ExportId, int, Blockers], object]"
 
 
 class Exports(Imports):
@@ -87,7 +77,8 @@ class Exports(Imports):
         self._given_up: deque[tuple[int, Sequence[Reader]]] = deque()
         self._entries: dict[ExportId, Exported] = {}
         self._tickets = Tickets(gone, self._used)
-        self._askers: dict[int, Peer] = {}
+        # Who is told of the answers to questions, by the number of whoever has asked.
+        self._askers: dict[int, _Tell] = {}
         self._closed = False
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
@@ -270,24 +261,30 @@ class Exports(Imports):
 
     def peer_asks(self, peer: Peer, export: ExportId, question: int) -> None:
         """Who has to do something before a ref is done that an actor waits for?"""
+        self._pass_on(export, question, peer.number, peer.answer)
+
+    def ask(self, export: ExportId, question: int) -> None:
+        self._pass_on(export, question, self._process, self.told)
+
+    def _pass_on(self, export: ExportId, question: int, asker: int, tell: _Tell) -> None:
+        """A question of ``asker``'s, to whoever has made the ref."""
         with self.lock:
             entry = self._entries.get(export)
-            owner = entry.owner if entry is not None else None
-            if owner is not None and entry is not None and entry.outcome is None:
-                owner.connection.send(Whom(export, question, peer.number))
-                self._askers[peer.number] = peer
+            if entry is not None and entry.owner is not None and entry.outcome is None:
+                self._askers[asker] = tell
+                entry.owner.connection.send(Whom(export, question, asker))
                 return
             own = entry.ref if entry is not None else None
-        peer.connection.send(Answer(export, question, blockers_known_here(own)))
+        tell_of(own, partial(tell, export, question))
 
     def peer_answers(self, export: ExportId, question: int, asker: int, said: Blockers) -> None:
-        peer = self._askers.get(asker)
-        if peer is not None:
-            peer.connection.send(Answer(export, question, said))
+        tell = self._askers.get(asker)
+        if tell is not None:
+            tell(export, question, said)
 
     def peer_ended(self, peer: Peer, death: Callable[[], ConveyorError]) -> None:
         with self.lock:
-            if self._askers.get(peer.number) is peer:
+            if self._askers.get(peer.number) == peer.answer:
                 del self._askers[peer.number]
             mine = [
                 (e, x) for e, x in self._entries.items() if peer in x.holders or x.owner is peer
@@ -349,6 +346,9 @@ class Peer:
 
     def _push_whole(self, export: ExportId, outcome: Outcome) -> None:
         outcome.whole((self.reader,)).send(self.connection, Arrived, export)
+
+    def answer(self, export: ExportId, question: int, said: Blockers) -> None:
+        self.connection.send(Answer(export, question, said))
 
     def _on_message(self, message: ToRendezvous, fds: list[int]) -> None:
         self.handlers[type(message)](self, message, fds)

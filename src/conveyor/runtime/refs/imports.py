@@ -7,51 +7,20 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader, SentDefinitions, claims, decode_error, encode_error
 from conveyor.exceptions import OutOfMemoryError, RuntimeStateError, SerializationError
 from conveyor.runtime import context
+from conveyor.runtime.refs.asked import Asked
 from conveyor.runtime.refs.connection import SHARE_FROM, Connection, received
 from conveyor.runtime.refs.exchange import Arrived, ExportId, Made
 from conveyor.runtime.refs.holding import Holding
 from conveyor.runtime.refs.ref import EMPTY, Ref
 from conveyor.runtime.refs.staying import stays_afar
 from conveyor.runtime.waiting.patience import wait_until
-from conveyor.runtime.waiting.works import Blockers
-
-
-class RefTable(Protocol):
-    """What a process knows of exported refs."""
-
-    session: str
-
-    def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
-        """The id of ``ref`` for a new pickle of it, and the pickle's ticket, good for one load by each of
-        ``readers``, or by one that is not known if there are none."""
-        ...
-
-    def give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: Sequence[Reader] | None = None
-    ) -> None:
-        """``readers`` (``None``: this process) will not come with these. Called by finalizers: takes no
-        lock."""
-        ...
-
-    def name(self, ref: Ref) -> ExportId:
-        """The id that ``ref`` has, or will have when it is pickled."""
-        ...
-
-    def load(self, export: ExportId, ticket: int) -> Ref:
-        """The ref that a pickle stands for: the original, or a copy."""
-        ...
-
-    def see_out(self) -> None:
-        """Come back when the loads that there were are known to the driver, or will be whatever becomes of
-        this process."""
-        ...
-
+from conveyor.runtime.waiting.works import Again, Blockers
 
 Claim = tuple[str, ExportId, int]
 """What a pickled ref is loaded with: its session, its id, and the ticket that keeps it until then."""
@@ -116,15 +85,13 @@ def load_pickled(session: str, export: ExportId, ticket: int) -> Ref:
 class ImportedRef(Ref):
     """A copy of a ref whose original is elsewhere, or gone."""
 
-    __slots__ = ("_asked", "_parcel", "_said", "export")
+    __slots__ = ("_parcel", "asked", "export")
 
     def __init__(self, table: Imports, export: ExportId) -> None:
         super().__init__(table, -1)
         self.export = export
         self._parcel: Outcome | None = None
-        # Who has to do something before it is done: the last question, and to which one the answer is.
-        self._asked = -1
-        self._said: tuple[int, Blockers] = (-1, ())
+        self.asked = Asked()
 
     def learn(self) -> None:
         if self._parcel is not None and not self._parcel.ok:
@@ -308,9 +275,13 @@ class Imports:
     def arrived(self, export: ExportId, outcome: Outcome) -> None:
         with self.lock:
             ref = self._copies.get(export)
-        if ref is not None and ref._parcel is None:
+            if ref is None or ref._parcel is not None:
+                return
             ref._parcel = outcome
-            self.ring()
+            told = ref.asked.end()
+        self.ring()
+        for again in told:
+            again()
 
     def all_fail(self, error: BaseException) -> None:
         """Nothing will come any more."""
@@ -319,8 +290,7 @@ class Imports:
         if waiting:
             outcome = Outcome.failed(error)
             for ref in waiting:
-                ref._parcel = outcome
-            self.ring()
+                self.arrived(ref.export, outcome)
 
     # Source of the copies
 
@@ -347,8 +317,31 @@ class Imports:
         assert ref._parcel is not None
         return ref._parcel
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
-        return ()  # see ``ActorExports``: the driver keeps nobody waiting
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+        """The process that made the ref knows. Its answer comes after the outcome, if that is there."""
+        assert isinstance(ref, ImportedRef)
+        said = ref.asked.known(question)
+        if said is None and again is not None:
+            with self.lock:  # so nothing comes in between
+                said = () if ref._parcel is not None else ref.asked.known(question)
+                if said is None:
+                    ref.asked.tell(question, again)
+        if said is None and ref.asked.begin(question):
+            self.ask(ref.export, question)
+        return said
+
+    def ask(self, export: ExportId, question: int) -> None:
+        """Have it :meth:`told` who has to do something before that ref is done."""
+        raise NotImplementedError
+
+    def told(self, export: ExportId, question: int, blockers: Blockers) -> None:
+        """The answer has come."""
+        with self.lock:
+            ref = self._copies.get(export)
+            told = ref.asked.answer(question, blockers) if ref is not None else ()
+        self.ring()
+        for again in told:
+            again()
 
     def is_ready(self, ref: Ref) -> bool:
         return ref._parcel is not None  # type: ignore[attr-defined]

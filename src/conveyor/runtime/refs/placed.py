@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from conveyor import _core
+from conveyor.codec.encoded import DIRECT
 from conveyor.later import import_later
 
 
@@ -32,3 +36,11 @@ class Placed:
         name the same value have the same. It waits until the value is there."""
         found: str | None = import_later("conveyor.direct.routes").value_id_of(self)
         return found
+
+
+def may_have_stayed(ref: Any) -> bool:
+    """Whether something of the value of a ref that is done may have to be fetched."""
+    outcome = ref._settled_now()
+    if outcome is _core.EMPTY:
+        outcome = ref._settled(None)
+    return type(outcome) is _core.Snapshot and (outcome.codec == DIRECT or outcome.keeps)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from functools import partial
 from types import GenericAlias, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from conveyor import _core
 from conveyor.checks import check_timeout
@@ -16,10 +16,10 @@ from conveyor.later import import_later
 from conveyor.runtime import context
 from conveyor.runtime.refs.holding import Holding, same
 from conveyor.runtime.refs.outcome import Failure
-from conveyor.runtime.refs.placed import Placed
+from conveyor.runtime.refs.placed import Placed, may_have_stayed
 from conveyor.runtime.sights import learn, passing_on, tells
 from conveyor.runtime.waiting.patience import wait_until
-from conveyor.runtime.waiting.works import Blockers
+from conveyor.runtime.waiting.works import Again, Blockers
 from conveyor.system_limits import explained
 from conveyor.typevars import ValueT
 
@@ -82,7 +82,7 @@ class Source(Protocol):
         """The error of what was not run: it was cancelled, or its deadline had passed."""
         ...
 
-    def blockers(self, ref: Ref, question: int) -> Blockers | None:
+    def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         """Who has to do something before ``ref``, which is not done, is; see ``waiting.works``."""
         ...
 
@@ -287,6 +287,9 @@ class Ref(_RefCore[ValueT], Placed):
                 self.done, ask, self._awaited_as(), self._abandon
             )
             yield from awaited.__await__()
+        if may_have_stayed(self):
+            value_of = import_later("conveyor.direct.awaiting").value_of
+            return cast("ValueT", (yield from value_of(self).__await__()))
         return self.get()
 
     def _awaited_as(self) -> Hashable:
@@ -364,18 +367,13 @@ class Itself:
         return same, (self._ref,)
 
 
-def blockers_of(ref: Ref, question: int) -> Blockers | None:
-    """Who has to do something before ``ref`` is done; nobody, if it is."""
+def blockers_of(ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
+    """Who has to do something before ``ref`` is done; nobody, if it is. See ``waiting.works``."""
     for part in ref.parts():
         if not part.done():
             source: Source = part._source
-            return source.blockers(part, question)
+            return source.blockers(part, question, again)
     return ()
-
-
-def blockers_known_here(ref: Ref | None) -> Blockers:
-    """The same for another process. Its question is not passed on: nobody, if it would have to be."""
-    return (blockers_of(ref, -1) if ref is not None else None) or ()
 
 
 class _Final(Exception):

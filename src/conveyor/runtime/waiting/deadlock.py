@@ -15,12 +15,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from conveyor import _core
 from conveyor.exceptions import DeadlockError
+from conveyor.runtime.waiting.ways import Node, way_back
 from conveyor.runtime.waiting.works import (
     BESIDE,
     CALLS,
@@ -38,8 +39,6 @@ from conveyor.runtime.waiting.works import (
 if TYPE_CHECKING:
     from conveyor.runtime.waiting.lanes import Lanes
     from conveyor.runtime.waiting.reports import Found
-
-_Node: TypeAlias = "tuple[int, int]"
 
 #: A suspected cycle is looked at again after this time, then twice that, up to the longest.
 _FIRST_RECHECK = 0.002
@@ -67,9 +66,9 @@ class _Abroad(Exception):
     """What is noted leads to processes of other hosts."""
 
 
-def _follow(board: _core.Board, first: Sequence[_Node]) -> dict[_Node, _Note] | None:
+def _follow(board: _core.Board, first: Sequence[Node]) -> dict[Node, _Note] | None:
     """All notes that ``first`` lead to; ``None`` if one of the works need not wait."""
-    notes: dict[_Node, _Note] = {}
+    notes: dict[Node, _Note] = {}
     ahead = list(first)
     abroad = False
     while ahead:
@@ -104,22 +103,6 @@ def _is_abroad(board: _core.Board, slot: int) -> bool:
     return board.elsewhere(slot) or (
         board.condition(slot) == _FREE and bool(board.elsewhere(_DRIVER))
     )
-
-
-def _way_back(
-    notes: Mapping[_Node, _Note], start: _Node, is_mine: Callable[[_Node], bool]
-) -> list[tuple[int, str]] | None:
-    """The shortest way from ``start`` to a work of one's own: each actor with what it waits for."""
-    ways: dict[_Node, list[tuple[int, str]]] = {start: []}
-    ahead = [start]
-    for node in ahead:
-        if is_mine(node):
-            return ways[node]
-        for slot, work, text in notes[node].waits:
-            if (slot, work) not in ways:
-                ways[slot, work] = [*ways[node], (node[0], text)]
-                ahead.append((slot, work))
-    return None
 
 
 class Wait:
@@ -167,7 +150,7 @@ class Wait:
         self._refresh = refresh
         self._recheck = _FIRST_RECHECK
         # With their incarnations and the stamps of their notes.
-        self._suspects: dict[_Node, tuple[int, int]] = {}
+        self._suspects: dict[Node, tuple[int, int]] = {}
         self._asked: dict[int, int] = {}
 
     @property
@@ -244,7 +227,7 @@ class Wait:
             except _Abroad:
                 self._suspects = {}
                 raise
-            if notes is None or any(_way_back(notes, n, self._is_mine) is None for n in notes):
+            if notes is None or any(way_back(notes, n, self._is_mine) is None for n in notes):
                 self._suspects = {}
                 return False
             stamps = {n: (board.incarnation(n[0]), note.stamp) for n, note in notes.items()}
@@ -259,17 +242,17 @@ class Wait:
             self._asked = {slot: board.ask(slot) for slot in {slot for slot, _ in stamps}}
             return True
 
-    def _is_mine(self, node: _Node) -> bool:
+    def _is_mine(self, node: Node) -> bool:
         """Whether it is this wait that keeps that work from being done."""
         slot, work = node
         if slot != self._lanes.slot:
             return False
         return work == self.work or (self.lane is not None and self._lanes.keeps(self.lane, work))
 
-    def _deadlock(self, notes: Mapping[_Node, _Note]) -> DeadlockError:
+    def _deadlock(self, notes: Mapping[Node, _Note]) -> DeadlockError:
         board, me = self._lanes.board, self._lanes.slot
         slot, work, text = self.blockers[0]
-        way = _way_back(notes, (slot, work), self._is_mine)
+        way = way_back(notes, (slot, work), self._is_mine)
         assert way is not None
         chain = [f"{self.text} waits for {text}", *(text for _, text in way)]
         names = (board.name(me), *(board.name(slot) for slot, _ in way))

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from conveyor.runtime.waiting.ways import Node, way_back
 from conveyor.runtime.waiting.works import THREADS, lane_of
 
 #: A process's slot on the boards, and which of its processes it is.
@@ -28,8 +29,6 @@ Reader: TypeAlias = "tuple[int, int]"
 Row: TypeAlias = "tuple[int, int, int, int, int, int, str]"
 #: Of one host, for another one: (number of the segment, ring, frames).
 Frames: TypeAlias = "tuple[tuple[int, int, int], ...]"
-
-_Node: TypeAlias = "tuple[int, int]"
 
 
 class LookAtWaits(Struct, frozen=True):
@@ -128,7 +127,7 @@ class _Seen:
         doomed = self._doomed((slot, incarnation))
         return [row for row in rows if row[1] not in doomed] if doomed else rows
 
-    def note(self, node: _Node) -> _Note | None:
+    def note(self, node: Node) -> _Note | None:
         """What keeps a work from being done: the waits of its lane, or its own; ``None``: nothing does."""
         slot, work = node
         rows = self.rows(slot)
@@ -144,10 +143,10 @@ class _Seen:
 class _Cycle(Struct):
     wait: Waiting
     first: tuple[tuple[int, int, str], ...]
-    notes: dict[_Node, _Note]
-    mine: Callable[[_Node], bool]
+    notes: dict[Node, _Note]
+    mine: Callable[[Node], bool]
 
-    def stamps(self, seen: _Seen) -> dict[_Node, tuple[int, int]]:
+    def stamps(self, seen: _Seen) -> dict[Node, tuple[int, int]]:
         return {node: (seen.incarnation(node[0]), note.stamp) for node, note in self.notes.items()}
 
 
@@ -199,7 +198,7 @@ def _cycle(
         return None
     own = seen.rows(slot)
     first = tuple(row[4:] for row in own if (row[0], row[1]) == (wait.work, wait.stamp))
-    notes: dict[_Node, _Note] = {}
+    notes: dict[Node, _Note] = {}
     ahead = [(to, work) for to, work, _ in first]
     missing = set()
     while ahead:
@@ -220,32 +219,16 @@ def _cycle(
         return None
     of_lane = [row for row in own if row[0] == wait.lane]
 
-    def mine(node: _Node) -> bool:
+    def mine(node: Node) -> bool:
         if node[0] != slot:
             return False
         if node[1] == wait.work:
             return True
         return bool(of_lane) and (of_lane[0][3] != THREADS or lane_of(node[1]) == wait.lane)
 
-    if not notes or any(_way_back(notes, node, mine) is None for node in notes):
+    if not notes or any(way_back(notes, node, mine) is None for node in notes):
         return None
     return _Cycle(wait, first, notes, mine)
-
-
-def _way_back(
-    notes: Mapping[_Node, _Note], start: _Node, mine: Callable[[_Node], bool]
-) -> list[tuple[int, str]] | None:
-    """The shortest way from ``start`` to a work of the wait's own: each process with what it waits for."""
-    ways: dict[_Node, list[tuple[int, str]]] = {start: []}
-    ahead = [start]
-    for node in ahead:
-        if mine(node):
-            return ways[node]
-        for slot, work, text in notes[node].waits:
-            if (slot, work) not in ways:
-                ways[slot, work] = [*ways[node], (node[0], text)]
-                ahead.append((slot, work))
-    return None
 
 
 def _confirmed(
@@ -297,7 +280,7 @@ def _since(answered: int, asked: int) -> bool:
 
 def _verdict(seen: _Seen, cycle: _Cycle, process: Reader) -> Verdict:
     slot, work, text = cycle.first[0]
-    way = _way_back(cycle.notes, (slot, work), cycle.mine)
+    way = way_back(cycle.notes, (slot, work), cycle.mine)
     assert way is not None
     stamps = {note.stamp for node, note in cycle.notes.items() if cycle.mine(node)}
     return Verdict(

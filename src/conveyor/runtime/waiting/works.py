@@ -39,8 +39,11 @@ ONE, THREADS, LOOP, STARTING, BESIDE, FULL = range(6)
 Blockers: TypeAlias = "tuple[tuple[int, int, str], ...]"
 
 #: Asks for the blockers of a wait. ``None``: the answer comes from another process, and the bell rings
-#: when it is there. The number tells one question from the next; negative: nobody else is to be asked.
+#: when it is there. The number tells one question from the next: a later one has a greater number.
 Ask: TypeAlias = "Callable[[int], Blockers | None]"
+#: Is called, on any thread, when such an answer is there, or it is worth asking again: for who does not wait
+#: for the bell.
+Again: TypeAlias = "Callable[[], object]"
 
 
 def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
@@ -49,3 +52,17 @@ def any_of(found: Sequence[Blockers | None]) -> Blockers | None:
     if len(known) < len(found):
         return None
     return tuple(itertools.chain(*known)) if all(known) else ()
+
+
+def tell_another(
+    ask: Callable[[int, Again], Blockers | None], question: int, tell: Callable[[Blockers], object]
+) -> None:
+    """Answer the question of another process, whose wait this is one of: have ``tell`` told, now or later,
+    on any thread."""
+
+    def look() -> None:
+        blockers = ask(question, look)
+        if blockers is not None:
+            tell(blockers)
+
+    look()

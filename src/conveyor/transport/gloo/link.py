@@ -72,7 +72,9 @@ class Link:
         self._rendezvous = Rendezvous(
             self._tell_where if listens and not self._writes else lambda: None
         )
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         #: What is to be moved, and who waits for it. The first of them is under way.
         self._jobs: deque[tuple[Any, Future[Any]]] = deque()
         #: Why nothing moves any more.
@@ -102,18 +104,18 @@ class Link:
     @property
     def broken(self) -> bool:
         """Whether nothing can be moved over it any more."""
-        with self._changed:
+        with self._lock:
             return self._lost or self._ended is not None
 
     def lose(self) -> None:
         """The other end has lost the connection: this one may wait for long until it notices."""
-        with self._changed:
+        with self._lock:
             self._lost = True
 
     def to_tell(self) -> dict[str, bytes] | str | Lost | None:
         """Give the addresses that the other end has to be told now, once, or why there will be none, or what
         has become of the connection."""
-        with self._changed:
+        with self._lock:
             addresses, self._untold = self._untold, None
             return addresses
 
@@ -124,7 +126,7 @@ class Link:
     def move(self, buffer: Any) -> Future[Any]:
         """Send what is in a tensor of bytes, or receive what comes into it. The future gives it back."""
         moved: Future[Any] = Future()
-        with self._changed:
+        with self._lock:
             if self._ended is None:
                 self._jobs.append((buffer, moved))
                 self._changed.notify_all()
@@ -135,7 +137,7 @@ class Link:
 
     def end(self, reason: BaseException) -> None:
         """Have everything that is under way fail with ``reason``, without waiting."""
-        with self._changed:
+        with self._lock:
             self._let_go = True
             self._changed.notify_all()
             pair = self._pair
@@ -149,7 +151,7 @@ class Link:
         pair = None
         try:
             pair = self._make_pair(self._rendezvous, self._way)
-            with self._changed:
+            with self._lock:
                 self._pair = pair
             if self._way.rank == 1:
                 self._tell_where()
@@ -169,7 +171,7 @@ class Link:
             self._break(f"the connection with {self._other} is lost: {words}")
         finally:
             if pair is not None:
-                with self._changed:
+                with self._lock:
                     self._pair = None
                 pair.close()
 
@@ -178,19 +180,19 @@ class Link:
 
     def _tell(self, untold: dict[str, bytes] | str | Lost) -> None:
         """Have the conduit's thread tell the other end."""
-        with self._changed:
+        with self._lock:
             self._untold = untold
         self._ring()
 
     def _next(self) -> Any:
         """Wait for something to move. ``None``: there is nothing more."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._jobs or self._let_go)
             return None if self._let_go else self._jobs[0][0]
 
     def _moved(self) -> None:
         """The first of the jobs is done."""
-        with self._changed:
+        with self._lock:
             if not self._jobs:  # it was told to have failed meanwhile
                 return
             buffer, moved = self._jobs.popleft()
@@ -200,13 +202,13 @@ class Link:
         """Something has failed."""
         lost = ConnectionError(why)
         self._rendezvous.end(lost)
-        with self._changed:
+        with self._lock:
             self._lost = True
             self._changed.wait_for(lambda: self._let_go, self._grace)
         self._fail(lost)
 
     def _fail(self, reason: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             if self._ended is None:
                 self._ended = reason
             jobs, self._jobs = self._jobs, deque()

@@ -23,7 +23,9 @@ class Rendezvous(Store):  # type: ignore[misc]
         """``looks`` is called when gloo has written down all that it has, on its thread."""
         super().__init__()
         self._on_looks = looks
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._ours: dict[str, bytes] = {}
         self._theirs: dict[str, bytes] = {}
         #: Gloo has written all that it has, and looks for what the other end has.
@@ -35,7 +37,7 @@ class Rendezvous(Store):  # type: ignore[misc]
 
         Raises whatever has kept the group from being made.
         """
-        with self._changed:
+        with self._lock:
             there = self._changed.wait_for(lambda: self._looks or self._ended, _PATIENCE)
             if self._ended is not None:
                 raise self._ended
@@ -45,52 +47,52 @@ class Rendezvous(Store):  # type: ignore[misc]
 
     def meet(self, theirs: Mapping[str, bytes]) -> None:
         """Put in what the other end has told."""
-        with self._changed:
+        with self._lock:
             self._theirs.update(theirs)
             self._changed.notify_all()
 
     def end(self, reason: BaseException) -> None:
         """Have whoever waits stop."""
-        with self._changed:
+        with self._lock:
             if self._ended is None:
                 self._ended = reason
             self._changed.notify_all()
 
     def both(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """Give what this end has written down, and what the other one has."""
-        with self._changed:
+        with self._lock:
             return dict(self._ours), dict(self._theirs)
 
     # What gloo calls.
 
     def set(self, key: str, value: bytes) -> None:
         """Write ``value`` down for the other end."""
-        with self._changed:
+        with self._lock:
             self._ours[key] = bytes(value)
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
         self.wait([key])
-        with self._changed:
+        with self._lock:
             return self._ours.get(key) or self._theirs[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for values, for as long as it takes: the other end opens its conduit when it does."""
-        with self._changed:
+        with self._lock:
             first = not self._looks and any(key not in self._ours for key in keys)
             if first:
                 self._looks = True
                 self._changed.notify_all()
         if first:
             self._on_looks()
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._ended is not None or self._has(keys))
             if self._ended is not None:
                 raise ConnectionAbortedError("the connection is not wanted any more")
 
     def check(self, keys: Sequence[str]) -> bool:
         """Say whether all values are there."""
-        with self._changed:
+        with self._lock:
             return self._has(keys)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -61,7 +61,9 @@ class Fetcher:
 
         Raises whatever keeps NIXL from working here.
         """
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._new: deque[Fetch] = deque()
         self._closed = False
         #: Why nothing can be read any more.
@@ -83,7 +85,7 @@ class Fetcher:
 
     def fetch(self, fetch: Fetch) -> None:
         """Have it done."""
-        with self._changed:
+        with self._lock:
             failed = self._failed
             if failed is None:
                 self._new.append(fetch)
@@ -93,12 +95,12 @@ class Fetcher:
 
     def join(self, agent: str) -> None:
         """A conduit reads from ``agent`` from now on."""
-        with self._changed:
+        with self._lock:
             self._readers[agent] += 1
 
     def leave(self, agent: str) -> None:
         """It does so no more."""
-        with self._changed:
+        with self._lock:
             self._readers[agent] -= 1
             if not self._readers[agent]:
                 del self._readers[agent]
@@ -107,7 +109,7 @@ class Fetcher:
 
     def close(self) -> None:
         """Have the thread end, with all that it holds."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
 
@@ -133,7 +135,7 @@ class Fetcher:
 
     def _turn(self) -> bool:
         """Sleep, and do what there is. Gives whether there can be more."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: self._new or self._left or self._closed, self._time_to_sleep()
             )
@@ -158,13 +160,13 @@ class Fetcher:
 
     def _fail(self, error: Exception) -> None:
         """Have everybody told, and wait until nobody uses this any more."""
-        with self._changed:
+        with self._lock:
             self._failed = error
             waiting = [*self._new, *self._under_way, *[fetch for _, fetch, _ in self._failing]]
         for fetch in waiting:
             with suppress(InvalidStateError):  # aborted
                 fetch.done.set_exception(error)
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed)
 
     def _time_to_sleep(self) -> float | None:

@@ -56,7 +56,9 @@ class Offers:
         self.metadata: bytes = self._agent.get_agent_metadata()
         self.version = 0
         self.failed: Exception | None = None
-        self._changed = threading.Condition()
+        # By itself: a condition's entering is Python's, and a signal handler that raises then leaves it held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._spare: list[Region] = []
         #: Addresses of what can never be let go of before the agent.
         self._lasting: set[int] = set()
@@ -78,7 +80,7 @@ class Offers:
                 break
         else:
             region = self._new(size)
-        with self._changed:
+        with self._lock:
             if self.failed is None:
                 self._offered[region.address] = done
                 self._taken += 1
@@ -90,7 +92,7 @@ class Offers:
     def give_back(self, region: Region, *, unread: bool = False) -> None:
         """A stretch is needed no more. ``unread``: readers may still be at it, for whom nobody waits. What
         they find does not matter, but that they find something: so it can be used, and stays."""
-        with self._changed:
+        with self._lock:
             self._offered.pop(region.address, None)
         if unread:
             self._lasting.add(region.address)
@@ -104,7 +106,7 @@ class Offers:
 
     def close(self) -> None:
         """Have nothing offered any more. The thread lets go of everything."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
 
@@ -127,7 +129,7 @@ class Offers:
         try:
             pause, taken = _SHORT, 0
             while True:
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(lambda: self._offered or self._closed)
                     self._changed.wait_for(lambda: self._closed, pause)
                     if self._closed:
@@ -142,11 +144,11 @@ class Offers:
 
     def _fail(self, error: Exception) -> None:
         """Have who waits for readers told, and wait until nobody uses this any more."""
-        with self._changed:
+        with self._lock:
             self.failed = error
             waiting = list(self._offered.values())
         for done in waiting:
             with suppress(futures.InvalidStateError):
                 done.set_exception(error)
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed)

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from conveyor.codec import Reader
-from conveyor.runtime.driver.abroad import Abroad
-from conveyor.runtime.driver.far import Handed
+from conveyor.runtime.driver.far_host import Handed
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.message import Message
 from conveyor.runtime.process import close_all
@@ -25,11 +25,11 @@ def let_go(given: Given) -> None:
         close_all(given)
 
 
-class Line:
+class RequestLine:
     """One actor's: it asks over a socket, or its host passes on what it asks. It is answered by several
     threads."""
 
-    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: Abroad) -> None:
+    def __init__(self, record: ActorRecord, sock: socket.socket, abroad: FarHosts) -> None:
         self.record = record
         #: ``None`` where the process is on another host, and when the line is closed.
         self.sock: socket.socket | None = sock
@@ -56,27 +56,27 @@ class Line:
             self._sending.release()
 
 
-class Lines:
+class RequestLines:
     """Those of all actors, by their processes."""
 
-    def __init__(self, unwatch: Callable[[int], None], abroad: Abroad) -> None:
+    def __init__(self, unwatch: Callable[[int], None], abroad: FarHosts) -> None:
         """``unwatch(fd)``: a socket, which the caller watches, is about to be closed."""
         self._unwatch = unwatch
         self._abroad = abroad
         self._lock = threading.Lock()
-        self._all: dict[Reader, Line] = {}
+        self._all: dict[Reader, RequestLine] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, record: ActorRecord, sock: socket.socket) -> Line:
+    def add(self, record: ActorRecord, sock: socket.socket) -> RequestLine:
         """The line of that process, over that socket."""
-        line = Line(record, sock, self._abroad)
+        line = RequestLine(record, sock, self._abroad)
         with self._lock:
             self._all[record.reader] = line
         return line
 
-    def of(self, process: Reader) -> Line | None:
+    def of(self, process: Reader) -> RequestLine | None:
         """That process's."""
         return self._all.get(process)
 
@@ -102,7 +102,7 @@ class Lines:
         for line in lines:
             self._close(line)
 
-    def _close(self, line: Line) -> None:
+    def _close(self, line: RequestLine) -> None:
         sock, line.sock = line.sock, None
         if sock is not None:
             self._unwatch(sock.fileno())

@@ -22,16 +22,15 @@ from conveyor.codec import Reader
 from conveyor.exceptions import ConveyorError, RuntimeStateError
 from conveyor.runtime.blueprint import Blueprint, hosts_among
 from conveyor.runtime.driver.birth import Birth
-from conveyor.runtime.driver.far import (
+from conveyor.runtime.driver.far_host import FarHost, Handed
+from conveyor.runtime.driver.far_orders import (
     Adopt,
     Answer,
     BreakGroup,
     Bury,
     Cut,
-    FarHost,
     Forget,
     Hand,
-    Handed,
     Locate,
     MarkClosed,
     MarkRefused,
@@ -49,7 +48,7 @@ from conveyor.transport.base import Host
 logger = logging.getLogger("conveyor")
 
 
-class Abroad:
+class FarHosts:
     """The driver's. Nothing of it is there before the first process of another host."""
 
     def __init__(self, process: Process, own_view: Callable[[], _core.ArenaView]) -> None:

@@ -28,7 +28,7 @@ from conveyor.engine.ray.starts import ENDED, Starts
 from conveyor.engine.surroundings import surroundings
 from conveyor.exceptions import ActorStartError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
-from conveyor.runtime.driver.far import Home
+from conveyor.runtime.driver.far_host import Home
 from conveyor.runtime.driver.hosts import Settle, Spawned
 from conveyor.runtime.protocol import ProcessOptions
 from conveyor.runtime.uninterrupted import uninterrupted
@@ -77,7 +77,8 @@ class RayHosts:
         self._living: dict[int, Started] = {}
         #: Those on other hosts, by the number under which they come there.
         self._abroad: dict[int, Started] = {}
-        self._all_gone = threading.Condition()
+        self._ends = threading.RLock()
+        self._all_gone = threading.Condition(self._ends)
         self._on_exit: Callable[[int, int], None] = lambda pid, status: None
 
     def start(self, on_exit: Callable[[int, int], None], home: Home) -> None:
@@ -303,7 +304,7 @@ class RayHosts:
         actor.handle = actor.ran = None
         status = actor.wait_status() if actor.ended is None else actor.ended.status
         guarded(partial(self._on_exit, actor.key, status))
-        with self._all_gone:
+        with self._ends:
             self._all_gone.notify_all()
 
     def _on_news(self, host: AgentHost, news: News) -> None:
@@ -379,7 +380,7 @@ class RayHosts:
         self._starts.close(self._events)
         for actor in list(self._living.values()):
             self._kill(actor)
-        with self._all_gone:
+        with self._ends:
             if not self._all_gone.wait_for(lambda: not self._far(), _TOLD_WITHIN):
                 for host in self._far():
                     # It is not waited for until it is lost by its silence. There it is the driver's that is.

@@ -1,4 +1,4 @@
-"""The end of an actor, step by step: each is tried, whatever the one before has raised."""
+"""Steps that are each tried, whatever the one before has raised: of an actor's end, and of others."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 
 from conveyor import _core
-from conveyor.runtime.driver.abroad import Abroad
+from conveyor.runtime.driver.far_hosts import FarHosts
 from conveyor.runtime.driver.looks import HERE
 from conveyor.runtime.driver.record import ActorRecord
 from conveyor.runtime.graph.afar import Afar, Look, LookedAt, Question, Rings, Seen, Sight
@@ -19,7 +19,7 @@ _CLOCK_TIMES = 16
 
 
 def look_afar(
-    abroad: Abroad,
+    abroad: FarHosts,
     question: Question,
     patience: float,
     number: int,
@@ -72,7 +72,9 @@ def _why_not(answer: Future[Seen], patience: float) -> str:
     return "" if error is None else str(error) or type(error).__name__
 
 
-def _clocks(abroad: Abroad, own: int, hosts: Mapping[int, object], end: float) -> dict[int, Offset]:
+def _clocks(
+    abroad: FarHosts, own: int, hosts: Mapping[int, object], end: float
+) -> dict[int, Offset]:
     """How far the clocks of these hosts are ahead of the executor's, as far as they answer."""
     found = {host: _clock(abroad, host, end) for host in {own, *hosts}}
     base = found[own]
@@ -81,7 +83,7 @@ def _clocks(abroad: Abroad, own: int, hosts: Mapping[int, object], end: float) -
     return {host: clock.seen_from(base) for host in hosts if (clock := found[host]) is not None}
 
 
-def _clock(abroad: Abroad, host: int, end: float) -> Offset | None:
+def _clock(abroad: FarHosts, host: int, end: float) -> Offset | None:
     if host == HERE:
         return Offset(_core.monotonic_ns(), NONE.ahead, NONE.error)
     try:

@@ -1,0 +1,89 @@
+"""What other hosts ask this one for, over connections that have nothing else to carry."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from abc import ABC, abstractmethod
+
+from conveyor.engine.net.alive import watch_life
+from conveyor.engine.net.handshake import hang_up
+from conveyor.runtime import threads
+
+
+class Answering(ABC):
+    """Answers whoever is connected, each on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._serving: set[socket.socket] = set()
+        self._closed = False
+
+    def serve(self, sock: socket.socket) -> None:
+        """Answer whoever is at the other end of ``sock``, which is this one's from now on; on the caller's
+        thread, where there is no other."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._serving.add(sock)
+        if closed:
+            hang_up(sock)
+        else:  # here if there is no thread: whoever has been let in waits for what it asks
+            threads.start_or_run(self._serve, "answering", sock)
+
+    def close(self) -> None:
+        """The session is over. Waits for nobody."""
+        with self._lock:
+            self._closed = True
+            serving = list(self._serving)
+        for sock in serving:
+            break_off(sock)
+
+    @abstractmethod
+    def answer(self, sock: socket.socket) -> None:
+        """Hear one question, and answer it. ``OSError`` where the connection is to end."""
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                wait_on(sock)
+                while True:
+                    self.answer(sock)
+        finally:
+            with self._lock:
+                self._serving.discard(sock)
+            hang_up(sock)
+
+
+def break_off(sock: socket.socket) -> None:
+    """End a connection under whoever waits for something of it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def wait_on(sock: socket.socket) -> None:
+    """Nobody says anything while he waits, which he does as long as the other side lives."""
+    sock.settimeout(None)
+    watch_life(sock)
+    if sock.family != socket.AF_UNIX:
+        # What is said is waited for: it is not held back for more (Nagle's algorithm).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def hear(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, and not one more."""
+    data = bytearray(size)
+    with memoryview(data) as room:
+        hear_into(sock, room)
+    return bytes(data)
+
+
+def hear_into(sock: socket.socket, room: memoryview) -> None:
+    """As many bytes as there is room for."""
+    at = 0
+    while at < len(room):
+        some = sock.recv_into(room[at:])
+        if not some:
+            raise ConnectionError("the other host has ended the connection")
+        at += some

@@ -1,0 +1,145 @@
+"""One value of another host's process on its way here, and who of this host wants it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from conveyor.engine.net.answering import break_off
+from conveyor.runtime.far_memory import Brought, Room, RoomAt, Wanted
+
+#: Bytes that are copied from one file to another at a time.
+_COPIED = 1 << 20
+
+
+class Waiter:
+    """One process that wants it."""
+
+    __slots__ = ("_fd", "at", "gave_up", "progress", "tell")
+
+    def __init__(
+        self,
+        room: Room | RoomAt | None,
+        tell: Callable[[Brought], object],
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """``room``: where it is to be put; ``None``: it is told with the news. ``tell(brought)`` is called
+        once, by any thread. ``progress(done)`` is told how many bytes there are."""
+        self._fd = -1 if room is None else os.dup(room.fd)
+        self.at = 0 if room is None else room.at
+        self.tell, self.progress = tell, progress
+        #: It wants it no more, and its room is not written to once it has been told so.
+        self.gave_up = False
+
+    @property
+    def has_room(self) -> bool:
+        return self._fd >= 0
+
+    def put(self, piece: memoryview | bytes, at: int) -> None:
+        """Write a piece of it."""
+        if self._fd >= 0:
+            _write(self._fd, piece, self.at + at)
+        self.progress(at + len(piece))
+
+    def read(self, size: int, at: int) -> bytes:
+        """Of what has been put."""
+        return os.pread(self._fd, size, self.at + at)
+
+    def done(self, brought: Brought) -> None:
+        """It has come, or never will. Nothing is written to the room from now on."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        self.tell(brought)
+
+
+NOBODY_WAITS = Brought(None, errno.ECANCELED, "nobody waits for it any more")
+
+
+class Flight(Struct, eq=False):
+    """waiting: who gets what is on its way. late: who has come meanwhile. shared: others may want it soon
+    after. file: where a copy is, that nobody writes to; -1: nowhere. keeps_until: that is kept so long for
+    others; 0: it is on its way. talks: the connection over which it comes."""
+
+    wanted: Wanted
+    size: int
+    waiting: list[Waiter]
+    late: list[Waiter]
+    shared: bool
+    file: int = -1
+    keeps_until: float = 0.0
+    talks: socket.socket | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody still waits for what is on its way."""
+        return any(not one.gave_up for one in self.waiting)
+
+    def give_up(self, waiter: Waiter) -> bool:
+        """Its process wants it no more. Whether nothing is written to its room, so that it may be told at
+        once; else it is by who writes there."""
+        if waiter in self.late:
+            self.late.remove(waiter)
+            return True
+        waiter.gave_up = True
+        if waiter in self.waiting and not self.is_wanted and self.talks is not None:
+            break_off(self.talks)
+        return False
+
+    def put(self, piece: memoryview, at: int) -> None:
+        """A piece has come."""
+        if self.file >= 0:
+            _write(self.file, piece, at)
+        for one in self.waiting:
+            if not one.gave_up:
+                one.put(piece, at)
+
+    def copy(self) -> None:
+        """Put it where it is wanted, from the file."""
+        at = 0
+        while at < self.size:
+            piece = os.pread(self.file, min(_COPIED, self.size - at), at)
+            for one in self.waiting:
+                if not one.gave_up:
+                    one.put(piece, at)
+            at += len(piece)
+
+    def small(self) -> bytes | None:
+        """What is in the file, where somebody is to be told it with the news."""
+        if all(one.has_room for one in self.waiting):
+            return None
+        return os.pread(self.file, self.size, 0)
+
+    def keep(self, data: bytes | None) -> None:
+        """Have a copy in a file: of ``data``, or of what has been put into the room of one who waits."""
+        self.open()
+        if data is not None:
+            _write(self.file, data, 0)
+            return
+        source = next((one for one in self.waiting if not one.gave_up), None)
+        if source is None:  # just now: nobody has all of it
+            self.close()
+            return
+        for at in range(0, self.size, _COPIED):
+            _write(self.file, source.read(min(_COPIED, self.size - at), at), at)
+
+    def open(self) -> None:
+        """Have a file."""
+        if self.file < 0:
+            self.file = os.memfd_create("conveyor-value", os.MFD_CLOEXEC)
+
+    def close(self) -> None:
+        """Have none."""
+        fd, self.file = self.file, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _write(fd: int, piece: memoryview | bytes, at: int) -> None:
+    while piece:
+        done = os.pwrite(fd, piece, at)
+        piece, at = piece[done:], at + done

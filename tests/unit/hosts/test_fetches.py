@@ -1,0 +1,344 @@
+"""Memory of a process of another host, which is this very one: what comes, how often, and what is left."""
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from conveyor.engine.net import fetches, source
+from conveyor.engine.net.fetches import Fetches
+from conveyor.engine.net.flights import Waiter
+from conveyor.engine.net.memories import Memories
+from conveyor.exceptions import SystemLimitError
+from conveyor.runtime.far_memory import SMALL, RoomAt, Wanted
+
+WAIT = 60
+#: Several pieces, of which the last is no whole one.
+LARGE = (3 << 20) + 100
+
+
+class OneProcess:
+    """A board on which slot 3 is this process."""
+
+    used = 4
+
+    def gone(self, slot, incarnation):
+        return slot != 3
+
+    def elsewhere(self, slot):
+        return False
+
+    def pid(self, slot):
+        return os.getpid()
+
+
+class Kept:
+    """A value, as its keeper has it."""
+
+    def __init__(self, size, number=7, parts=1):
+        self.data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        self._anchor = np.array([number], np.uint64)
+        at = [size * i // parts for i in range(parts + 1)]
+        ranges = b"".join(
+            struct.pack("<QQ", self.data.ctypes.data + a, b - a) for a, b in itertools.pairwise(at)
+        )
+        anchor = self._anchor.ctypes.data
+        self.wanted = Wanted((3, 1), number, anchor, ranges, joined=parts > 1)
+
+
+class Wants:
+    """One who wants it."""
+
+    def __init__(self, hosts, kept):
+        self.kept, self.brought, self._told = kept, None, threading.Event()
+        size = kept.wanted.size
+        self.fd = os.memfd_create("room")
+        os.truncate(self.fd, size + 50)
+        self.done = []
+        room = None if size < SMALL else RoomAt(self.fd, 50)
+        self.waiter = Waiter(room, self._tell, self.done.append)
+        self.give_up = hosts.fetches.bring(kept.wanted, self.waiter)
+
+    def _tell(self, brought):
+        assert self.brought is None
+        self.brought = brought
+        self._told.set()
+
+    @property
+    def told(self):
+        return self._told.is_set()
+
+    def got(self):
+        """Whether what has come is what its keeper has."""
+        assert self._told.wait(WAIT)
+        assert not self.brought.error, self.brought
+        data = self.brought.data
+        if data is None:
+            data = os.pread(self.fd, self.kept.wanted.size, 50)
+        assert os.pread(self.fd, 50, 0) == bytes(50)
+        return data[: len(self.kept.data)] == self.kept.data.tobytes()
+
+    def failed(self):
+        assert self._told.wait(WAIT)
+        return self.brought.error
+
+
+class Hosts:
+    """Of two hosts the one that fetches and the one where it lies. ``between(host, there)`` says what is at
+    the other end of a connection. What is asked is not answered while that is held back."""
+
+    def __init__(self):
+        self.memories = Memories(OneProcess())
+        self.fetches = Fetches({3: 1, 9: 2}.get, self.dial)
+        self.dialled = []
+        self.between = lambda host, there: self.memories.serve(there)
+        self.held = threading.Event()
+        self.held.set()
+
+    def dial(self, host):
+        here, there = socket.socketpair()
+        self.dialled.append(here)
+        self.between(host, there)
+        return here
+
+    def close(self):
+        self.held.set()
+        self.fetches.close()
+        self.memories.close()
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    made = Hosts()
+    answer = Memories.answer
+
+    def answer_later(memories, sock):
+        sock.recv(1, socket.MSG_PEEK)
+        made.held.wait(WAIT)
+        answer(memories, sock)
+
+    monkeypatch.setattr(Memories, "answer", answer_later)
+    yield made
+    made.close()
+
+
+def flight_of(hosts, kept):
+    return hosts.fetches._flights[kept.wanted]
+
+
+@pytest.mark.parametrize("size", [0, 10, SMALL - 64, SMALL, LARGE])
+@pytest.mark.parametrize("parts", [1, 5])
+def test_what_comes_is_what_is_kept(hosts, size, parts):
+    kept = Kept(size, parts=parts)
+    one = Wants(hosts, kept)
+    assert one.got()
+    assert (one.brought.data is None) == (size >= SMALL)
+    assert not size or one.done[-1] == kept.wanted.size
+
+
+def test_who_comes_while_it_is_on_its_way_costs_no_transfer(hosts):
+    for size in (10, LARGE):
+        kept = Kept(size)
+        hosts.held.clear()
+        before = hosts.fetches.transfers
+        several = [Wants(hosts, kept) for _ in range(4)]
+        assert not any(one.told for one in several)
+        hosts.held.set()
+        assert all(one.got() for one in several)
+        assert hosts.fetches.transfers == before + 1
+
+
+def test_who_comes_while_it_is_on_its_way_sees_what_has_been_written_since(hosts, monkeypatch):
+    kept = Kept(LARGE)
+    put, late = Waiter.put, []
+
+    def put_and_write(waiter, piece, at):
+        put(waiter, piece, at)
+        if not late:  # the first piece has come
+            kept.data[0] += 1
+            late.append(Wants(hosts, kept))
+
+    first_value = kept.data.tobytes()
+    monkeypatch.setattr(Waiter, "put", put_and_write)
+    first = Wants(hosts, kept)
+    assert first._told.wait(WAIT)
+    assert os.pread(first.fd, LARGE, 50) == first_value
+    assert late[0].got()
+    assert hosts.fetches.transfers == 2
+
+
+def test_what_is_wanted_again_soon_is_kept_for_the_next(hosts, monkeypatch, wait_until):
+    monkeypatch.setattr(fetches, "LINGER", 60.0)
+    kept = Kept(LARGE)
+    assert Wants(hosts, kept).got()
+    assert kept.wanted not in hosts.fetches._flights
+    assert Wants(hosts, kept).got()
+    assert hosts.fetches.transfers == 2
+    assert all(Wants(hosts, kept).got() for _ in range(3))
+    assert hosts.fetches.transfers == 2
+    kept.data[-1] += 1
+    assert Wants(hosts, kept).got()
+    assert hosts.fetches.transfers == 3
+    # As long as somebody may want it.
+    monkeypatch.setattr(fetches, "LINGER", 0.0)
+    file = flight_of(hosts, kept).file
+    assert Wants(hosts, kept).got()
+    wait_until(lambda: kept.wanted not in hosts.fetches._flights, WAIT)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(file)
+
+
+def test_only_so_many_are_kept(hosts, monkeypatch, wait_until):
+    monkeypatch.setattr(fetches, "LINGER", 60.0)
+    several = [Kept(LARGE, number) for number in range(1, fetches._MOST_LINGERING + 3)]
+    for kept in several * 2:
+        assert Wants(hosts, kept).got()
+    assert len(hosts.fetches._flights) == fetches._MOST_LINGERING
+
+
+def test_what_nobody_wants_any_more_is_given_up(hosts, wait_until):
+    """Though the other host says nothing."""
+    kept = Kept(LARGE)
+    hosts.held.clear()
+    one, late = Wants(hosts, kept), Wants(hosts, kept)
+    wait_until(lambda: flight_of(hosts, kept).talks is not None, WAIT)
+    late.give_up()
+    assert late.failed() == errno.ECANCELED
+    assert not one.told
+    one.give_up()
+    assert one.failed() == errno.ECANCELED
+    wait_until(lambda: not hosts.fetches._flights, WAIT)
+    assert hosts.dialled[0].fileno() == -1
+    hosts.held.set()
+    assert Wants(hosts, kept).got()
+
+
+def test_who_gives_up_takes_nothing_from_the_others(hosts, wait_until):
+    kept = Kept(LARGE)
+    hosts.held.clear()
+    one, late = Wants(hosts, kept), Wants(hosts, kept)
+    wait_until(lambda: flight_of(hosts, kept).talks is not None, WAIT)
+    one.give_up()
+    hosts.held.set()
+    assert one.failed() == errno.ECANCELED
+    assert late.got()
+    one.give_up()  # twice, or late
+    late.give_up()
+
+
+def test_what_is_in_its_turn_is_given_up_in_its_turn(hosts, wait_until):
+    hosts.held.clear()
+    several = [Wants(hosts, Kept(10, number)) for number in range(1, 20)]
+    for one in several[10:]:
+        one.give_up()
+    hosts.held.set()
+    assert all(one.got() for one in several[:10])
+    assert {one.failed() for one in several[10:]} == {errno.ECANCELED}
+    assert hosts.fetches.transfers == 10
+
+
+def test_many_take_few_threads_and_delay_no_other_host(hosts, wait_until):
+    silent, near = [], Kept(10)
+
+    def between(host, there):
+        if host == 2:
+            silent.append(there)
+        else:
+            hosts.memories.serve(there)
+
+    hosts.between = between
+    far = [Kept(10, number) for number in range(1, 50)]
+    for kept in far:
+        object.__setattr__(kept, "wanted", Wanted((9, 1), *_rest(kept.wanted)))
+    waiting = [Wants(hosts, kept) for kept in far]
+    wait_until(lambda: len(silent) == source._MOST_AT_ONCE, WAIT)
+    assert Wants(hosts, near).got()
+    hosts.fetches.lose(2)
+    assert all(one.failed() for one in waiting)
+    assert len(silent) == source._MOST_AT_ONCE
+    for sock in silent:
+        sock.close()
+
+
+def _rest(wanted):
+    return wanted.number, wanted.anchor, wanted.ranges, wanted.joined
+
+
+def test_it_goes_on_over_another_connection_from_where_it_has_come_to(hosts):
+    kept = Kept(LARGE)
+    allowed = [1 << 20, 1 << 20, 0, LARGE * 2]
+
+    def between(host, there):
+        here, other = socket.socketpair()
+        hosts.memories.serve(other)
+        threading.Thread(target=relay, args=(there, here, allowed.pop(0))).start()
+
+    def relay(to, of, most):
+        with contextlib.suppress(OSError), to, of:
+            of.sendall(to.recv(1 << 16))
+            while most > 0 and (some := of.recv(min(most, 1 << 16))):
+                to.sendall(some)
+                most -= len(some)
+
+    hosts.between = between
+    one = Wants(hosts, kept)
+    assert one.got()
+    assert one.done == sorted(set(one.done))  # nothing twice
+    assert not allowed
+
+
+def test_where_no_thread_is_left_it_comes_on_its_callers(hosts, monkeypatch):
+    kept = Kept(LARGE)
+    assert Wants(hosts, kept).got()  # the other host has its thread
+    here = hosts.fetches._sources[1]
+    monkeypatch.setattr(source, "_IDLE", 0.0)
+    with here._turn:
+        here._arrival.notify_all()
+
+    def refuse(target, name, *args):
+        raise SystemLimitError(errno.EAGAIN, "no thread is left")
+
+    deadline = time.monotonic() + WAIT
+    while here._workers and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    monkeypatch.setattr(source.threads, "start", refuse)
+    one = Wants(hosts, kept)
+    assert one.told
+    assert one.got()
+    assert not hosts.fetches._flights
+
+
+def test_a_room_that_cannot_be_written_to_is_its_own_affair(hosts):
+    kept = Kept(LARGE)
+    fd = os.open("/dev/null", os.O_RDONLY)
+    told = []
+    hosts.fetches.bring(kept.wanted, Waiter(RoomAt(fd, 0), told.append))
+    os.close(fd)
+    assert Wants(hosts, kept).failed() in (0, errno.EBADF)
+    assert told[0].error == errno.EBADF
+    assert Wants(hosts, kept).got()
+
+
+def test_what_is_kept_no_more_is_an_error_of_the_system(hosts):
+    kept = Kept(LARGE)
+    kept._anchor[0] = 0
+    assert Wants(hosts, kept).failed() == errno.ESTALE
+    kept._anchor[0] = 7
+    assert Wants(hosts, kept).got()
+    assert len(hosts.dialled) == 1
+
+
+def test_after_the_end_nothing_is_fetched(hosts):
+    kept = Kept(LARGE)
+    hosts.held.clear()
+    one = Wants(hosts, kept)
+    hosts.fetches.close()
+    assert one.failed()
+    assert Wants(hosts, kept).failed() == errno.ECONNRESET
