@@ -62,6 +62,16 @@ struct Status {
   char what[88];                    // method name, zero terminated
 };
 
+// Which value of another process's memory a process waits for; of several the first. For people, who may see parts of two.
+struct Fetching {
+  std::atomic<uint32_t> from;    // 1 + the slot of whose memory it is; 0: it waits for none
+  std::atomic<uint32_t> others;  // how many more it waits for
+  std::atomic<uint64_t> number;  // the value's
+  std::atomic<uint64_t> total;   // its bytes; 0: they are not on their way, but held back
+  std::atomic<uint64_t> done;    // how many there are; written by who brings them
+  std::atomic<uint64_t> since_ns;
+};
+
 struct alignas(kPage) BoardSlot {
   Bell bell;
   pthread_mutex_t life;  // robust; held by the process's main thread until it ends
@@ -81,7 +91,7 @@ struct alignas(kPage) BoardSlot {
   // looks before; it waits with the bell that is rung afterwards, so these words order nothing.
   std::atomic<uint32_t> transfers_held;
   std::atomic<uint32_t> transfers_failing;
-  std::atomic<uint32_t> fetches_from;  // 1 + the slot of whose memory is held back from it
+  Fetching fetching;
   std::atomic<uint64_t> directory;  // where it is in the process's memory (directory.h); 0: it has none yet
   std::atomic<uint32_t> hazards_used;  // of `hazards`; from here on they have never been used by this process
   char name[64];  // for people, zero terminated (not to be relied upon); written before the process starts

@@ -7,13 +7,15 @@ it, and has none as long as held methods have them all. From that follows which 
 (``Plan.stuck`` is all others). Leaves take their time, so waits often look like cycles that are none.
 
 Only if some are stuck may there be a ``DeadlockError``, and then there must be one: it names actors of those,
-and opens the cycle for the others. What has a time limit is left out of that, as both may come first.
+and opens the cycle for the others. What has a time limit, or is cancelled after some time, is left out of
+that, as both may come first; and so is a plan in which actors are killed, and come back.
 """
 
 import asyncio
 import os
 import random
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -21,12 +23,23 @@ import cloudpickle
 
 import conveyor
 from conveyor.dag import InputNode
-from conveyor.exceptions import ConveyorError, DeadlockError, WaitTimeoutError
+from conveyor.exceptions import (
+    ActorDiedError,
+    ConveyorError,
+    DeadlockError,
+    ExecutionCancelledError,
+    WaitTimeoutError,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 #: Seconds that anything may take.
 WAIT = 60
+
+
+def cancel(refs):
+    for ref in refs if isinstance(refs, list) else [refs]:
+        ref.cancel()
 
 
 class Body:
@@ -81,16 +94,29 @@ class Body:
             time.sleep(0.002)
         for one in does:
             try:
-                if one.kind in _OTHER:
-                    getattr(self, one.kind)(one)
-                else:
-                    conveyor.get(self.begin(one), timeout=one.limit)
+                self.wait_for(one)
             except DeadlockError as error:
                 return "deadlock", error.cycle, str(error)
-            except WaitTimeoutError:
+            except (WaitTimeoutError, ExecutionCancelledError):
                 if one.limit is None:
                     raise
         return "done", (), ""
+
+    def wait_for(self, one):
+        if one.kind in _OTHER:
+            getattr(self, one.kind)(one)
+            return
+        refs = self.begin(one)
+        if not one.cancels:
+            conveyor.get(refs, timeout=one.limit)
+            return
+        timer = threading.Timer(one.limit, cancel, [refs])
+        timer.start()
+        try:
+            conveyor.get(refs)
+        finally:
+            timer.cancel()
+            timer.join()
 
     def begin(self, one):
         """What is waited for: a ref, or several."""
@@ -157,7 +183,7 @@ class Async(Body):
                 await self.wait_for(one)
             except DeadlockError as error:
                 return "deadlock", error.cycle, str(error)
-            except asyncio.TimeoutError:
+            except (asyncio.TimeoutError, ExecutionCancelledError):
                 if one.limit is None:
                     raise
         return "done", (), ""
@@ -170,10 +196,17 @@ class Async(Body):
             waited = await graph.execute_async(list(one.pauses))
         else:
             waited = self.begin(one)
+        timer = None
+        if one.cancels:
+            timer = asyncio.get_running_loop().call_later(one.limit, cancel, waited)
         if isinstance(waited, list):
             waited = asyncio.gather(*waited)
-        if one.limit is None:
-            await waited
+        if one.limit is None or timer is not None:
+            try:
+                await waited
+            finally:
+                if timer is not None:
+                    timer.cancel()
         else:
             await asyncio.wait_for(waited, one.limit)
 
@@ -227,6 +260,8 @@ class Do:
     graph: str | None = None
     enough: int = 0
     limit: float | None = None
+    #: When its time is over it is cancelled, by another thread or a timer.
+    cancels: bool = False
 
 
 @dataclass(frozen=True)
@@ -242,6 +277,8 @@ class Held:
 class Plan:
     seed: object
     held: list = field(default_factory=list)
+    #: Who is killed, each so many seconds after the one before.
+    kills: tuple = ()
 
     def is_free(self, actor, steps, held):
         """Whether that actor comes to a leaf while those are held."""
@@ -293,8 +330,8 @@ class Plan:
         return any(do.limit is not None for one in self.held for do in one.does)
 
 
-def random_plan(seed, most=0.3):
-    """``most``: seconds that a leaf takes at most."""
+def random_plan(seed, most=0.3, kills=False):
+    """``most``: seconds that a leaf takes at most. ``kills``: of calls alone, and with actors that end."""
     rng = random.Random(str(seed))
     plan = Plan(seed)
     names = sorted(KINDS)
@@ -305,20 +342,22 @@ def random_plan(seed, most=0.3):
 
     def do(actor):
         is_async = KINDS[actor][0] is Async
-        kinds = ["call", "call", "all", "argument", "execute", "lent", "own"]
+        kinds = ["call", "call", "all", "argument", "lent"]
+        kinds += [] if kills else ["execute", "own"]
         kinds += [] if is_async else ["some", "stream"]
         kind = rng.choice(kinds)
         limit = rng.choice([0.05, 0.5, 2.0, 5.0]) if likes_limits and rng.random() < 0.4 else None
+        cancels = limit is not None and rng.random() < 0.5
         some = rng.sample(names, rng.randint(1, 3))
-        if kind == "execute" or (kind == "lent" and rng.random() < 0.5):
+        if kind == "execute" or (kind == "lent" and not kills and rng.random() < 0.5):
             graph = rng.choice(sorted(GRAPHS))
             on = tuple(GRAPHS[graph])
             return Do(kind, on, pauses(len(on)), graph, limit=limit)
         if kind == "own":
             on = tuple(OWN[actor])
-            return Do(kind, on, pauses(len(on)), limit=limit)
+            return Do(kind, on, pauses(len(on)), limit=limit, cancels=cancels)
         if kind == "call":
-            return Do(kind, (some[0],), pauses(1), limit=limit)
+            return Do(kind, (some[0],), pauses(1), limit=limit, cancels=cancels)
         if kind == "stream":
             # Of actors whose generators are ordinary ones.
             return Do(kind, (rng.choice("abcde"),), pauses(1))
@@ -333,11 +372,16 @@ def random_plan(seed, most=0.3):
         for _ in range(rng.choice([0, 1, most_calls, rng.randint(0, most_calls)])):
             does = tuple(do(actor) for _ in range(rng.randint(1, 4)))
             plan.held.append(Held(actor, False, does))
+        if kills:
+            continue
         if (beside or not any(one.actor == actor for one in plan.held)) and rng.random() < 0.3:
             does = tuple(do(actor) for _ in range(rng.randint(1, 3)))
             plan.held.append(Held(actor, True, does))
     # Calls of one process to one actor stay in their order, also behind one that waits for its argument.
     plan.held = [one for one in plan.held if not plan.holds_up_others(one)]
+    if kills:
+        some = [(rng.random() * 0.5, rng.choice(names)) for _ in range(rng.randint(1, 2))]
+        plan.kills = tuple(some)
     if plan.stuck and rng.random() < 0.5:
         # Plans in which nobody is stuck are those in which false alarms are false.
         while plan.stuck:
@@ -348,22 +392,38 @@ def random_plan(seed, most=0.3):
 class Pool:
     """The actors of plans, which go on from one to the next."""
 
-    def __init__(self, options=lambda name: {}):
-        """``options``: where an actor is placed, say."""
+    def __init__(self, options=lambda name: {}, kills=False):
+        """``options``: where an actor is placed, say. ``kills``: it is for plans in which actors are killed,
+        and has no graphs."""
+        back = {"max_restarts": -1} if kills else {}
         self.actors = {
-            name: conveyor.remote(cls).options(name=name, **opts, **options(name)).remote()
+            name: conveyor.remote(cls)
+            .options(name=f"{name}-{random.getrandbits(32):x}", **back, **opts, **options(name))
+            .remote()
             for name, (cls, _, _, opts) in KINDS.items()
         }
         self.actors["helper"] = (
             conveyor.remote(Helper).options(max_concurrency=4, **options("helper")).remote()
         )
         self.names = {actor._id.name: name for name, actor in self.actors.items()}
-        self.graphs = {name: self._compiled("step", on) for name, on in GRAPHS.items()}
-        self.held_steps = {name: self._compiled("held", name) for name in KINDS}
-        met = [a.meet.remote(self.actors, self.graphs) for a in self.actors.values()]
-        conveyor.get(met, timeout=2 * WAIT)
-        for name, on in OWN.items():
+        self.graphs, self.held_steps = {}, {}
+        if not kills:
+            self.graphs = {name: self._compiled("step", on) for name, on in GRAPHS.items()}
+            self.held_steps = {name: self._compiled("held", name) for name in KINDS}
+        self._meet()
+        for name, on in OWN.items() if not kills else ():
             conveyor.get(self.actors[name].compile_own.remote(on), timeout=WAIT)
+
+    def _meet(self):
+        end = time.monotonic() + 2 * WAIT
+        for actor in self.actors.values():
+            while True:
+                try:
+                    conveyor.get(actor.meet.remote(self.actors, self.graphs), timeout=2 * WAIT)
+                    break
+                except ActorDiedError:  # it comes back
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
 
     def _compiled(self, method, on):
         with InputNode() as inp:
@@ -383,25 +443,32 @@ class Pool:
     def run(self, plan, folder):
         """Do what a plan says, and compare it with what is true of it. Returns how many cycles were found."""
         folder.mkdir()
-        refs = []
-        for number, one in enumerate(plan.held):
-            job = number, str(folder), one.does
-            if one.is_step:
-                refs.append(self.held_steps[one.actor].execute(job))
-            else:
-                refs.append(self.actors[one.actor].held.remote(job))
+        refs = {}
         end = time.monotonic() + WAIT
-        while len(os.listdir(folder)) < len(plan.held):
-            assert time.monotonic() < end, f"{plan.seed!r}: begun have {os.listdir(folder)}"
-            time.sleep(0.002)
+        # Steps last: one that runs, and does not wait yet, keeps its actor's main thread from taking calls.
+        for is_step in (False, True):
+            for number, one in enumerate(plan.held):
+                if one.is_step is is_step:
+                    begin = self.held_steps[one.actor].execute if is_step else None
+                    begin = begin or self.actors[one.actor].held.remote
+                    refs[number] = begin((number, str(folder), one.does))
+            while len(os.listdir(folder)) < len(refs):
+                begun = sorted(os.listdir(folder))
+                assert time.monotonic() < end, f"{plan.seed!r}: begun have {begun}"
+                time.sleep(0.002)
         (folder / "go").touch()
+        for seconds, name in plan.kills:
+            time.sleep(seconds)
+            conveyor.kill(self.actors[name], no_restart=False)
         outcomes = []
-        for one, ref in zip(plan.held, refs, strict=True):
+        for number, one in enumerate(plan.held):
             try:
-                outcomes.append(conveyor.get(ref, timeout=WAIT))
+                outcomes.append(conveyor.get(refs[number], timeout=WAIT))
             except WaitTimeoutError as error:
                 raise AssertionError(f"{plan.seed!r}: {one} never ends: {error}") from error
             except ConveyorError as error:
+                if plan.kills and isinstance(error, ActorDiedError):
+                    continue
                 raise AssertionError(f"{plan.seed!r}: {one} fails: {error}") from error
         stuck = plan.stuck
         found = [outcome for outcome in outcomes if outcome[0] == "deadlock"]
@@ -409,8 +476,10 @@ class Pool:
         for _, cycle, text in found:
             named = {self.names[name] for name in cycle}
             assert named <= may_be_named, f"{plan.seed!r}: {sorted(named)} are in no cycle: {text}"
-        if stuck and not plan.has_limits:
+        if stuck and not plan.has_limits and not plan.kills:
             assert found, f"{plan.seed!r}: a cycle that was not found has ended"
+        if plan.kills:
+            self._meet()
         # All answer, and nothing is left that the next plan would wait behind.
         while any(conveyor.get([a.left.remote() for a in self.actors.values()], timeout=WAIT)):
             assert time.monotonic() < end + WAIT, f"{plan.seed!r}: something is left"

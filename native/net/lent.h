@@ -33,9 +33,18 @@ class Lent {
     if (over_ || returned_.erase(frame) != 0) return leases.clear();
     leases_.try_emplace(frame, std::move(leases));
   }
-  // It has it no more. That may come ahead of the news that the frame has arrived.
-  void returned(const FrameKey& frame) {
-    if (leases_.erase(frame) == 0 && !over_) returned_.insert(frame);
+  // It has it no more; true: it had it.
+  bool returned(const FrameKey& frame) { return leases_.erase(frame) != 0; }
+  // The same of one of which the news that it has arrived is still to come.
+  void returned_early(const FrameKey& frame) {
+    if (!over_) returned_.insert(frame);
+  }
+  // Neither host has that segment any more, and of a ring the frames below `have(ring)` had come: the others are lent to
+  // nobody.
+  template <class Have>
+  void settle(uint64_t segment, const Have& have) {
+    for (auto at = leases_.lower_bound({segment, 0, 0}); at != leases_.end() && at->first.segment == segment;)
+      at = at->first.number < have(at->first.ring) ? std::next(at) : leases_.erase(at);
   }
   // The other host is lost.
   void end() {

@@ -85,6 +85,7 @@ void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
   if (std::exchange(peers_.at(host).heard, true)) return;  // what was sent since is not to be sent again
   // What it was told before may have come to where there was no such segment.
   peers_.at(host).open = false;
+  peers_.at(host).theirs.reset();
   std::fill(peers_.at(host).told.begin(), peers_.at(host).told.end(), CursorState{});
   for (MirroredLimits& l : limits_) l.forget(host);
   for (uint32_t i = 0; i < head.count; ++i) {
@@ -97,9 +98,23 @@ void Mirror::opened(uint32_t host, const OpenHead& head, const char* entries) {
   }
 }
 
-void Mirror::closed(uint32_t host) {
+void Mirror::closed(uint32_t host, Haves theirs) {
   peers_.at(host).heard = false;
+  peers_.at(host).theirs = std::move(theirs);
   for (OutRing* ring : out(host)) ring->shut();
+}
+
+Haves Mirror::haves(uint32_t host) const {
+  Haves found;
+  for (const Entry& e : rings_)
+    if (e.in && e.writer_host == host) found.push_back({e.in->index, 0, e.in->have()});
+  return found;
+}
+
+std::vector<SentClaims> Mirror::forsake(uint32_t host) {
+  std::vector<SentClaims> all;
+  for (OutRing* ring : out(host)) std::ranges::move(ring->forsake(), std::back_inserter(all));
+  return all;
 }
 
 CursorState Mirror::state(const Entry& entry, uint32_t reader) const {
@@ -188,6 +203,12 @@ bool Mirror::hear(uint32_t host, const Failures& said) { return limits(said.whic
 InRing& Mirror::in(uint32_t host, uint32_t ring) {
   if (ring >= rings() || !rings_[ring].in || rings_[ring].writer_host != host) throw Violation("a frame of a ring that does not lead here");
   return *rings_[ring].in;
+}
+
+bool Mirror::lends(uint32_t host, uint32_t ring, uint64_t number) const {
+  if (ring >= rings()) return false;
+  const auto found = rings_[ring].out.find(host);
+  return found != rings_[ring].out.end() && found->second->lends(number);
 }
 
 std::vector<OutRing*> Mirror::out(uint32_t host) {

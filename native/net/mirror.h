@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "closing.h"
 #include "in_ring.h"
 #include "mirrored_limits.h"
 #include "out_ring.h"
@@ -60,7 +61,17 @@ class Mirror {
   void put_open(uint32_t host, Connection& to);
   // It may have had no segment of this number when it was told that one is here: then it is told again, once.
   void opened(uint32_t host, const OpenHead& head, const char* entries);
-  void closed(uint32_t host);
+  // It has the segment no more, of whose rings so much had come.
+  void closed(uint32_t host, Haves theirs);
+  // What it has said then; null: nothing yet.
+  const Haves* closed_with(uint32_t host) const {
+    const auto& theirs = peers_.at(host).theirs;
+    return theirs ? &*theirs : nullptr;
+  }
+  // How much of each ring has come from there.
+  Haves haves(uint32_t host) const;
+  // Nothing is sent there any more. What was sent, as far as it claims something there and may not have come.
+  std::vector<SentClaims> forsake(uint32_t host);
 
   // Put what `host` does not know yet of cursors and limits.
   void tell(uint32_t host, Connection& to);
@@ -77,6 +88,8 @@ class Mirror {
 
   InRing& in(uint32_t host, uint32_t ring);
   std::vector<OutRing*> out(uint32_t host);
+  // Whether that frame was sent to `host`, which has not said yet that it is there.
+  bool lends(uint32_t host, uint32_t ring, uint64_t number) const;
   // Whether all frames below `head` of a ring from `host` are here; also where no ring leads here from there.
   bool has(uint32_t host, uint32_t ring, uint64_t head) const {
     return ring >= rings_.size() || !rings_[ring].in || rings_[ring].writer_host != host || rings_[ring].in->have() >= head;
@@ -95,6 +108,7 @@ class Mirror {
     std::vector<CursorState> told;
     bool open = false;   // it was told that the segment is here
     bool heard = false;  // it has told so
+    std::optional<Haves> theirs{};  // that it is not there any more
   };
   CursorState state(const Entry& entry, uint32_t reader) const;
   MirroredLimits& limits(uint32_t which);

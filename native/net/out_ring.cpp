@@ -16,15 +16,20 @@ OutRing::OutRing(const std::shared_ptr<Segment>& segment, uint64_t id, uint32_t 
   sent_ = most_ = have_ = ends_.front().end->next();
 }
 
-OutRing::~OutRing() {
+OutRing::~OutRing() { forsake(); }
+
+std::vector<SentClaims> OutRing::forsake() {
   for (End& e : ends_)
     if (!e.left && !board_->gone(e.slot, e.incarnation)) leave(e);
-  // What was sent as a whole has come, or will: its host says when it is needed no more.
+  // What was sent as a whole has come, or may: its host says when it is needed no more, or that it never came.
   try {
     for (Loaded& l : loaded_)
       if (l.head.number < most_) hand_over(l);
   } catch (const std::bad_alloc&) {  // their readers find that the values are gone
   }
+  loaded_.clear();
+  open_ = false;
+  return std::exchange(sent_claims_, {});
 }
 
 void OutRing::hand_over(Loaded& loaded) {
@@ -201,9 +206,15 @@ void OutRing::leave(End& end) {
     for (const uint64_t limit = end.end->head(); end.end->next() < limit; end.end->advance()) {
       // Those that are under way have leases of their own, which end when they have arrived.
       const uint64_t number = end.end->next();
-      const bool loaded = std::any_of(loaded_.begin(), loaded_.end(), [&](const Loaded& l) { return l.head.number == number; });
+      const auto loaded = std::ranges::find_if(loaded_, [&](const Loaded& l) { return l.head.number == number; });
       const SlotHeader* slot = end.end->at(number);
-      if (!loaded && number >= most_) pass_over(read_once(*slot), reinterpret_cast<const char*>(slot + 1), end);
+      const char* body = reinterpret_cast<const char*>(slot + 1);
+      if (loaded != loaded_.end())
+        note_sent(number, read_once(*slot), body, &*loaded, end);
+      else if (number >= most_)
+        pass_over(read_once(*slot), body, end);
+      else if (number >= have_)
+        note_sent(number, read_once(*slot), body, nullptr, end);
     }
   } catch (const std::system_error&) {  // a broken ring: its writer's to see
   }
@@ -216,10 +227,7 @@ void OutRing::pass_over(const SlotHeader& slot, const char* body, const End& end
     std::optional<std::string> header;
     try {
       if (slot.block == 0 || external) {
-        if (slot.size <= end.ring.capacity()) {
-          const std::string copy(body, slot.size);  // the slot may be written by anybody
-          header = header_in(copy.data(), copy.size(), slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader);
-        }
+        header = header_in_slot(slot, body, end);
       } else if (slot.size <= slot.block_size - std::min<uint64_t>(slot.block_size, kBlockHeader)) {
         const Lease lease(*view_, slot.block - 1, slot.block_size, end.reader);  // ends with this
         header = header_in(lease.data(), slot.size, 0);
@@ -232,6 +240,25 @@ void OutRing::pass_over(const SlotHeader& slot, const char* body, const End& end
     }
   }
   if (slot.block != 0) view_->forgo(slot.block - 1, slot.block_size, end.reader);
+}
+
+std::optional<std::string> OutRing::header_in_slot(const SlotHeader& slot, const char* body, const End& end) const {
+  if (slot.size > end.ring.capacity()) return std::nullopt;
+  const std::string copy(body, slot.size);  // the slot may be written by anybody
+  return header_in(copy.data(), copy.size(), slot.block_size < kBlockHeader ? 0 : slot.block_size - kBlockHeader);
+}
+
+void OutRing::note_sent(uint64_t number, const SlotHeader& slot, const char* body, const Loaded* loaded, const End& end) {
+  if (!(slot.flags & kRefs)) return;
+  try {
+    std::optional<std::string> header;
+    if (slot.block == 0 || (slot.flags & kExternal))
+      header = header_in_slot(slot, body, end);
+    else if (loaded != nullptr)  // else it has come
+      header = header_in(loaded->block, loaded->head.size, 0);
+    if (header) sent_claims_.push_back({index, number, std::move(*header), end.slot, end.incarnation});
+  } catch (const std::bad_alloc&) {  // then its claims end with the reader's process
+  }
 }
 
 }  // namespace conveyor::net

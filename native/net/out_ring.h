@@ -9,12 +9,14 @@
 // rings comes in any order, since they take turns.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "../lease.h"
 #include "../ring.h"
+#include "closing.h"
 #include "connection.h"
 #include "lent.h"
 #include "unclaimed.h"
@@ -56,6 +58,10 @@ class OutRing {
   size_t step(Connection& to);
   // Its host has all frames below `have`.
   void release(uint64_t have);
+  // Nobody sends any more. What was sent, as far as it claims something and may not have come.
+  std::vector<SentClaims> forsake();
+  // Whether that frame was sent as a whole, and its host has not said yet that it is there.
+  bool lends(uint64_t number) const { return number < most_ && std::ranges::any_of(loaded_, [&](const Loaded& l) { return l.head.number == number; }); }
   // What its host says of a reader's cursor; may be called with the same more than once. Throws Violation.
   void move(uint32_t reader, const CursorState& state);
 
@@ -93,6 +99,10 @@ class OutRing {
   void hand_over(Loaded& loaded);
   // A frame that nobody has sent yet is not sent to that reader: its block is not needed, nor what it claims.
   void pass_over(const SlotHeader& slot, const char* body, const End& end);
+  // The reader does not say any more whether that frame has come, of which a part was sent, or all.
+  void note_sent(uint64_t number, const SlotHeader& slot, const char* body, const Loaded* loaded, const End& end);
+  // The header of a frame whose body lies in its slot, or with its buffers beside it.
+  std::optional<std::string> header_in_slot(const SlotHeader& slot, const char* body, const End& end) const;
 
   const std::shared_ptr<Segment> segment_;
   const std::shared_ptr<Board> board_;
@@ -105,6 +115,7 @@ class OutRing {
   // What is sent now, and what was found since, which takes its place: others that never pause hold up neither.
   Stretch now_, next_;
   std::deque<Loaded> loaded_;  // by number
+  std::vector<SentClaims> sent_claims_;  // for readers that have left since
   uint64_t sent_ = 0;          // the next frame to be sent, or the one that is being sent
   uint64_t most_ = 0;          // frames below this were sent once
   uint64_t have_ = 0;          // its host has those below

@@ -23,22 +23,6 @@ void Peer::look(Mirror& mirror) {
   if (connection_ && greeted_) look_.insert(&mirror);
 }
 
-void Peer::close(Mirror& mirror) noexcept {
-  look_.erase(&mirror);
-  std::erase_if(ready_, [&](const auto& r) { return r.first == &mirror; });
-  if (into_mirror_ == &mirror) {
-    into_ = nullptr;  // what still comes of it is dropped
-    into_mirror_ = nullptr;
-    to_ = nullptr;
-  }
-  if (!greeted_) return;
-  try {
-    closed_.push_back(mirror.id);
-  } catch (const std::bad_alloc&) {  // over the next one it is not said to be here
-    drop("there is no memory left");
-  }
-}
-
 // --- in ---
 
 bool Peer::receive() {
@@ -119,6 +103,11 @@ void Peer::heed(const Prefix& prefix, const char* body) {
   if (prefix.what == What::kReturned) return hear(read<Returned>(body), prefix.segment);
   if (prefix.what == What::kHeard) return hear(read<Heard>(body));
   if (prefix.what == What::kSight) return hear(read<Saw>(body));
+  if (prefix.what == What::kClose) return hear_closed(prefix, body);
+  if (prefix.what == What::kClosed) {
+    closing_.closed.erase(prefix.segment);
+    return;
+  }
   if (prefix.what == What::kClock) return asked_clock(read<Clock>(body));
   if (prefix.what == What::kClockIs) return hear(read<Clock>(body));
   if (prefix.what == What::kRing) {
@@ -139,9 +128,6 @@ void Peer::heed(const Prefix& prefix, const char* body) {
       look_.insert(mirror);
       break;
     }
-    case What::kClose:
-      mirror->closed(host);
-      break;
     case What::kFrame: {
       const auto head = read<FrameHead>(body);
       into_ = &mirror->in(host, head.ring);
@@ -191,7 +177,7 @@ void Peer::greeting(const Hello& hello) {
   instance_ = hello.instance;
   greeted_ = true;
   deaths_ = hub_.deaths();
-  closed_.clear();
+  closing_.begin_anew();
   next_told_ = unheard_;
   told_ = heard_by_it_;
   told_sights_ = {};
@@ -217,8 +203,7 @@ bool Peer::put_control() {
     connection_->put(death);
   }
   deaths_.clear();
-  for (const uint64_t id : closed_) connection_->put(Prefix{What::kClose, 0, 0, id});
-  closed_.clear();
+  put_closed();
   // What a mirror's frames are sent up to is read before what goes ahead of them: see wire.h.
   while (!look_.empty()) {
     Mirror& mirror = **look_.begin();

@@ -68,7 +68,7 @@ class Peer {
 
   // Something of `mirror` may have to be sent.
   void look(Mirror& mirror);
-  // This host has it no more.
+  // This host has it no more, as soon as this has returned.
   void close(Mirror& mirror) noexcept;
   void ring(uint32_t slot, uint32_t incarnation, uint32_t bit) { rung_.insert({slot, incarnation, bit}); }
   // One that is not connected hears of all when it is.
@@ -107,6 +107,10 @@ class Peer {
   bool put_control();
   void put_frames();
   void put_returned();
+  void put_closed();
+  void hear_closed(const Prefix& prefix, const char* body);
+  // Neither host has that segment any more: see to what was sent of it, and has not come.
+  void settle(uint64_t id, const Haves& theirs);
   void hear(const Returned& returned, uint64_t segment);
   void hear(const Heard& heard);
   void put_sights();
@@ -131,7 +135,7 @@ class Peer {
   std::deque<std::pair<Mirror*, OutRing*>> ready_;
   std::set<std::tuple<uint32_t, uint32_t, uint32_t>> rung_;
   std::vector<Death> deaths_;
-  std::vector<uint64_t> closed_;  // segments
+  Closing closing_;
   // Questions to its clock: those that are wanted, and were answered, whether one is on its way; and the answers.
   uint64_t clock_wanted_ = 0, clock_answers_ = 0, clock_asked_ = 0;
   std::deque<ClockSample> clock_samples_;

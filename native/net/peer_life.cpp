@@ -58,6 +58,7 @@ void Peer::lose(std::string_view reason, std::string_view more) noexcept {
   reason_ = std::move(why);
   state_ = State::kLost;
   lent_->end();
+  closing_.end();
 }
 
 void Peer::say_bye() noexcept {

@@ -40,7 +40,13 @@ void Peer::put_returned() {
 void Peer::hear(const Returned& returned, uint64_t segment) {
   if (returned.count > returned_ + 1) throw Violation("it has returned what it has not told of");
   if (returned.count <= returned_) return;  // again, after a reconnect
-  lent_->returned({segment, returned.ring, returned.number});
+  const FrameKey frame{segment, returned.ring, returned.number};
+  if (!lent_->returned(frame)) {
+    // Of a segment that this host has no more, all that was sent is lent, and so this was nothing.
+    const Mirror* const mirror = hub_.mirror(segment);
+    if (mirror != nullptr && !mirror->lends(host, frame.ring, frame.number)) throw Violation("it has returned what it has not");
+    if (mirror != nullptr) lent_->returned_early(frame);
+  }
   ++returned_;
 }
 

@@ -34,7 +34,8 @@ constexpr uint32_t kMostHosts = 1 << 12;
 enum class What : uint16_t {
   kHello = 1,   // the first, once: who speaks
   kOpen,        // the speaker has this segment, and wants its frames from here on
-  kClose,       // it has it no more
+  kClose,       // it has it no more: what had come of each ring until then
+  kClosed,      // that was heard, and the speaker has it neither
   kFrame,
   kChunk,
   kHave,        // frames below this are here: their blocks are not needed any more
@@ -81,6 +82,16 @@ struct OpenEntry {
   uint32_t readers;
   uint64_t have;  // the next frame that is wanted
   uint64_t at;    // bytes of its block that are here; 0: nothing of it
+};
+
+struct CloseHead {
+  uint32_t count;  // entries that follow
+  uint32_t nothing;
+};
+struct CloseEntry {
+  uint32_t ring;
+  uint32_t nothing;
+  uint64_t have;  // frames below this had come
 };
 
 struct FrameHead {
@@ -190,6 +201,7 @@ inline uint32_t checked_head(const Prefix& p) {
   switch (p.what) {
     case What::kHello: return exactly(sizeof(Hello));
     case What::kOpen: from(sizeof(OpenHead), sizeof(OpenHead) + kMostRings * sizeof(OpenEntry)); return p.size;
+    case What::kClose: from(sizeof(CloseHead), sizeof(CloseHead) + kMostRings * sizeof(CloseEntry)); return p.size;
     case What::kLimits: from(sizeof(LimitsHead), sizeof(LimitsHead) + kMostBitWords * sizeof(uint64_t)); return p.size;
     case What::kFrame: return from(sizeof(FrameHead), uint32_t(1) << 31);
     case What::kChunk: return from(sizeof(ChunkHead) + 1, sizeof(ChunkHead) + kChunkBytes) - 1;
@@ -203,7 +215,7 @@ inline uint32_t checked_head(const Prefix& p) {
     case What::kReturned: return exactly(sizeof(Returned));
     case What::kHeard: return exactly(sizeof(Heard));
     case What::kSight: return exactly(sizeof(Saw));
-    case What::kClose:
+    case What::kClosed:
     case What::kPing:
     case What::kBye: return exactly(0);
   }

@@ -134,10 +134,23 @@ void bind_board(nb::module_& m) {
              for (uint32_t i = 0, n = b.used(); i < n; ++i)
                if (const Condition c = b.slot(i)->condition.load(); c == Condition::kAlive || c == Condition::kStarting) b.ring(i, kAttentionBit);
            }, "slot"_a, "held"_a, "failing"_a)
-      .def("note_fetch", [](Board& b, uint32_t slot, int from) { slot_of(b, slot)->fetches_from.store(uint32_t(from + 1)); }, "slot"_a, "source"_a)
-      .def("fetches_from", [](Board& b, uint32_t slot) {
-             const uint32_t from = slot_of(b, slot)->fetches_from.load();
-             return from > b.slots() ? -1 : int(from) - 1;
+      .def("note_fetch", [](Board& b, uint32_t slot, int from, uint64_t number, uint64_t total, uint32_t others, uint64_t since_ns) {
+             Fetching& f = slot_of(b, slot)->fetching;
+             if (f.number.exchange(number) != number || from < 0) f.done.store(0);
+             f.total.store(total);
+             f.others.store(others);
+             f.since_ns.store(since_ns);
+             f.from.store(uint32_t(from + 1));
+           }, "slot"_a, "source"_a, "number"_a = 0, "total"_a = 0, "others"_a = 0, "since_ns"_a = 0)
+      .def("note_fetched", [](Board& b, uint32_t slot, uint64_t number, uint64_t done) {
+             Fetching& f = slot_of(b, slot)->fetching;
+             if (f.number.load() == number) f.done.store(done);
+           }, "slot"_a, "number"_a, "done"_a)
+      .def("fetching", [](Board& b, uint32_t slot) -> nb::object {
+             const Fetching& f = slot_of(b, slot)->fetching;
+             const uint32_t from = f.from.load();
+             if (from == 0 || from > b.slots()) return nb::none();
+             return nb::make_tuple(from - 1, f.number.load(), f.done.load(), f.total.load(), f.others.load(), f.since_ns.load());
            }, "slot"_a)
       .def("waits", &read_waits, "slot"_a, "work"_a)
       .def("all_waits", &read_all_waits, "slot"_a)

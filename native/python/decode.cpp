@@ -15,18 +15,18 @@ namespace conveyor {
 namespace {
 
 // Of the innermost frame that the thread decodes.
-struct Fetching {
-  Fetching(bool fetches, const Frame& frame) : fetches(fetches), frame(frame), before(std::exchange(now, this)) {}
-  ~Fetching() { now = before; }
-  Fetching(const Fetching&) = delete;
-  Fetching& operator=(const Fetching&) = delete;
+struct FetchMode {
+  FetchMode(bool fetches, const Frame& frame) : fetches(fetches), frame(frame), before(std::exchange(now, this)) {}
+  ~FetchMode() { now = before; }
+  FetchMode(const FetchMode&) = delete;
+  FetchMode& operator=(const FetchMode&) = delete;
   const bool fetches;
   const Frame& frame;
   std::optional<Numbers> keeps{};  // sorted; read when it is first asked for
-  Fetching* const before;
-  static thread_local Fetching* now;
+  FetchMode* const before;
+  static thread_local FetchMode* now;
 };
-thread_local Fetching* Fetching::now = nullptr;
+thread_local FetchMode* FetchMode::now = nullptr;
 
 constexpr size_t kCopied = 32 * 1024;  // kept bodies up to this size are copied for each value, which may be written
 
@@ -133,14 +133,14 @@ nb::object decode_native(uint16_t codec, const char* body, size_t size) {
 }
 
 nb::object decode(const Frame& frame, bool fetches) {
-  const Fetching mode(fetches, frame);
+  const FetchMode mode(fetches, frame);
   return or_python_error([&] { return decode_frame(frame); });
 }
 
-bool fetches() noexcept { return Fetching::now == nullptr || Fetching::now->fetches; }
+bool fetches() noexcept { return FetchMode::now == nullptr || FetchMode::now->fetches; }
 
 std::shared_ptr<Lease> sure_lease(uint64_t number) {
-  Fetching* const now = Fetching::now;
+  FetchMode* const now = FetchMode::now;
   if (now == nullptr || !(now->frame.flags & kSure) || !now->frame.lease || now->frame.lease->inherited()) return nullptr;
   if (!now->keeps) {
     Numbers keeps = now->frame.keeps();

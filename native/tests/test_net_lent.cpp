@@ -1,22 +1,10 @@
 // Frames that keep something where they were made, on other hosts: it is kept until the last of their readers there has
 // let go of them, whatever becomes of connections and rings, or until their host is lost.
-#include "net_setup.h"
+#include "net_two.h"
 
 using namespace conveyor;
 
 namespace {
-
-using Shapes = std::vector<Host::Shape>;
-constexpr uint64_t kId = 7;
-
-struct Two {
-  Shapes rings;
-  Host a, b;
-  Two(const Homes& homes, const Shapes& rings, uint64_t window = 20 * kSecond) : rings(rings), a(0, homes, window), b(1, homes, window) {
-    a.mirror(kId, rings);
-    b.mirror(kId, rings);
-  }
-};
 
 // What is kept, which says when it has gone.
 std::shared_ptr<const void> told(std::atomic<int>& gone) {
@@ -60,6 +48,21 @@ bool still_kept(Two& t, const std::atomic<int>& gone, int before = 0) {
   return gone.load() == before;
 }
 
+// One ring between two hosts, over which frames go that keep something. `gone` counts what is kept no longer.
+struct Lending : Two {
+  std::unique_ptr<Sender> sender;
+  std::unique_ptr<Receiver> receiver;
+  std::atomic<int> gone{0};
+
+  Lending() : Two({0, 1}, {{0, {1}}}) {
+    join(a, b);
+    sender = a.sender(kId, rings, 0);
+    receiver = b.receiver(kId, rings, 0, 0);
+  }
+
+  void send(uint64_t n, size_t size, const Numbers& numbers) { send_keeping(a, 0, *sender, n, size, numbers, told(gone)); }
+};
+
 }  // namespace
 
 TEST(what_a_frame_keeps_is_kept_for_its_readers_on_another_host) {
@@ -85,15 +88,11 @@ TEST(what_a_frame_keeps_is_kept_for_its_readers_on_another_host) {
 }
 
 TEST(what_is_let_go_of_without_a_connection_goes_when_there_is_one_again) {
-  Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  std::atomic<int> gone{0};
+  Lending t;
   constexpr uint64_t kFrames = 200;  // more than are confirmed one by one
   for (uint64_t n = 0; n < kFrames; ++n) {
-    send_keeping(t.a, 0, *sender, n, 1'000, {n}, told(gone));
-    auto frame = std::make_unique<Frame>(taken(t.b, 1, *receiver));
+    t.send(n, 1'000, {n});
+    auto frame = std::make_unique<Frame>(taken(t.b, 1, *t.receiver));
     const bool breaks = n % 20 == 7;
     if (breaks) {
       t.a.pump->disconnect(1, "by the test");
@@ -104,62 +103,46 @@ TEST(what_is_let_go_of_without_a_connection_goes_when_there_is_one_again) {
     for (const auto& arena : t.b.arenas) arena->give_back_soon();
     join(t.a, t.b);
   }
-  CHECK(soon_gone(t, gone, kFrames));
+  CHECK(soon_gone(t, t.gone, kFrames));
 }
 
 TEST(what_a_frame_keeps_outlives_its_ring) {
-  Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
-  auto sender = t.a.sender(kId, t.rings, 0);
-  auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  std::atomic<int> gone{0};
-  send_keeping(t.a, 0, *sender, 3, 100'000, {5}, told(gone));
-  auto frame = std::make_unique<Frame>(taken(t.b, 1, *receiver));
-  receiver.reset();
+  Lending t;
+  t.send(3, 100'000, {5});
+  auto frame = std::make_unique<Frame>(taken(t.b, 1, *t.receiver));
+  t.receiver.reset();
   t.a.pump->unmirror(kId);
   t.b.pump->unmirror(kId);
-  CHECK(still_kept(t, gone));
+  CHECK(still_kept(t, t.gone));
   CHECK(is_whole(*frame, 3, 100'000));
   frame.reset();
-  CHECK(soon_gone(t, gone));
+  CHECK(soon_gone(t, t.gone));
 }
 
 TEST(what_a_reader_never_takes_is_not_kept_for_it) {
-  Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  std::atomic<int> gone{0};
-  send_keeping(t.a, 0, *sender, 0, 1'000, {5}, told(gone));
-  REQUIRE(t.b.wait(1, [&] { return !receiver->ring.empty(); }));
-  receiver->close();
-  CHECK(soon_gone(t, gone));
+  Lending t;
+  t.send(0, 1'000, {5});
+  REQUIRE(t.b.wait(1, [&] { return !t.receiver->ring.empty(); }));
+  t.receiver->close();
+  CHECK(soon_gone(t, t.gone));
 }
 
 TEST(what_a_process_of_another_host_had_goes_with_it) {
-  Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  std::atomic<int> gone{0};
-  send_keeping(t.a, 0, *sender, 0, 1'000, {5}, told(gone));
-  const Frame frame = taken(t.b, 1, *receiver);
-  CHECK(still_kept(t, gone));
+  Lending t;
+  t.send(0, 1'000, {5});
+  const Frame frame = taken(t.b, 1, *t.receiver);
+  CHECK(still_kept(t, t.gone));
   t.b.board->announce_death(1);
-  CHECK(soon_gone(t, gone));
+  CHECK(soon_gone(t, t.gone));
 }
 
 TEST(what_a_lost_host_had_goes_with_it) {
-  Two t({0, 1}, {{0, {1}}});
-  join(t.a, t.b);
-  const auto sender = t.a.sender(kId, t.rings, 0);
-  const auto receiver = t.b.receiver(kId, t.rings, 0, 0);
-  std::atomic<int> gone{0};
-  send_keeping(t.a, 0, *sender, 0, 1'000, {5}, told(gone));
-  const Frame frame = taken(t.b, 1, *receiver);
-  CHECK(still_kept(t, gone));
+  Lending t;
+  t.send(0, 1'000, {5});
+  const Frame frame = taken(t.b, 1, *t.receiver);
+  CHECK(still_kept(t, t.gone));
   t.a.pump->give_up(1, "by the test");
-  CHECK(soon_gone(t, gone));
+  CHECK(soon_gone(t, t.gone));
 }
 
 TEST(a_frame_that_keeps_something_and_for_which_there_is_no_memory_keeps_nothing) {

@@ -10,7 +10,7 @@ constexpr uint64_t kId = 7;
 }  // namespace
 
 TEST(a_process_that_comes_back_elsewhere_has_nothing_of_the_segments_of_before) {
-  Host a(0, {0, 1, 2}), c(2, {0, 2, 2});
+  Host a(0, {0, 1}), c(2, {0, 2});
   a.mirror(kId, {{0, {1}}});  // laid when process 1 was on host 1
   a.pump->remove_proxy(1);
   a.pump->add_proxy(1, 2, 2, "again", a.arenas[1]);

@@ -122,6 +122,20 @@ TEST(a_writer_has_room_when_a_reader_elsewhere_has_taken_one) {
   }));
 }
 
+TEST(a_reader_that_takes_nothing_holds_up_no_other_ring) {
+  Two t({0, 1, 1}, {{0, {1}}, {0, {2}}});
+  join(t.a, t.b);
+  const auto full = t.a.sender(kId, t.rings, 0), used = t.a.sender(kId, t.rings, 1);
+  const auto idle = t.b.receiver(kId, t.rings, 0, 0), busy = t.b.receiver(kId, t.rings, 1, 0);
+  for (uint64_t n = 0; n < kSlots; ++n) send(t.a, 0, *full, n, 100'000);
+  for (uint64_t n = 0; n < 100; ++n) {
+    REQUIRE(send(t.a, 0, *used, n, size_of(n, false)));
+    REQUIRE(t.b.wait(2, [&] { return !busy->ring.empty(); }));
+    CHECK(is_whole(busy->take(), n, size_of(n, false)));
+  }
+  CHECK(!full->ring.has_room());
+}
+
 TEST(what_is_not_wanted_and_what_was_lost_comes_back) {
   Two t({0, 1}, {{0, {1}}});
   join(t.a, t.b);

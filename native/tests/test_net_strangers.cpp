@@ -7,7 +7,7 @@ using namespace conveyor::net;
 namespace {
 
 void refused(const std::function<void(Stranger&)>& says) {
-  Stranger s;
+  Stranger s(600 * kSecond);  // it is not its silence that it is lost for
   s.greet();
   says(s);
   CHECK(s.lost());
@@ -58,6 +58,8 @@ TEST(who_says_what_makes_no_sense_is_lost) {
   refused([](Stranger& s) { s.say(What::kHave, Have{0, 0, 0}); });
   refused([](Stranger& s) { s.say(What::kHave, Have{1, 0, 7}); });
   refused([](Stranger& s) { s.say(What::kCredit, Credit{1, 0, {5, 0, 0, 0}}); });
+  refused([](Stranger& s) { s.say(What::kReturned, Returned{1, 0, 0, 1}); });  // which it was never sent
+  refused([](Stranger& s) { s.say(What::kReturned, Returned{9, 0, 0, 1}); });
   refused([](Stranger& s) { s.say(What::kCredit, Credit{1, 1, {}}); });
   refused([](Stranger& s) { s.say(What::kCredit, Credit{0, 0, {}}); });
   refused([](Stranger& s) { s.say(What::kLimits, LimitsHead{1, 0, 0, 0, 0, 0, 0}); });

@@ -239,11 +239,24 @@ class Board:
     def change_transfers(self, slot: int, held: int, failing: int) -> None:
         """Add to how many want that, and have all processes look again."""
 
-    def note_fetch(self, slot: int, source: int) -> None:
-        """That process waits for what the process in ``source`` keeps and is held back; -1: for nothing."""
+    def note_fetch(
+        self,
+        slot: int,
+        source: int,
+        number: int = 0,
+        total: int = 0,
+        others: int = 0,
+        since_ns: int = 0,
+    ) -> None:
+        """That process waits for a value that the process in ``source`` keeps, of ``total`` bytes, or held
+        back; and for so many others. -1: for none."""
 
-    def fetches_from(self, slot: int) -> int:
-        """What ``note_fetch`` was told."""
+    def note_fetched(self, slot: int, number: int, done: int) -> None:
+        """So many bytes of that value are there, if that process waits for it."""
+
+    def fetching(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
+        """The slot of who keeps what that process waits for, the value's number, its bytes that are there and
+        all of them, how many others it waits for, and since when; ``None``: for none."""
 
     def publish_directory(self, slot: int) -> None:
         """This process has that slot: say where its directory is."""

@@ -32,6 +32,13 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
     return float(value) if -MOST_SECONDS <= value <= MOST_SECONDS else -1.0
 
 
+def in_seconds(seconds: float | None) -> str:
+    """How a limit is told: ``"1.5 s"``, to three digits. What is left of one has many more."""
+    if seconds is None:
+        return "no time at all"
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+
+
 def check_deadline(value: Any, name: str = "deadline") -> float | None:
     """``value``, where it can be the time that an execution has. What is left of a budget may be nothing:
     such a deadline is missed at once.

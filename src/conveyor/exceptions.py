@@ -200,7 +200,7 @@ class OutOfMemoryError(ConveyorError, MemoryError):
 
 class ObjectLostError(ConveyorError, RuntimeError):
     """A value that stayed where it was made is not there any more, though its process lives: whoever owned
-    the reference to it has died."""
+    the reference to it has died, or the session in which it was made has ended."""
 
 
 class InjectedFault(Exception):

@@ -3,142 +3,102 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
-import re
 import sys
 import time
 import traceback
 from collections import Counter
 from random import Random
-from typing import Any
 
-import chaos_nodes
-import chaos_nodes_round
+import chaos_nodes_actors
+import chaos_nodes_faults
+import chaos_nodes_left
 import cloudpickle
 import ray
-from chaos_nodes import RAYS_SETTINGS, WINDOW, Nodes, ask
-from chaos_nodes_round import NodesRound, WrongError
+from chaos_nodes import RAYS_SETTINGS, WINDOW, Nodes
+from chaos_nodes_left import Before, check_round
+from chaos_nodes_round import NodesRound
 
 import conveyor
-from conveyor.runtime import context
 
-#: s for what goes on behind a round.
-SOON = 30.0
 #: Rounds in one session.
 ROUNDS = 25
+
+
+class _Run:
+    """What has been done so far."""
+
+    def __init__(self, nodes: Nodes, end: float, rounds: int, hang: float) -> None:
+        self._nodes, self._end, self._most, self._hang = nodes, end, rounds, hang
+        self.rounds = self.sessions = self.executions = 0
+        self.faults: Counter[str] = Counter()
+        self.found: Counter[str] = Counter()
+        self.longest = 0.0
+
+    def goes_on(self) -> bool:
+        return time.monotonic() < self._end and self.rounds < self._most
+
+    def session(self, seeds: Random, alone: int | None) -> None:
+        """Some rounds; ``alone``: one, of that seed. Raises what is wrong."""
+        before = Before()
+        conveyor.init(engine="ray", shared_memory="node", node_timeout=WINDOW, log_to_driver=False)
+        try:
+            for _ in range(ROUNDS if alone is None else 1):
+                if not self.goes_on():
+                    break
+                self._round(seeds.randrange(1 << 48) if alone is None else alone)
+            before.check_memory(self._nodes)
+        finally:
+            faulthandler.dump_traceback_later(self._hang * 4, exit=True)
+            conveyor.shutdown()
+            self._nodes.forget()
+            faulthandler.cancel_dump_traceback_later()
+        before.check_end(self._nodes)
+        self.sessions += 1
+
+    def _round(self, seed: int) -> None:
+        faulthandler.dump_traceback_later(self._hang * 8, exit=True)
+        rng = Random(seed)
+        self._nodes.fill(rng, rng.randint(2, 7))
+        course = NodesRound(seed, self._nodes)
+        try:
+            course.run()
+            check_round(self._nodes)
+        except BaseException:
+            print(course.describe(), file=sys.stderr)
+            raise
+        self.rounds += 1
+        self.executions += course.executions
+        self.found.update(course.judge.found)
+        self.faults.update(fault.kind for fault in course.faults.planned)
+        self.longest = max(self.longest, course.took)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def run(seed: int, seconds: float, rounds: int | None, hang: float, replay: int = 0) -> int:
     """As ``chaos_run.run``. What a seed stands for depends on which actors are there: ``replay`` does it in a
     session of its own."""
     os.environ.update(RAYS_SETTINGS)
-    for module in (chaos_nodes, chaos_nodes_round, sys.modules[__name__]):
+    for module in (chaos_nodes_actors, chaos_nodes_faults, chaos_nodes_left):
         # Ray's processes do not find them.
         cloudpickle.register_pickle_by_value(module)
         ray.cloudpickle.register_pickle_by_value(module)
-    end, draw = time.monotonic() + seconds, Random(seed)
-    faults: Counter[str] = Counter()
-    done, failed = 0, 0
+    seeds = Random(seed)
     nodes = Nodes(2)
     good = True
+    done = _Run(nodes, time.monotonic() + seconds, replay or rounds or 1 << 60, hang)
     try:
-        while time.monotonic() < end and done < (replay or rounds or 1 << 60) and good:
-            conveyor.init(
-                engine="ray", shared_memory="node", node_timeout=WINDOW, log_to_driver=False
-            )
-            nodes.members.clear()
-            for _ in range(ROUNDS if not replay else 1):
-                if time.monotonic() >= end or done >= (replay or rounds or 1 << 60):
-                    break
-                number = seed if replay else draw.randrange(1 << 48)
-                faulthandler.dump_traceback_later(hang * 4, exit=True)
-                rng = Random(number)
-                nodes.fill(rng, rng.randint(2, 6))
-                course = NodesRound(number, nodes)
-                try:
-                    course.run()
-                    done += 1
-                    failed += course.failed
-                    faults.update(fault.kind for fault in course.faults)
-                    _nothing_is_left(nodes)
-                except BaseException:
-                    traceback.print_exc()
-                    print(course.describe(), file=sys.stderr)
-                    good = False
-                    break
-                faulthandler.cancel_dump_traceback_later()
-            faulthandler.dump_traceback_later(hang * 4, exit=True)
-            conveyor.shutdown()
-            faulthandler.cancel_dump_traceback_later()
+        while done.goes_on() and good:
+            try:
+                done.session(seeds, seed if replay else None)
+            except Exception:
+                traceback.print_exc()
+                good = False
     finally:
         nodes.close()
-    print(f"{done} rounds over nodes, {failed} failures as they had to be; {dict(faults)}")
+    print(
+        f"{done.rounds} rounds over nodes in {done.sessions} sessions, {done.executions} executions, the "
+        f"longest round {done.longest:.1f} s\nfaults: {dict(done.faults)}\nfound: {dict(done.found)}"
+    )
     print(f"wrong results, hangs, leaks: {'none' if good else 'SEE ABOVE'} (seed {seed})")
     return 0 if good else 1
-
-
-def _kinds() -> Counter[str]:
-    """Descriptors of this process that are not Ray's."""
-    kinds: Counter[str] = Counter()
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            what = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:  # the listing's own
-            continue
-        if re.search("memfd|pidfd", what):
-            kinds[re.sub(r"\d+", "", what)] += 1
-    return kinds
-
-
-def _of_agent(its: Any) -> dict[str, Any]:
-    station = its._station
-    return {
-        "expected": len(its._expected),
-        "living": len(its._living),
-        "locals": len(station._locals),
-        "segments": len(station._segments),
-        "memfds": sum(
-            "memfd" in os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.islink(f"/proc/self/fd/{fd}")
-        ),
-    }
-
-
-def _state(nodes: Nodes) -> dict[str, Any]:
-    driver = context.running()
-    abroad = driver.abroad
-    living = [member for member in nodes.members if not member.struck]
-    elsewhere = [member for member in living if member.node is not nodes.own]
-    state: dict[str, Any] = {
-        "processes": (len(driver._hosts._living), len(living)),
-        "proxies": (len(abroad._host_of), len(elsewhere)),
-        "arenas": (len(abroad._arenas), len(elsewhere)),
-        "links": (len(abroad._links), len(elsewhere)),
-        "abroad": (len(driver._hosts._abroad), len(elsewhere)),
-        "pidfds": (_kinds()["anon_inode:[pidfd]"], len(living) - len(elsewhere)),
-    }
-    for node in nodes.nodes:
-        agent = nodes.agent_of(node)
-        if agent is None or node.lost:
-            continue
-        of_agent = ask(agent, _of_agent)
-        there = sum(member.node is node for member in elsewhere)
-        for what in ("living", "locals"):
-            state[f"{what} of {node.resource}"] = (of_agent[what], there)
-        state[f"expected of {node.resource}"] = (of_agent["expected"], 0)
-    return state
-
-
-def _nothing_is_left(nodes: Nodes) -> None:
-    """With no graph there is what the living have, and nothing else."""
-    end = time.monotonic() + SOON
-    while True:
-        gc.collect()
-        wrong = {what: pair for what, pair in _state(nodes).items() if pair[0] != pair[1]}
-        if not wrong:
-            return
-        if time.monotonic() > end:
-            raise WrongError(f"left (found, due): {wrong}")
-        time.sleep(0.05)

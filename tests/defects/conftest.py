@@ -1,8 +1,9 @@
 """One test or more for every known defect of an older system for compiled actor graphs.
 
 Each test says what goes wrong there, and shows through the public API that it does not here.
-Without a test, because what they concern is not built: D13 (collectives on CPUs), D16 (channels between
-hosts) and the second half of D21 (communicators at teardown).
+Three have theirs with what they concern: D13 (MAX and MIN on CPUs) in ``test_graph_collectives.py``, D16 (a
+reader on another host that is slow) in ``native/tests/test_net_rings.cpp``, and the second half of D21
+(communicators at teardown) in ``test_communicators.py``.
 """
 
 import os

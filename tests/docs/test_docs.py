@@ -168,3 +168,31 @@ def test_tests_that_a_page_names_are_there(page):
     there = set(re.findall(r"^(?:async )?def (test_\w+)\(", tests, re.M))
     assert named
     assert named <= there, f"no such tests: {sorted(named - there)}"
+
+
+def told_arguments(docstring):
+    """The names that stand in the section ``Args:`` of a docstring, as the pages of the API show them."""
+    section = re.search(r"^( *)Args:\n((?:\1 +.*\n|\n)+)", inspect.cleandoc(docstring) + "\n", re.M)
+    if section is None:
+        return []
+    indent = re.match(r" +", section[2])[0]
+    return re.findall(rf"^{indent}(\S.*?):(?: |$)", section[2], re.M)
+
+
+def functions_with_arguments_told():
+    for path, text in SOURCES.items():
+        if path.suffix == ".py" and path.parts[0] == "src" and "Args:" in text:
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    told = told_arguments(ast.get_docstring(node) or "")
+                    if told:
+                        yield f"{path}:{node.lineno} {node.name}", node.args, told
+
+
+def test_docstrings_tell_of_arguments_that_there_are():
+    found = list(functions_with_arguments_told())
+    assert len(found) > 20
+    for where, args, told in found:
+        each = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+        names = {arg.arg for arg in each if arg is not None}
+        assert {name.lstrip("*") for name in told} <= names, where

@@ -12,6 +12,8 @@ import torch
 
 import conveyor
 from conveyor import get
+from conveyor.command.sessions import find_sessions
+from conveyor.engine.net.flights import Flight
 from conveyor.engine.net.source import Source
 from conveyor.exceptions import ActorDiedError
 from conveyor.runtime import context
@@ -35,6 +37,15 @@ class Maker:
 
     def put_two(self, n):
         return [conveyor.put(torch.full((n,), float(i)), tensor_transport="auto") for i in range(2)]
+
+
+@conveyor.remote
+class Reads:
+    def ready(self):
+        return True
+
+    def total(self, x):
+        return float(x.double().sum())
 
 
 @conveyor.remote
@@ -223,3 +234,42 @@ def test_several_in_one_value(actors):
 
 async def _value(ref):
     return await ref
+
+
+def test_a_wait_says_for_what_it_is_and_how_far_it_has_come(actors, monkeypatch, wait_until):
+    maker, _ = actors
+    near = Reads.options(name="near", **HERE).remote()
+    get(near.ready.remote())
+    ref = made(maker, LARGE)
+    put, go, held = Flight.put, threading.Event(), threading.Event()
+
+    def put_and_wait(flight, piece, at):
+        put(flight, piece, at)
+        held.set()
+        assert go.wait(WAIT)
+
+    monkeypatch.setattr(Flight, "put", put_and_wait)
+    try:
+        total_of = near.total.remote(ref)
+        assert held.wait(WAIT)
+        process = context.running().process
+        slots = range(process.board.used)
+        slot = next(slot for slot in slots if process.board.name(slot) == "near")
+        (status,) = process.statuses([(slot, None)])
+        fetching = status.fetching
+        assert (fetching.value, fetching.total) == (ref.value_id(), 4 * LARGE)
+        assert 0 < fetching.done < fetching.total
+        assert fetching.node == context.running().abroad.name_of(1)
+        assert f"on {fetching.node}" in str(status)
+        assert f"{fetching.done:,} of {4 * LARGE:,} bytes, since" in str(status)
+        (session,) = find_sessions(os.getpid())
+        (member,) = [one for one in session.members if one.status.name == "near"]
+        assert (member.status.fetching.node, member.status.fetching.done) == (
+            fetching.node,
+            fetching.done,
+        )
+    finally:
+        go.set()
+    assert get(total_of, timeout=WAIT) == total(LARGE)
+    (status,) = process.statuses([(slot, None)])
+    assert status.fetching is None

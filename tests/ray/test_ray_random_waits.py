@@ -16,6 +16,6 @@ def pool(far):
     made.close()
 
 
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(180, 190))
 def test_cycles_are_found_and_nothing_else(pool, seed, tmp_path):
     pool.run(random_plan(seed), tmp_path / "plan")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from conveyor import _core
-from conveyor.checks import check_timeout
+from conveyor.checks import check_timeout, in_seconds
 from conveyor.collective.operands import Operand
 from conveyor.dag.collective.elements import ELEMENT_TYPES, FLOATS
 from conveyor.dag.collective.reduceop import ReduceOp
@@ -208,7 +208,7 @@ class Group:
             )
         if outcome == _TIMED_OUT:
             raise CollectiveTimeoutError(
-                f"{what}: within {timeout:g} s{self._absent(self._group.absent)}. {_AFTER}"
+                f"{what}: within {in_seconds(timeout)}{self._absent(self._group.absent)}. {_AFTER}"
             )
         if outcome == _BUSY:
             raise CollectiveError(

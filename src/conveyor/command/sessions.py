@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conveyor import _core
 from conveyor.command.nodes import nodes_of
 from conveyor.runtime.driver.roster import FILE, LaidGraph, read_roster
 from conveyor.runtime.driver.table import DRIVER_SLOT
-from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of
+from conveyor.runtime.status import ActorStatus, Label, actor_status, status_of, with_node
 
 _PROC = Path("/proc")
 _BOARD = "conveyor-board"
@@ -137,12 +137,22 @@ def _look(path: Path, identity: tuple[int, int], stacks: bool = False) -> Sessio
             or status.name not in known
         )
     ]
+    nodes_by_slot = {
+        slot: member.node or "the driver's node"
+        for slot in range(board.used)
+        for member in (*members, *far)
+        if member.status.name == board.name(slot)
+    }
+    found = [
+        replace(one, status=with_node(one.status, lambda slot: nodes_by_slot.get(slot)))
+        for one in (*members, *far)
+    ]
     return Session(
         driver,
         _program(driver),
         board.session_memory,
         tuple(graphs.values()),
-        (*members, *far),
+        tuple(found),
         unknown,
     )
 

@@ -101,5 +101,6 @@ def _member_as_json(session: Session, member: Member, stacks: bool) -> dict[str,
         "call": status.call,
         "since": status.since,
         "blocked_on": status.blocked_on,
+        "fetching": status.fetching,
         "stack": _stack(member) if stacks else None,
     }

@@ -8,6 +8,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec.direct import Located
 from conveyor.direct.awaiting import NotThere, deferral
+from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import RuntimeStateError
 from conveyor.runtime.far_memory import SMALL, Brought, Room, Wanted
 from conveyor.runtime.waiting.patience import wait_until
@@ -49,8 +50,6 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
             raise NotThere(coming.done)
         return coming.memory()
     fetch = _Fetch(wanted, process)
-    board: _core.Board = process.board
-    board.note_fetch(process.slot, where.slot)
     try:
         wait_until(
             process.inbox,
@@ -60,7 +59,6 @@ def fetch_afar(where: Located, process: Any) -> _core.Buffer:
             lambda: "it is being fetched",
         )
     finally:
-        board.note_fetch(process.slot, -1)
         fetch.give_up()
     return fetch.memory()
 
@@ -72,12 +70,18 @@ class _Fetch:
         self._process, self._keeper = process, wanted.process
         self._brought: Brought | None = None
         size = wanted.size
+        self._wait = UnderWay(process, wanted.process[0], wanted.number, size)
         # It is written to until `tell` is called, which has this.
-        self._room = None if size < SMALL else Room(process.arena, size)
-        self._stop = process.far_memory.fetch(wanted, self._room, self._tell)
+        try:
+            self._room = None if size < SMALL else Room(process.arena, size)
+            self._stop = process.far_memory.fetch(wanted, self._room, self._tell)
+        except BaseException:
+            self._wait.end()
+            raise
 
     def _tell(self, brought: Brought) -> None:
         self._brought = brought
+        self._wait.end()
         self._process.ring()
 
     def done(self) -> bool:
@@ -99,6 +103,7 @@ class _Fetch:
 
     def give_up(self) -> None:
         """Nobody waits for it any more, if it has not come yet."""
+        self._wait.end()
         if self._brought is None:
             self._stop()
 

@@ -35,7 +35,8 @@ def fetch(where: Located, decode: Decode, sure: _core.InPlace | None = None) -> 
 
     Raises:
         ActorDiedError: the process that kept it has died.
-        ObjectLostError: it is kept no more, because whoever owned the reference has died.
+        ObjectLostError: it is kept no more, because whoever owned the reference has died, or its session has
+            ended.
         RuntimeStateError: this process belongs to no session.
         WaitTimeoutError, InjectedFault: a test holds it back, or has it fail.
         SharedWriteError: it was written to since it is kept, and the session looks for that.
@@ -178,7 +179,7 @@ def _running() -> Any:
     if runtime is None:
         raise RuntimeStateError(
             "a value that has stayed in another process can only be fetched in its session, and this "
-            "process belongs to none"
+            "process belongs to none: its session has ended, or is another program's"
         )
     return runtime
 
@@ -191,6 +192,11 @@ def _room_for(size: int) -> _core.Buffer:
 
 
 def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
+    if _is_of_another_session(where, runtime.process.board):
+        return ObjectLostError(
+            f"a value{_size(where)} that {where.keeper} kept is kept no more: the session in which it was "
+            "made has ended, and this one is another"
+        )
     if runtime.process.board.gone(where.slot, where.incarnation) or error.errno == errno.ESRCH:
         return ActorDiedError(
             f"{where.keeper} has died, and with it a value{_size(where)} that it kept",
@@ -199,7 +205,7 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
     if error.errno in (errno.ESTALE, errno.EFAULT):
         return ObjectLostError(
             f"a value{_size(where)} that {where.keeper} kept is kept no more: the process that owned the "
-            "reference to it has died, or has let go of it while it was under way"
+            "reference to it has died, or has let go of it while it was under way, or its session has ended"
         )
     if error.errno == errno.EBADMSG:
         return changed(where, runtime.process.board)
@@ -209,6 +215,16 @@ def _why(where: Located, error: OSError, runtime: Any) -> BaseException:
             f"{error.strerror or error}"
         )
     return error
+
+
+def _is_of_another_session(where: Located, board: _core.Board) -> bool:
+    """Whether its place is another process's in this session, or nobody's."""
+    slot = where.slot
+    if slot >= board.used:
+        return True
+    if board.elsewhere(slot) or board.incarnation(slot) != where.incarnation:
+        return False
+    return board.pid(slot) not in (0, where.pid)
 
 
 def _size(where: Located) -> str:

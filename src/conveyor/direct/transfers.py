@@ -11,6 +11,7 @@ from typing import Any
 from conveyor import _core
 from conveyor.codec.direct import Located
 from conveyor.direct.awaiting import NotThere, deferral
+from conveyor.direct.under_way import UnderWay
 from conveyor.exceptions import ActorDiedError, InjectedFault
 from conveyor.runtime.waiting.patience import wait_until
 
@@ -38,7 +39,7 @@ def go_on(where: Located, runtime: Any) -> None:
     if held() and deferral.stock is not None:
         raise NotThere(lambda: not held())
     if held():
-        board.note_fetch(process.slot, where.slot)
+        wait = UnderWay(process, where.slot, where.number)
         try:
             wait_until(
                 process.inbox,
@@ -48,7 +49,7 @@ def go_on(where: Located, runtime: Any) -> None:
                 lambda: "conveyor.testing.hold_transfers holds it back",
             )
         finally:
-            board.note_fetch(process.slot, -1)
+            wait.end()
     transfers = board.transfers(where.slot)
     if transfers & _HELD and died():
         raise ActorDiedError(

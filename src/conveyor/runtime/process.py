@@ -22,7 +22,14 @@ from conveyor.runtime.keeping import Keeping
 from conveyor.runtime.memory_limit import memory_limit
 from conveyor.runtime.others_arenas import OthersArenas
 from conveyor.runtime.pinning import Pinning
-from conveyor.runtime.status import ActorStatus, Label, Page, actor_status, status_of
+from conveyor.runtime.status import (
+    ActorStatus,
+    Label,
+    Page,
+    actor_status,
+    status_of,
+    with_node,
+)
 from conveyor.runtime.waiting.alarm import Alarm
 from conveyor.runtime.waiting.lanes import Lanes
 from conveyor.runtime.waiting.sweeper import Sweeper
@@ -146,6 +153,9 @@ class Process:
         #: Asks the hosts of the processes in these slots, which are other ones, what those are doing; or why
         #: that is not known. Only the driver's process has it.
         self.look_afar: Callable[[Sequence[int]], list[Page | str]] | None = None
+        #: What the host of the process in a slot is called. Only the driver's process has it, where there are
+        #: several.
+        self.name_host: Callable[[int], str] | None = None
         #: Fetches memory of processes of other hosts; ``None`` where there is no other host.
         self.far_memory: FarMemory | None = None
         #: The same, where this process does that for others of its host.
@@ -172,7 +182,8 @@ class Process:
                     if isinstance(page, str)
                     else status_of(page, label)
                 )
-        return found
+        name = self.name_host
+        return found if name is None else [with_node(one, name) for one in found]
 
     def ring(self) -> None:
         """Have whoever waits in this process look again."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from conveyor import _core
 from conveyor.runtime.waiting.works import STEPS
@@ -33,6 +33,35 @@ class EdgeWait:
     execution: int
 
 
+class Fetching(Struct, frozen=True):
+    """A value of another process's that one waits for.
+
+    value: its ``id`` among :func:`conveyor.objects`. keeper: whose it is. node: on which node that is, if on
+    another one than the process that waits. done, total: its bytes that are there, and all of them; a
+    ``total`` of 0: it is held back (``conveyor.testing.hold_transfers``). seconds: for how long it has been
+    waited for. others: how many more values are.
+    """
+
+    value: str
+    keeper: str
+    done: int
+    total: int
+    seconds: float
+    others: int = 0
+    slot: int = 0
+    node: str | None = None
+
+    def describe(self) -> str:
+        """In words, to follow what the process does."""
+        where = f" on {self.node}" if self.node else ""
+        much = f"{self.done:,} of {self.total:,} bytes" if self.total else "held back"
+        more = f"; and {self.others} others" if self.others else ""
+        return (
+            f"fetching a value that {self.keeper} keeps{where}, which has not come yet "
+            f"({self.value}: {much}, since {self.seconds:.1f} s{more})"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
     """What one actor is doing.
@@ -43,7 +72,7 @@ class ActorStatus:
     node, execution: of that task; the execution alone where it is between two steps, or in a
         coroutine that waits. call: the number of the call, where it is none of a graph's.
     fetches_from: whose memory it wants to read a value from, where that takes its time: it is on another
-        host, or held back (``conveyor.testing.hold_transfers``).
+        host, or held back (``conveyor.testing.hold_transfers``). fetching: which value, and how far it is.
     since: when that began (``time.time()``). blocked_on: the actor whose result the method waits for.
     error: how it died. stack: where its Python code is, if that was asked for.
     host: where it is, if not on the host of who asks. unknown: why what it does is not known.
@@ -60,6 +89,7 @@ class ActorStatus:
     waits_for: EdgeWait | None = None
     blocked_on: str | None = None
     fetches_from: str | None = None
+    fetching: Fetching | None = None
     error: str | None = None
     stack: str | None = None
     host: str | None = None
@@ -83,8 +113,8 @@ class ActorStatus:
             )
             if self.blocked_on is not None:
                 text += f", which waits for {self.blocked_on}"
-        if self.fetches_from is not None:
-            fetching = f"fetching a value that {self.fetches_from} keeps, which has not come yet"
+        if self.fetching is not None:
+            fetching = self.fetching.describe()
             text += f", {fetching}" if text else fetching
         if self.state == "stopped":
             # Not dead: SIGCONT, or the debugger's "continue", and nothing is lost.
@@ -112,7 +142,7 @@ class Page(Struct, frozen=True):
     """What a slot of a board says of its process, and ``/proc``, for who cannot read either.
 
     works: what it runs: graph, node, execution or call, since how many nanoseconds, and the method's name.
-    blocked_on, fetches_from: as in :class:`ActorStatus`. memory: its part of the host's shared memory.
+    blocked_on, fetching: as in :class:`ActorStatus`. memory: its part of the host's shared memory.
     """
 
     name: str
@@ -121,7 +151,7 @@ class Page(Struct, frozen=True):
     stopped: bool = False
     works: tuple[int, int, int, int, str] | None = None
     blocked_on: str | None = None
-    fetches_from: str | None = None
+    fetching: Fetching | None = None
     memory: int = 0
     stack: str | None = None
 
@@ -141,7 +171,6 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
         waits = (board.waits(slot, STEPS) or (0, 0, 0, []))[3]
         works = (graph, node, execution, _core.monotonic_ns() - since_ns, what)
         blocked_on = board.name(waits[0][0]) if waits else None
-    source = board.fetches_from(slot)
     return Page(
         name,
         pid,
@@ -149,15 +178,38 @@ def read_page(board: _core.Board, slot: int, incarnation: int | None = None) -> 
         bool(pid) and _is_stopped(pid),
         works,
         blocked_on,
-        board.name(source) if source >= 0 else None,
+        _fetching(board, slot),
         board.memory(slot),
     )
+
+
+def _fetching(board: _core.Board, slot: int) -> Fetching | None:
+    found = board.fetching(slot)
+    if found is None:
+        return None
+    keeper, number, done, total, others, since_ns = found
+    seconds = (_core.monotonic_ns() - since_ns) / 1e9
+    name = board.name(keeper)
+    return Fetching(f"{number:016x}", name, done, total, seconds, others, keeper)
+
+
+def with_node(status: ActorStatus, name: Callable[[int], str | None]) -> ActorStatus:
+    """The same with the node of what is fetched. ``name(slot)``: of the process that has that slot."""
+    fetching = status.fetching
+    if fetching is None or not fetching.total:
+        return status
+    return replace(status, fetching=structs.replace(fetching, node=name(fetching.slot)))
 
 
 def status_of(page: Page, label: Label | None = None) -> ActorStatus:
     """The same for users. ``label`` names a (graph, node)."""
     status = ActorStatus(
-        page.name, page.pid, page.state, fetches_from=page.fetches_from, stack=page.stack
+        page.name,
+        page.pid,
+        page.state,
+        fetches_from=None if page.fetching is None else page.fetching.keeper,
+        fetching=page.fetching,
+        stack=page.stack,
     )
     if page.works is not None:
         graph, node, execution, elapsed, what = page.works

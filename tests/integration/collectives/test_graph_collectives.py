@@ -118,6 +118,7 @@ def test_every_operation_on_tensors_and_arrays(workers):
         dag = MultiOutputNode(
             {
                 "max": collective.allreduce.bind([x, y], op=ReduceOp.MAX),
+                "min": collective.allreduce.bind([x, y], op=ReduceOp.MIN),
                 "avg": collective.allreduce.bind(arrays, op=ReduceOp.AVG),
                 "gathered": collective.allgather.bind([x, y]),
                 "listed": collective.allgather.bind(arrays, join=False),
@@ -143,6 +144,7 @@ def test_every_operation_on_tensors_and_arrays(workers):
             assert [one.tolist() for one in listed] == [[1] * 4, [2] * 4]
         assert lists == {
             "max": [[1, 2, 3, 4]] * 2,
+            "min": [[0, 1, 2, 3]] * 2,
             "avg": [[1.5] * 4] * 2,
             "gathered": [[0, 1, 2, 3, 1, 2, 3, 4]] * 2,
             "scattered": [[1, 3], [5, 7]],

@@ -4,10 +4,13 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
+from nodes_apart import APART
 
 import conveyor
 from conveyor import _core
 from conveyor.direct.table import Table
+from conveyor.exceptions import ObjectLostError, RuntimeStateError
 
 WHILE_DROPPING = """
 import os, time
@@ -89,3 +92,32 @@ def test_who_waits_for_something_to_drop_hears_of_an_end_before():
     done.start()
     done.join(10)
     assert not done.is_alive()
+
+
+@conveyor.remote
+class Maker:
+    @conveyor.method(tensor_transport="auto")
+    def make(self):
+        return np.ones(1000)
+
+
+def test_a_value_of_an_ended_session_is_told_as_such():
+    """In the next one another process has its place, which is no owner that has died."""
+    conveyor.init()
+    maker = Maker.options(name="ann").remote()
+    ref = maker.make.remote()
+    assert conveyor.get(ref).sum() == 1000
+    conveyor.shutdown()
+    with pytest.raises(RuntimeStateError, match="its session has ended"):
+        conveyor.get(ref)
+    # Between hosts, which ask each other for it, all that it may be is named.
+    told = "or its session has ended" if APART else "ann kept .* session in which it was made"
+    conveyor.init()
+    try:
+        for actors in range(2):
+            with pytest.raises(ObjectLostError, match=told):
+                conveyor.get(ref)
+            if not actors:
+                assert conveyor.get(Maker.remote().make.remote()).sum() == 1000
+    finally:
+        conveyor.shutdown()

@@ -241,8 +241,24 @@ def test_submitted_returned_and_fetched_later(make, kind):
         assert conveyor.get(fetched, timeout=WAIT) == "pong"
 
 
+class Slow:
+    """Is encoded slowly."""
+
+    def __reduce__(self):
+        time.sleep(0.5)
+        return Slow, ()
+
+
 class Giver(Node):
     """Its refs go to others as refs."""
+
+    def lend_encoded_late(self):
+        """What is waited for when it is sent: by then it takes its time, and has a ref to pickle."""
+        first, inner = self.peers["b"].report.remote(), self.peers["c"].ping.remote()
+        return [self.peers["c"].first_of.remote(first, Slow(), [inner])]
+
+    def first_of(self, first, *_):
+        return first
 
     def lend(self, path):
         return [self.peers[path[0]].walk.remote(path[1:])]
@@ -374,6 +390,15 @@ def test_such_an_argument_where_the_driver_calls(make):
     conveyor.get(b.reported.remote("value"), timeout=WAIT)
     deadlocks(waiting, ".get_lent waits for ")
     assert conveyor.get(ref, timeout=WAIT) == "pong"
+
+
+def test_who_is_waited_for_is_asked_while_the_call_is_encoded(make):
+    """Whoever answers hears of what the encoding needs."""
+    a, b, _, d = make(GIVER, (Giver, {"max_concurrency": 4}), GIVER, GIVER)
+    waiting = d.get_lent.remote(conveyor.get(a.lend_encoded_late.remote(), timeout=WAIT))
+    assert conveyor.get(b.announcement.remote(), timeout=WAIT)
+    conveyor.get(b.reported.remote("value"), timeout=WAIT)
+    assert conveyor.get(waiting, timeout=WAIT) == "value"
 
 
 def test_any_of_several_is_enough(make):

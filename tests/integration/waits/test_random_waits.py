@@ -9,7 +9,7 @@ from wait_plans import Do, Held, Plan, Pool, random_plan
 
 pytestmark = pytest.mark.usefixtures("session")
 
-SEEDS = range(12)
+SEEDS = range(180, 190)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,18 @@ def load():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cycles_are_found_and_nothing_else(pool, load, seed, tmp_path):
     pool.run(random_plan(seed), tmp_path / "plan")
+
+
+@pytest.fixture(scope="module")
+def pool_that_comes_back(session):
+    made = Pool(kills=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(1001, 1005))
+def test_the_same_where_actors_are_killed(pool_that_comes_back, load, seed, tmp_path):
+    pool_that_comes_back.run(random_plan(seed, kills=True), tmp_path / "plan")
 
 
 def test_the_plans_are_of_all_kinds():

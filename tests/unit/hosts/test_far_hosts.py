@@ -109,6 +109,24 @@ def test_a_host_forgets_a_segment_that_the_next_one_cannot_be_told_of(abroad):
     assert not abroad._segments
 
 
+def test_a_segment_is_taken_from_the_pump_by_who_is_interrupted_behind_its_making(
+    abroad, monkeypatch
+):
+    """Ctrl-C may come when the pump has it, and before the next line."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    taken = []
+    abroad._pump = SimpleNamespace(unmirror=taken.append)
+    del abroad._host_of[6]
+    monkeypatch.setattr(Blueprint, "mirror", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        abroad.spread(blueprint(), SimpleNamespace())
+    assert len(taken) == 1
+    assert not abroad._segments
+
+
 def test_proxies_of_a_process_of_the_drivers_host_are_buried_with_it(abroad):
     """Its slot is the next process's, which could not have a proxy there before that."""
     former, following = (7, 1), (7, 2)

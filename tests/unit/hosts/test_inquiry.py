@@ -1,4 +1,8 @@
-"""Inquiries about cycles of waits over hosts, on a model of hosts whose messages take any time."""
+"""Inquiries about cycles of waits over hosts, on a model of hosts whose messages take any time.
+
+Processes wait for calls, whose callee they know, and for executions that go from process to process: who of
+them holds one up is asked of its owner, who asks all hosts, and may be somebody else when the answer comes.
+"""
 
 import random
 from collections import Counter, defaultdict, deque
@@ -7,11 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conveyor.runtime.waiting.inquiry import Look, Pause, Waiting, WaitsThere, inquire
-from conveyor.runtime.waiting.works import CALLS, ONE, STEPS, call_of
+from conveyor.runtime.waiting.works import CALLS, ONE, STEPS, call_of, steps_of
+
+
+class Execution:
+    """Of a graph of ``owner``'s: these processes have a step of it, one after the other."""
+
+    def __init__(self, owner, path):
+        self.owner, self.path = owner, path
+        self.done = 0  # steps
+        self.arrived = set()  # those whose input has come
+
+    @property
+    def place(self):
+        """Changes whenever somebody else has to do something."""
+        return self, self.done, len(self.arrived)
+
+    @property
+    def at(self):
+        """Where it is, or is about to come; ``None``: it is done."""
+        return self.path[self.done] if self.done < len(self.path) else None
 
 
 class Process:
-    """An actor that does one thing at a time. It waits for one call, or runs, or is idle."""
+    """An actor that does one thing at a time. It waits for one call or execution, or runs, or is idle."""
 
     def __init__(self, slot, host):
         self.slot, self.host = slot, host
@@ -19,7 +42,12 @@ class Process:
         self.doing = (
             None  # the call that it serves, (caller, number); "own" for what nobody waits for
         )
-        self.waits = None  # (whose call it waits for, number)
+        self.waits = None  # (whose call it waits for, number); or an execution
+        self.pending = (
+            None  # what the execution's owner was asked, and since which question that is
+        )
+        self.questions = 0
+        self.asked_at = None  # the execution's place when it was asked about last
         self.stamp = 0
         self.numbers = 0
         self.asked = self.answered = 0
@@ -42,6 +70,9 @@ class World:
         self.rng = rng
         self.wires = defaultdict(deque)  # by ring: (from, to, 0 for calls or 1 for replies)
         self.published, self.arrived = Counter(), Counter()
+        self.lines = defaultdict(deque)  # from process to process, of which the pumps know nothing
+        self.answers_due = []  # of owners who are asking the hosts: generators
+        self.rests = False  # nothing is done that need not be
         self.inquiry = None
         self.held = set()  # rings and processes of which nothing happens for long
         #: Those that were in a cycle at some time since the inquiry began.
@@ -61,6 +92,13 @@ class World:
         what = self.wires[ring].popleft()
         self.arrived[ring] += 1
         to = self.processes[ring[1]]
+        if isinstance(what, Execution):
+            if what.at is None:
+                for one in self.processes:
+                    if one.waits is what:
+                        self.lines[what.owner, one.slot].append(("outcome", what))
+                return
+            what.arrived.add(what.done)
         if ring[2]:
             to.replies.add(what)
         else:
@@ -76,9 +114,22 @@ class World:
         one.stamp += 1
         self.publish(one, to, 0, one.numbers)
 
+    def execute(self, one):
+        path = [self.rng.choice(self.processes).slot for _ in range(self.rng.randint(1, 3))]
+        one.waits = Execution(self.rng.choice(self.processes).slot, path)
+        one.stamp += 1
+        self.pass_on(one.waits, self.processes[one.waits.owner])
+
+    def pass_on(self, execution, source):
+        to = execution.owner if execution.at is None else execution.at
+        self.publish(source, self.processes[to], 2 if execution.at is None else 0, execution)
+
     def finish(self, one):
         doing, one.doing = one.doing, None
-        if doing != "own":
+        if doing != "own" and isinstance(doing[1], Execution):
+            doing[1].done += 1
+            self.pass_on(doing[1], one)
+        elif doing != "own":
             caller, number = doing
             self.publish(one, self.processes[caller], 1, (one.slot, number))
 
@@ -88,16 +139,67 @@ class World:
         if one.waits in one.replies:
             self.go_on(one)
             return
+        if isinstance(one.waits, Execution):
+            # It asks when it is asked, and else from time to time.
+            has_moved = one.asked_at != one.waits.place
+            often = not self.rests and self.rng.random() < 0.3
+            if one.pending is None and (asked != one.answered or has_moved or often):
+                one.questions += 1
+                one.pending, one.asked_at = (one.questions, asked), one.waits.place
+                question = "question", one.slot, one.questions, one.waits
+                self.lines[one.slot, one.waits.owner].append(question)
+            return
         to, number = one.waits
+        self.note(one, to, call_of(one.slot, one.incarnation, number), asked)
+
+    def note(self, one, to, work, asked):
         one.answered = asked
-        work = call_of(one.slot, one.incarnation, number)
         one.rows = tuple(
             (lane, one.stamp, one.answered, ONE, to, work, f"{one.slot} waits for {to}")
             for lane in (STEPS, CALLS)
         )
 
     def go_on(self, one):
-        one.waits, one.rows = None, ()
+        one.waits, one.rows, one.pending = None, (), None
+
+    # Who holds up an execution
+
+    def say(self, line):
+        what, *more = self.lines[line].popleft()
+        to = self.processes[line[1]]
+        if what == "outcome":
+            to.replies.add(more[0])
+        elif what == "question":
+            self.answers_due.append(self.answer(*more))
+        elif to.pending is not None and to.pending[0] == more[0]:
+            _, holder = more
+            asked, to.pending = to.pending[1], None
+            if holder is None:
+                to.rows, to.answered = (), asked
+                return
+            if not to.rows or to.rows[0][4] != holder:
+                to.stamp += 1
+            self.note(to, holder, steps_of(1), asked)
+
+    def answer(self, slot, number, execution):
+        """The owner's: each host says when it likes what it knows of its own processes."""
+        seen = {}
+        for host in self.rng.sample(self.hosts, len(self.hosts)):
+            yield
+            seen[host] = execution.done, set(execution.arrived)
+        holder = None
+        for step in reversed(range(len(execution.path))):
+            done, arrived = seen[self.processes[execution.path[step]].host]
+            if done > step:
+                break  # it is on its way
+            if step in arrived:
+                holder = execution.path[step]
+                break
+        self.lines[execution.owner, slot].append(("answer", number, holder))
+
+    def answer_on(self, answer):
+        if next(answer, "over") == "over":
+            self.answers_due.remove(answer)
 
     # What is true
 
@@ -106,6 +208,11 @@ class World:
         at, seen = one, set()
         while at.waits is not None and at not in seen:
             seen.add(at)
+            if isinstance(at.waits, Execution):
+                if at.waits.at is None:
+                    return False
+                at = self.processes[at.waits.at]
+                continue
             to, number = at.waits
             if self.is_answered(at, to, number):
                 return False
@@ -198,7 +305,8 @@ class World:
         if not work:
             self.held.clear()
         elif self.rng.random() < 0.02:
-            self.held = {self.rng.choice([*self.processes, *self.wires])} if self.wires else set()
+            things = [*self.processes, *self.wires, *self.lines.keys()]
+            self.held = {self.rng.choice(things)}
         for one in self.processes:
             if one in self.held:
                 continue
@@ -215,12 +323,16 @@ class World:
             else:
                 found.append((self.finish, one))
                 if work:
-                    found.append((self.call, one))
+                    found += [(self.call, one), (self.execute, one)]
         found += [
             (self.deliver, ring)
             for ring, wire in self.wires.items()
             if wire and ring not in self.held
         ]
+        found += [
+            (self.say, line) for line, said in self.lines.items() if said and line not in self.held
+        ]
+        found += [(self.answer_on, answer) for answer in self.answers_due]
         if self.inquiry is not None:
             found += [(self.look_on, host) for host in self.looks] * 3
             if not self.looks:
@@ -236,6 +348,7 @@ class World:
 
     def settle(self):
         """Nothing new begins, and all that is on its way comes; then each wait is asked about."""
+        self.rests = True
         self.come_to_rest()
         for _ in range(20):
             alarms = self.alarms

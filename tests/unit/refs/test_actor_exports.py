@@ -144,3 +144,19 @@ def test_what_is_given_up_where_nobody_can_tell_it_is_told_over_the_next_connect
     assert not both.peers
     both.actor.export(Ref(SOURCE, -1), [(2, 1)])
     wait_until(lambda: len(told) == 2, WAIT)
+
+
+def test_what_is_given_up_behind_a_connection_that_has_broken_is_told(
+    both, monkeypatch, wait_until
+):
+    """The driver would keep the value as long as the actor lives."""
+    told = []
+    monkeypatch.setattr(both.driver, "peer_gives_up", lambda *given: told.append(given[1]))
+    both.actor.export(Ref(SOURCE, -1), [(2, 1)])
+    both.actor.give_up([((0, 1), 5)])
+    wait_until(lambda: told == [5], WAIT)
+    first = both.actor._connection
+    both.peers[0].connection.close()
+    wait_until(lambda: first.ended, WAIT)
+    both.actor.give_up([((0, 2), 6)])
+    wait_until(lambda: told == [5, 6], WAIT)

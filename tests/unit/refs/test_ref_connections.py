@@ -88,3 +88,12 @@ def test_values_that_wait_to_be_sent_take_no_descriptors(connection):
         assert message == number
         assert os.fstat(fd).st_ino == os.fstat(snapshot.fd).st_ino
         os.close(fd)
+
+
+def test_work_for_a_connection_that_has_ended_is_kept_nowhere(connection):
+    one, there = connection
+    there.close()
+    one._writer.join(WAIT)
+    assert not one._writer.is_alive()
+    one.soon(lambda: None)
+    assert one._outgoing.empty()

@@ -165,8 +165,10 @@ def reducescatter(
     """Bind a reduction of which every rank gets its share along dimension 0, the first rank the first.
 
     Args:
-        nodes, op, transport: as for ``allreduce``. Dimension 0 of the tensors is a multiple of the number of
-            actors; if it is not, that is an error of the execution.
+        nodes: as for ``allreduce``. Dimension 0 of the tensors is a multiple of the number of actors; if it
+            is not, that is an error of the execution.
+        op: as for ``allreduce``.
+        transport: likewise.
 
     Returns:
         A node for each actor, in order.
@@ -190,7 +192,8 @@ def reduce(
     """Bind a reduction whose result one rank gets.
 
     Args:
-        nodes, op: as for ``allreduce``.
+        nodes: as for ``allreduce``.
+        op: likewise.
         root: the rank that gets it, by its place among ``nodes``.
 
     Returns:

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from conveyor.engine.files import anonymous_file
+from conveyor.engine.local.tunables import with_huge_heap
 
 # On one line, and short: until the server sets its title this is what `ps` shows.
 _BOOTSTRAP = (
@@ -77,6 +78,7 @@ def execute(preload: Sequence[str], wanted: Sequence[str]) -> ForkServer:
             stdout=log_writer,
             stderr=log_writer,
             pass_fds=passed[:2],
+            env=with_huge_heap(os.environ),
             **_OWN_GROUP,
         )
         return ForkServer(process, control, log, os.pidfd_open(process.pid))

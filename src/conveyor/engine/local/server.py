@@ -44,6 +44,7 @@ from typing import NoReturn, TypedDict
 
 from conveyor.engine.headless import Headless
 from conveyor.engine.local import child
+from conveyor.engine.local.tunables import fill_huge_heap
 from conveyor.engine.surroundings import HUGE_TENSORS
 from conveyor.system_limits import PASSING
 
@@ -134,6 +135,7 @@ def _preload(modules: Sequence[str], wanted: Sequence[str]) -> None:
     # actors do not inherit.
     for variable in child.THREAD_VARIABLES:
         os.environ.setdefault(variable, "1")
+    fill_huge_heap(os.environ)
     os.environ.setdefault(HUGE_TENSORS, "1")  # torch looks when it first allocates anything
     for module in wanted:
         try:

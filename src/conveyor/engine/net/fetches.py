@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from conveyor.codec import Reader
@@ -39,12 +40,17 @@ class Fetches:
         self,
         host_of: Callable[[int], int | None],
         dial: Callable[[int], socket.socket],
+        note: Callable[[int, int, int], object],
+        own: int = 0,
         kept: Callable[[], list[KeptAt]] = list,
     ) -> None:
         """``host_of(slot)``: the number of the host of the process in that slot; ``None``: it has none.
-        ``dial(host)``: a new connection to that host's ``Memories``. ``kept()``: what processes of other
-        hosts keep, where this host's own process is one of the session's."""
+        ``dial(host)``: a new connection to that host's ``Memories``. ``note(slot, number, done)`` is told how
+        many bytes there are of the value of that number, for the process in that slot. ``own``, ``kept()``:
+        the slot of this host's own process, and what processes of other hosts keep, where it is one of the
+        session's."""
         self._host_of, self._dial, self.kept = host_of, dial, kept
+        self.note, self._own = note, own
         # Reentrant: a signal handler may fetch something while its thread does.
         self._lock = threading.RLock()
         #: How often memory has come, and how many bytes.
@@ -61,7 +67,7 @@ class Fetches:
         self, wanted: Wanted, room: Room | None, tell: Callable[[Brought], object]
     ) -> Callable[[], object]:
         """See ``runtime.far_memory.FarMemory``."""
-        return self.bring(wanted, Waiter(room, tell))
+        return self.bring(wanted, Waiter(room, tell, partial(self.note, self._own, wanted.number)))
 
     def introduce(self, process: Reader) -> bool:
         """See ``runtime.far_memory.FarMemory``. A host that asks itself is the driver's, which knows all."""
@@ -240,6 +246,8 @@ class FarMemoryService:
 
     def _want(self, message: Want, fds: list[int]) -> None:
         number, came = message.number, False
+        note = partial(self._fetches.note, message.slot, message.wanted.number)
+        note(0)  # raises where there is no such slot
 
         def tell(brought: Brought) -> None:
             nonlocal came
@@ -249,7 +257,7 @@ class FarMemoryService:
 
         try:
             room = None if message.at is None else RoomAt(all_of(fds, 1)[0], message.at)
-            waiter = Waiter(room, tell)
+            waiter = Waiter(room, tell, note)
         except OSError as error:  # no descriptor is left here, or the file has not come
             tell(_failure(error))
             return

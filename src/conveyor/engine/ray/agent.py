@@ -134,7 +134,11 @@ class Agent:
         self._identity = Identity(terms.number, __version__)
         self._depot = Depot()
         self._memories = Memories(self._station.board)
-        self._fetches = Fetches(self._station.host_of, partial(self._dial_for, FOR_READING))
+        self._fetches = Fetches(
+            self._station.host_of,
+            partial(self._dial_for, FOR_READING),
+            self._station.board.note_fetched,
+        )
         self._carrier = Carrier(
             self._depot,
             Supply(partial(self._dial_for, FOR_FETCHING, _DRIVER)),

@@ -189,7 +189,13 @@ class Agents:
         if self._listener is None:
             process = self._home.process
             self._memories = Memories(process.board, process.slot)
-            self._fetches = Fetches(self._home.host_of, self._dial_memories, self._home.kept_afar)
+            self._fetches = Fetches(
+                self._home.host_of,
+                self._dial_memories,
+                process.board.note_fetched,
+                process.slot,
+                self._home.kept_afar,
+            )
             process.far_memory = process.hosts_memory = self._fetches
             listener = Listener(
                 (self._ray.util.get_node_ip_address(), 0),

@@ -13,6 +13,7 @@ from conveyor import system_limits
 from conveyor.engine.net.tls import credentials
 from conveyor.engine.options import session_options
 from conveyor.engine.program_end import ProgramEnd
+from conveyor.engine.ray.actor_end import ActorEnd
 from conveyor.engine.ray.guests import RayHostsWithGuests
 from conveyor.exceptions import RuntimeStateError
 from conveyor.later import import_later
@@ -71,7 +72,17 @@ def start(
     except BaseException:
         disconnect()
         raise
-    driver.at_shutdown = ProgramEnd(driver, options.grace, options.handle_sigterm).cancel
+    program_end = ProgramEnd(driver, options.grace, options.handle_sigterm)
+    driver.at_shutdown = program_end.cancel
+    if ray.get_runtime_context().get_actor_id() is not None:
+        actor_end = ActorEnd(ray, driver.shutdown)
+
+        def cancel() -> None:
+            actor_end.cancel()
+            program_end.cancel()
+
+        driver.at_shutdown = cancel
+        actor_end.begin()
     if options.handle_sigterm:
         _leave_sigterm_to_python()
     return driver

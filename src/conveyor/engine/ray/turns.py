@@ -80,7 +80,7 @@ class Turn:
     def begin(self) -> bool:
         """From now on Ray's calls take it, too. False: that cannot be had."""
         try:
-            found = list(_calls_of_ray())
+            found = list(calls_of_ray())
         except Exception:  # another Ray than this was written for
             return False
         for cell, name, method in found:
@@ -122,7 +122,7 @@ class Turn:
             yield
 
 
-def _calls_of_ray() -> Iterator[tuple[types.CellType, str, Callable[..., Any]]]:
+def calls_of_ray() -> Iterator[tuple[types.CellType, str, Callable[..., Any]]]:
     """For each method of the process's actor that Ray can call: where the function that Ray runs for it has
     the method, its name, and the method itself."""
     import ray

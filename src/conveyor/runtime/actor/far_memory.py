@@ -24,10 +24,11 @@ class ToHost(Message, frozen=True):
 
 
 class Want(ToHost, frozen=True):
-    """Answered by :class:`Come` ``number``. at: where it is to be put in the file that comes with this;
-    ``None``: it is told with the answer."""
+    """Answered by :class:`Come` ``number``. slot: of the process that waits. at: where it is to be put in the
+    file that comes with this; ``None``: it is told with the answer."""
 
     number: int
+    slot: int
     wanted: Wanted
     at: int | None
 
@@ -52,9 +53,10 @@ class Come(FromHost, frozen=True):
 class FarMemoryClient:
     """An actor's: it asks its host."""
 
-    def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]]) -> None:
-        """``ask(request)``: the driver's answer, and the descriptors that come with it."""
-        self._ask = ask
+    def __init__(self, ask: Callable[[Request], tuple[Any, list[int]]], slot: int) -> None:
+        """``ask(request)``: the driver's answer, and the descriptors that come with it. ``slot``: the
+        actor's."""
+        self._ask, self._slot = ask, slot
         # Reentrant: a signal handler may fetch something while its thread waits for the connection.
         self._lock = threading.RLock()
         self._connection: Connection | None = None
@@ -71,7 +73,7 @@ class FarMemoryClient:
         connection = self._open()
         number = next(self._numbers)
         self._waiting[number] = tell, room
-        connection.send(Want(number, wanted, None if room is None else room.at), room)
+        connection.send(Want(number, self._slot, wanted, None if room is None else room.at), room)
         if connection.ended:  # maybe before that was noted
             self._fail(number)
         return lambda: connection.send(GiveUp(number))

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 
+from conveyor.checks import in_seconds
 from conveyor.runtime import threads
 
 
@@ -25,9 +26,7 @@ def _kill(name: str, seconds: float, main_thread: int) -> None:
     time.sleep(seconds)
     frame = sys._current_frames().get(main_thread)
     where = "" if frame is None else f"; it is in\n{traceback.format_stack(frame)[-1]}"
-    message = (
-        f"{name} has not ended within the grace period of {seconds:g} s and is killed{where}\n"
-    )
+    message = f"{name} has not ended within the grace period of {in_seconds(seconds)} and is killed{where}\n"
     # Past Python's buffers, whose locks a thread that hangs may hold.
     os.write(2, message.encode("utf-8", "backslashreplace"))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from conveyor import _core
@@ -41,6 +42,7 @@ from conveyor.runtime.graph.promises import keeper_of
 from conveyor.runtime.waiting.works import steps_of
 
 if TYPE_CHECKING:
+    from conveyor.codec.promises import Keeper
     from conveyor.runtime.actor.ground import Ground
 
 
@@ -156,83 +158,136 @@ def make_part(ground: Ground, assignment: Assignment, segment: _core.Segment) ->
     if assignment.conduits:
         program.set_progress(meetings.progress)
     producers = Producers()
-    # By edge, which receive of the program takes its frames.
-    receives = {edge: i for i, edge in enumerate(Outline(assignment.program).receives)}
-    steps = assignment.program.steps
     part = Part(program, producers, conduits, labels, limits)
     try:
-        for i, step in enumerate(steps):
-            match step:
-                case Recv():
-                    reg = -1 if step.reg is None else step.reg
-                    spread = [] if step.spread is None else _places(step.spread)
-                    source = assignment.sources[step.edge]
-                    inbound = conduits.inbound.get(step.edge)
-                    arrived = None if inbound is None else inbound.arrived
-                    program.add_receive(readers[step.edge], reg, spread, source, arrived)
-                case Try():
-                    program.add_try(
-                        receives[step.edge], PATIENCE, MOST_PATIENCE, VAIN, MOST_LEFT_OUT
-                    )
-                case Await():
-                    program.add_await(receives[step.edge], conduits.inbound[step.edge].take)
-                case Call():
-                    task = tasks[step.task]
-                    if step.stream is None:
-                        meeting = meetings.add(step, task)
-                        offer = meetings.offer(step, task)
-                        _add_call(
-                            ground,
-                            program,
-                            step,
-                            task if offer is None else replace(task, function=offer),
-                            start,
-                            None if meeting is None else meeting.start,
-                        )
-                        continue
-                    index = assignment.recorder.sends.index(step.stream)
-                    outlet = Outlet(
-                        writers[step.stream], recorder, index, process.inbox, task.label
-                    )
-                    generator = _add_generator(
-                        ground,
-                        program,
-                        assignment.graph,
-                        step,
-                        task,
-                        outlet,
-                        start,
-                        running,
-                        limits,
-                    )
-                    producers.add(generator)
-                case Send():
-                    last = all(
-                        step.reg not in registers_read(other, tasks) for other in steps[i + 1 :]
-                    )
-                    label = assignment.sources[step.edge]
-                    output = step.edge in assignment.recorder.outputs
-                    beside = conduits.outbound.get(step.edge)
-                    keeper = keepers.get(step.edge)
-                    pack = None if keeper is None else keeper.pack
-                    if step.edge in assignment.stays:
-                        pack = functools.partial(_staying, *assignment.stays[step.edge])
-                    program.add_send(
-                        writers[step.edge],
-                        step.reg,
-                        last,
-                        step.only_done,
-                        label,
-                        output,
-                        pack if beside is None else beside.pack,
-                        None if beside is None else beside.posted,
-                    )
-                case _:
-                    assert_never(step)
+        _Steps(
+            ground,
+            assignment,
+            tasks,
+            recorder,
+            program,
+            limits,
+            readers,
+            writers,
+            keepers,
+            conduits,
+            meetings,
+            producers,
+            start,
+            running,
+        ).add_all()
     except BaseException:
         part.close()
         raise
     return part
+
+
+class _Steps(Struct, frozen=True):
+    """What the steps of a program are added with: the ends that were opened, and who starts coroutines."""
+
+    ground: Ground
+    assignment: Assignment
+    tasks: Mapping[int, Task]
+    recorder: _core.Recorder
+    program: _core.Program
+    limits: _core.Limits
+    readers: Mapping[int, _core.Reader]
+    writers: Mapping[int, _core.Writer]
+    keepers: Mapping[int, Keeper]
+    conduits: Conduits
+    meetings: Meetings
+    producers: Producers
+    start: Callable[[Coroutine[Any, Any, Any], int], None]
+    running: list[Any]
+
+    def add_all(self) -> None:
+        """Add all of them, in order."""
+        # By edge, which receive of the program takes its frames.
+        receives = {edge: i for i, edge in enumerate(Outline(self.assignment.program).receives)}
+        for i, step in enumerate(self.assignment.program.steps):
+            match step:
+                case Recv():
+                    self._add_receive(step)
+                case Try():
+                    self.program.add_try(
+                        receives[step.edge], PATIENCE, MOST_PATIENCE, VAIN, MOST_LEFT_OUT
+                    )
+                case Await():
+                    take = self.conduits.inbound[step.edge].take
+                    self.program.add_await(receives[step.edge], take)
+                case Call():
+                    self._add_task(step)
+                case Send():
+                    self._add_send(i, step)
+                case _:
+                    assert_never(step)
+
+    def _add_receive(self, step: Recv) -> None:
+        reg = -1 if step.reg is None else step.reg
+        spread = [] if step.spread is None else _places(step.spread)
+        source = self.assignment.sources[step.edge]
+        inbound = self.conduits.inbound.get(step.edge)
+        arrived = None if inbound is None else inbound.arrived
+        self.program.add_receive(self.readers[step.edge], reg, spread, source, arrived)
+
+    def _add_task(self, step: Call) -> None:
+        task = self.tasks[step.task]
+        if step.stream is not None:
+            self._add_generator(step, task, step.stream)
+            return
+        meeting = self.meetings.add(step, task)
+        offer = self.meetings.offer(step, task)
+        _add_call(
+            self.ground,
+            self.program,
+            step,
+            task if offer is None else replace(task, function=offer),
+            self.start,
+            None if meeting is None else meeting.start,
+        )
+
+    def _add_generator(self, step: Call, task: Task, stream: int) -> None:
+        index = self.assignment.recorder.sends.index(stream)
+        inbox = self.ground.process.inbox
+        outlet = Outlet(self.writers[stream], self.recorder, index, inbox, task.label)
+        method, _ = _method(self.ground, task)
+        producer = Producer(
+            self.ground,
+            self.program,
+            self.assignment.graph,
+            outlet,
+            task.label,
+            _invoke(method, task),
+            self.start,
+            self.running,
+            self.limits,
+            task.id,
+        )
+        uses = sorted(set(registers_read(step, {task.id: task})))
+        out = -1 if step.out is None else step.out
+        self.program.add_call(
+            method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1
+        )
+        self.producers.add(producer)
+
+    def _add_send(self, i: int, step: Send) -> None:
+        later = self.assignment.program.steps[i + 1 :]
+        last = all(step.reg not in registers_read(other, self.tasks) for other in later)
+        beside = self.conduits.outbound.get(step.edge)
+        keeper = self.keepers.get(step.edge)
+        pack = None if keeper is None else keeper.pack
+        if step.edge in self.assignment.stays:
+            pack = functools.partial(_staying, *self.assignment.stays[step.edge])
+        self.program.add_send(
+            self.writers[step.edge],
+            step.reg,
+            last,
+            step.only_done,
+            self.assignment.sources[step.edge],
+            step.edge in self.assignment.recorder.outputs,
+            pack if beside is None else beside.pack,
+            None if beside is None else beside.posted,
+        )
 
 
 def _staying(transport: str, snapshot: bool, value: Any) -> Direct:
@@ -244,37 +299,6 @@ def _is_cancellation(error: BaseException) -> bool:
         return True
     asyncio = sys.modules.get("asyncio")  # slow to import: an actor without coroutines has not
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
-
-
-def _add_generator(
-    ground: Ground,
-    program: _core.Program,
-    graph: int,
-    step: Call,
-    task: Task,
-    outlet: Outlet,
-    start_coroutine: Callable[[Coroutine[Any, Any, Any], int], None],
-    running: list[Any],
-    limits: _core.Limits,
-) -> Producer:
-    method, _ = _method(ground, task)
-    invoke = _invoke(method, task)
-    producer = Producer(
-        ground,
-        program,
-        graph,
-        outlet,
-        task.label,
-        invoke,
-        start_coroutine,
-        running,
-        limits,
-        task.id,
-    )
-    uses = sorted(set(registers_read(step, {task.id: task})))
-    out = -1 if step.out is None else step.out
-    program.add_call(method, step.task, task.label, [], [], uses, None, producer.start, out, [], -1)
-    return producer
 
 
 def _method(ground: Ground, task: Task) -> tuple[Callable[..., Any], bool]:

@@ -105,7 +105,9 @@ class ActorRuntime(CallingRuntime):
             lambda: self._open(OpenRefs()),
             lambda: process.board.elsewhere(hello.driver_slot),
         )
-        process.far_memory = FarMemoryClient(self._requests.ask) if hello.places else None
+        process.far_memory = (
+            FarMemoryClient(self._requests.ask, process.slot) if hello.places else None
+        )
 
     def link(self, actor: ActorId) -> Link:
         with self._lock:

@@ -19,7 +19,7 @@ from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.calls.constructor import Unmade, unmade
 from conveyor.runtime.calls.link_segment import Refusal, link_limits, reply_offset
 from conveyor.runtime.calls.missed import instead_of
-from conveyor.runtime.calls.pending import Waiting, place_of, withdraw
+from conveyor.runtime.calls.pending import Waiting, first_lacked, place_of, withdraw
 from conveyor.runtime.calls.pump import Pump
 from conveyor.runtime.calls.unsendable import blame_call
 from conveyor.runtime.process import Place, Process
@@ -304,8 +304,7 @@ class Link:
     def _lacks(self) -> Ref | None:
         """What the first call that waits here waits for, and so do all behind it."""
         with self.lock:
-            _, call, site = self._pending[0] if self._pending else (None, None, None)
-        return lacked(call) if call is not None and site is not None else None
+            return first_lacked(self._pending)
 
     def _wait(
         self, ref: Ref, patience: Patience, wait: Wait | None, attending: _core.Attending
@@ -352,7 +351,13 @@ class Link:
     def blockers(self, ref: Ref, question: int, again: Again | None = None) -> Blockers | None:
         method = ref.method if isinstance(ref, CallRef) else ""
         if ref._number < 0:
-            first = self._lacks()
+            # Who has the lock may wait for what is heard on the thread that asks for another process.
+            if not self.lock.acquire(blocking=again is None):
+                return ()
+            try:
+                first = first_lacked(self._pending)
+            finally:
+                self.lock.release()
             if first is not None:
                 return blockers_of(first, question, again)
         if self._is_control:

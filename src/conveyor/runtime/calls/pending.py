@@ -6,6 +6,7 @@ from collections import deque
 from typing import TypeAlias
 
 from conveyor.callers import Site
+from conveyor.runtime.calls.arguments import lacked
 from conveyor.runtime.calls.call import Call
 from conveyor.runtime.calls.call_ref import CallRef
 from conveyor.runtime.refs.ref import Ref
@@ -18,6 +19,12 @@ def place_of(waiting: Waiting, ref: Ref) -> int | None:
     """Where the call of ``ref`` waits."""
     # By identity: arguments need not be comparable.
     return next((i for i, (r, _, _) in enumerate(waiting) if r is ref), None)
+
+
+def first_lacked(waiting: Waiting) -> Ref | None:
+    """What the first call that waits lacks, if it is an argument."""
+    _, call, site = waiting[0] if waiting else (None, None, None)
+    return lacked(call) if call is not None and site is not None else None
 
 
 def withdraw(waiting: Waiting, ref: Ref) -> bool:

@@ -121,6 +121,7 @@ class Driver(CallingRuntime):
             return process.own_view(self._arena_fd)
 
         self.abroad = FarHosts(process, own_view)
+        process.name_host = self.abroad.host_name
         process.look_afar = lambda slots: self.abroad.looks.look_at(slots, hosts.on_thread())
         self.supervisor = Supervisor(
             self.table, household, hosts, self.chores, grace, self._life_event, self.abroad

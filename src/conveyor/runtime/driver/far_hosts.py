@@ -208,8 +208,8 @@ class FarHosts:
             for host in hosts:
                 if host == HERE:
                     assert segment is not None
+                    told.append(host)  # first: who is interrupted may have done it
                     blueprint.mirror(self.pump, number, segment, self._view_of, self.host_of)
-                    told.append(host)
                     continue
                 self._introduce(host, blueprint.processes, done)
                 order = Spread(number, blueprint, homes, len(hosts) > 1)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from conveyor import _core
+from conveyor.checks import in_seconds
 from conveyor.codec import afresh
 from conveyor.exceptions import (
     DeadlineExceededError,
@@ -178,7 +179,7 @@ class GateEntry:
                 if not taken:
                     self._check_time(execution)
                     raise WaitTimeoutError(
-                        f"timed out after {timeout:g} s waiting for another thread's submission to "
+                        f"timed out after {in_seconds(timeout)} waiting for another thread's submission to "
                         f"{self._name}"
                     )
                 first = yield from self._pass(inputs, execution, self._submit, blocking=True)
@@ -277,8 +278,8 @@ class GateEntry:
     def _check_time(self, source: Source) -> None:
         if isinstance(source, Execution) and source.overdue():
             raise DeadlineExceededError(
-                f"{self._name}: the deadline of {source.seconds:g} s has passed before it could begin: "
-                f"it waited for room (depth {self._plan.depth}) or for an argument; "
+                f"{self._name}: the deadline of {in_seconds(source.seconds)} has passed before it could "
+                f"begin: it waited for room (depth {self._plan.depth}) or for an argument; "
                 f"{self._source.doing()}"
             )
 

@@ -76,7 +76,7 @@ class HoldUps:
         """Who holds up execution ``number``, and whether that is known already; else ``again`` is called. A
         young execution is held up by nobody: hosts are not asked for what will be over soon."""
         edge = next((e for e in edges if progress.rings[e][0] <= number - progress.first), None)
-        if edge is None or question < 0 or not self._is_old(number, epoch):
+        if edge is None or not self._is_old(number, epoch):
             return None, True
         with self._lock:
             known = self._answered >= question and self._epoch is epoch

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
 from conveyor import _core
 from conveyor.codec import Reader
-from conveyor.exceptions import RuntimeStateError, SystemLimitError
+from conveyor.exceptions import ConveyorError, RuntimeStateError, SystemLimitError
 from conveyor.runtime import threads
 from conveyor.runtime.refs.asked import tell_of
 from conveyor.runtime.refs.connection import Connection
@@ -70,7 +71,9 @@ class ActorExports(Imports):
         self._answers: dict[int, int | RuntimeStateError] = {}
         self._requests = itertools.count(1)
         # Tickets that the driver has not been told of yet: what cannot be told goes over the next connection.
-        self._to_give_up: list[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = []
+        self._to_give_up: deque[tuple[list[tuple[ExportId, int]], tuple[Reader, ...] | None]] = (
+            deque()
+        )
 
     def export(self, ref: Ref, readers: Sequence[Reader]) -> tuple[ExportId, int]:
         connection = self._open()
@@ -145,28 +148,26 @@ class ActorExports(Imports):
     ) -> None:
         if not tickets:
             return
-        whose = None if readers is None else tuple(readers)
-        if self._connection is None:  # connecting is nothing for a finalizer
-            self._to_give_up.append((tickets, whose))
-            with suppress(SystemLimitError):  # whoever opens a connection tells it
-                threads.start(self._open, "refs-given-up")
-        else:
-            self._connection.soon(lambda: self._give_up(tickets, whose))
+        # First: a connection that ends meanwhile does not take it along.
+        self._to_give_up.append((tickets, None if readers is None else tuple(readers)))
+        connection = self._connection
+        if connection is not None and not connection.ended:
+            connection.soon(lambda: self._say_given_up(connection))
+            return
+        with suppress(SystemLimitError):  # whoever opens a connection tells it
+            # Connecting is nothing for a finalizer.
+            threads.start(self._tell_given_up, "refs-given-up")
 
-    def _give_up(
-        self, tickets: list[tuple[ExportId, int]], readers: tuple[Reader, ...] | None
-    ) -> None:
-        self._to_give_up.append((tickets, readers))
-        self._tell_given_up(self._open())
+    def _tell_given_up(self) -> None:
+        with suppress(ConveyorError, OSError):  # the driver is gone, or hears of it later
+            self._say_given_up(self._open())
 
-    def _tell_given_up(self, connection: Connection) -> None:
-        while self._to_give_up:
-            try:
-                tickets, readers = self._to_give_up.pop()
-            except IndexError:  # another thread has told it
-                return
-            for _, ticket in tickets:
-                connection.send(GiveUp(ticket, readers))
+    def _say_given_up(self, connection: Connection) -> None:
+        with suppress(IndexError):  # all of it has been said
+            while not connection.ended:
+                tickets, readers = self._to_give_up.popleft()
+                for _, ticket in tickets:
+                    connection.send(GiveUp(ticket, readers))
 
     def _ticket(self, connection: Connection, export: ExportId, readers: tuple[Reader, ...]) -> int:
         """One for a new pickle."""
@@ -202,7 +203,7 @@ class ActorExports(Imports):
                 sock.close()  # a signal handler has opened one meanwhile
                 return opened
             self._connection = opened = Connection(sock, "refs", self._on_message, self._on_end)
-            self._tell_given_up(opened)
+            self._say_given_up(opened)
             return opened
 
     def close(self) -> None:

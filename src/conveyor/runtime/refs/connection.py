@@ -82,8 +82,11 @@ class Connection:
             self._let_go()
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Have ``work`` done on a thread of the connection, in the order of what is sent."""
+        """Have ``work`` done on a thread of the connection, in the order of what is sent. Nothing happens if
+        that has ended."""
         self._outgoing.put(work)
+        if self._nobody_sends:
+            self._let_go()
 
     def hang_up(self) -> None:
         """End the connection; both sides are told by ``on_end``. Does not wait."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conveyor import _core
+from conveyor.checks import in_seconds
 from conveyor.exceptions import WaitTimeoutError
 from conveyor.runtime.sights import PassingOn
 from conveyor.runtime.waiting.deadlock import Wait, sooner
@@ -45,7 +46,7 @@ class Patience:
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             raise WaitTimeoutError(
-                f"timed out after {self.timeout:g} s waiting for {what()}; {who()}. "
+                f"timed out after {in_seconds(self.timeout)} waiting for {what()}; {who()}. "
                 "The same wait can be tried again"
             )
         if self._log_at is not None and now >= self._log_at:

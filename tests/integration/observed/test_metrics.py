@@ -23,14 +23,6 @@ class Worker:
         return x + y
 
 
-@pytest.fixture(params=["local", "inline"])
-def engine(request, leaves_nothing):
-    with leaves_nothing():
-        conveyor.init(request.param)
-        yield request.param
-        conveyor.shutdown()
-
-
 def graph_of(name):
     a, b = Worker.options(name=f"{name} a").remote(), Worker.options(name=f"{name} b").remote()
     with InputNode() as inp:

@@ -1,0 +1,61 @@
+"""What a fork server's environment says to the C library."""
+
+import pytest
+
+from conveyor.engine.local import tunables
+from conveyor.engine.local.tunables import with_huge_heap
+
+OURS = "glibc.malloc.hugetlb=1"
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Has the C library be another one, or of another version."""
+    names = {"name": "glibc 2.36"}
+
+    def confstr(asked):
+        assert asked == "CS_GNU_LIBC_VERSION"
+        if isinstance(names["name"], Exception):
+            raise names["name"]
+        return names["name"]
+
+    monkeypatch.setattr(tunables.os, "confstr", confstr)
+    return lambda name: names.update(name=name)
+
+
+def test_the_heap_is_to_have_huge_pages(library):
+    given = {"PATH": "/bin"}
+    assert with_huge_heap(given) == {"PATH": "/bin", "GLIBC_TUNABLES": OURS}
+    assert given == {"PATH": "/bin"}
+
+
+def test_other_tunables_stay(library):
+    given = {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.arena_max=1"}
+    found = with_huge_heap(given)["GLIBC_TUNABLES"]
+    assert found == f"{given['GLIBC_TUNABLES']}:{OURS}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"THP_MEM_ALLOC_ENABLE": "0"},
+        {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"},
+        {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.hugetlb=2"},
+    ],
+)
+def test_what_somebody_has_said_is_left_alone(library, given):
+    assert with_huge_heap(given) == given
+
+
+@pytest.mark.parametrize(
+    "name", ["glibc 2.34", "glibc 1.40", "musl 1.2", "", None, ValueError(), OSError()]
+)
+def test_a_library_that_has_no_such_pages_is_left_alone(library, name):
+    library(name)
+    assert with_huge_heap({"PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("name", ["glibc 2.35", "glibc 2.100", "glibc 3.0"])
+def test_newer_ones_have_them(library, name):
+    library(name)
+    assert with_huge_heap({})["GLIBC_TUNABLES"] == OURS
